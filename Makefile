@@ -1,0 +1,43 @@
+# Everything that a person or CI runs. `make help` lists it.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+CARGO := cargo
+
+.PHONY: help build test demo bench golden fmt lint docs deny control-plane
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+build: ## Build everything, for development
+	$(CARGO) build --locked --workspace --all-targets
+
+control-plane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl once, into the cache
+	@tests/control-plane/build.sh
+
+test: control-plane ## Run every test, on a real control plane where one is needed
+	@.ci/test
+
+golden: ## Rewrite the generated and golden files that tests compare with
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked --workspace --lib --tests --exclude mimeo-tests -- golden crds_are_current
+
+fmt: ## Check the formatting
+	$(CARGO) fmt --all --check
+
+lint: ## Clippy, warnings denied
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+docs: ## Build the API documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+deny: ## Check licences, duplicates and sources of the dependencies
+	@.ci/deny
+
+demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after the story
+	@tests/control-plane/build.sh >/dev/null
+	@$(CARGO) build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/mimeo-demo" $(if $(filter 1,$(ONCE)),--once)
+
+bench: control-plane ## Measure, as ratios to the floor of the same API server; writes docs/performance.md and target/bench.json
+	$(CARGO) build --locked --release -p mimeo-webhook -p mimeo-reconciler -p mimeo-bench
+	target/release/mimeo-bench --json target/bench.json --markdown docs/performance.md

@@ -1,0 +1,114 @@
+//! Admission latency: one review after another to the webhook, against a TLS handler that does nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use axum::{Router, body::Bytes, routing::post};
+use http::Request;
+use http_body_util::BodyExt;
+use kube::{Client, Config, client::Body};
+use mimeo_runtime::{
+    certificates::{Bundle, Lifetimes, ServingNames},
+    shutdown::Shutdown,
+    tls::{self, DrainArgs},
+};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::table::Results;
+
+const ROUNDS: usize = 2000;
+
+/// Adds the figures.
+pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> {
+    let noop = noop().await?;
+    let quiet = times(&noop, "/", &namespace_review()).await?;
+    for (what, path, review) in [
+        ("namespace that matches", "/mutate/namespaces", namespace_review()),
+        ("pod, nothing pending", "/mutate/barrier", pod_review()),
+    ] {
+        let busy = times(webhook, path, &review).await?;
+        for share in [50, 99] {
+            let [own, floor] = [&busy, &quiet].map(|all| micros(all[all.len() * share / 100]));
+            let figure = format!("admission, {what}, p{share}");
+            let bound = if share == 99 { 1.2 } else { f64::INFINITY };
+            results.add(&figure, format!("{own:.0} µs"), format!("{floor:.0} µs"), own / floor, bound);
+        }
+    }
+    Ok(())
+}
+
+async fn noop() -> Result<String> {
+    let names = ServingNames::new(["127.0.0.1"]);
+    let bundle = Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now())?;
+    let (_, material) = tokio::sync::watch::channel(Some(std::sync::Arc::new(bundle.material()?)));
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("https://127.0.0.1:{}", listener.local_addr()?.port());
+    let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": {"uid": "u", "allowed": true}});
+    let answer = Bytes::from(answer.to_string());
+    let router = Router::new().fallback(post(move |_: Bytes| async move { answer }));
+    let config = tls::server_config(material)?;
+    let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::ZERO };
+    tokio::spawn(tls::serve(listener, router, config, drain, Shutdown::new()));
+    Ok(url)
+}
+
+/// Sorted.
+async fn times(url: &str, path: &str, review: &Value) -> Result<Vec<Duration>> {
+    let mut config = Config::new(url.parse().context("a URL")?);
+    // The certificate is the webhook's own; who answers is not what is measured.
+    config.accept_invalid_certs = true;
+    let client = Client::try_from(config)?;
+    let mut took = Vec::with_capacity(ROUNDS);
+    for round in 0..ROUNDS + 100 {
+        let mut review = review.clone();
+        review["request"]["uid"] = format!("0f3e4d5c-1a2b-3c4d-5e6f-{round:012x}").into();
+        let request = Request::post(format!("{path}?timeout=5s"))
+            .header("content-type", "application/json")
+            .body(Body::from(review.to_string().into_bytes()))?;
+        let begun = Instant::now();
+        let answer = client.send(request).await?;
+        ensure!(answer.status().is_success(), "{path}: {}", answer.status());
+        let body = answer.into_body().collect().await?.to_bytes();
+        // The first ones open connections.
+        if round >= 100 {
+            took.push(begun.elapsed());
+        }
+        let answer: Value = serde_json::from_slice(&body)?;
+        ensure!(answer["response"]["allowed"] == true, "{path}: {answer}");
+    }
+    took.sort();
+    Ok(took)
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+fn namespace_review() -> Value {
+    let object =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-review", "labels": {"a": "b"}}});
+    // A dry run: the token that it shows must not be waited for.
+    review("Namespace", "namespaces", "", &object)
+}
+
+fn pod_review() -> Value {
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "team-00000"},
+        "spec": {"containers": [{"name": "c", "image": "example.com/app:1"}]},
+    });
+    review("Pod", "pods", "team-00000", &object)
+}
+
+fn review(kind: &str, resource: &str, namespace: &str, object: &Value) -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "", "operation": "CREATE", "dryRun": true,
+            "kind": {"group": "", "version": "v1", "kind": kind},
+            "resource": {"group": "", "version": "v1", "resource": resource},
+            "name": object["metadata"]["name"], "namespace": namespace,
+            "userInfo": {"username": "bench"}, "object": object, "oldObject": null,
+        },
+    })
+}

@@ -1,0 +1,47 @@
+//! Mimeo's measurements, each as a ratio to the floor: the same writes to the same API server by a plain client, in the same
+//! run. Machines differ and drift; ratios hold.
+
+mod admission;
+mod floor;
+mod seen;
+mod story;
+mod table;
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// Measures Mimeo on a control plane of its own and prints a table
+#[derive(Debug, Parser)]
+#[command(name = "mimeo-bench", version)]
+struct Flags {
+    /// Namespaces to fan out to
+    #[arg(long, default_value_t = 1000)]
+    namespaces: usize,
+    /// Bytes of the Secret that is copied
+    #[arg(long, default_value_t = 1024)]
+    bytes: usize,
+    /// New namespaces, one after another, whose copies are timed
+    #[arg(long, default_value_t = 200)]
+    arrivals: usize,
+    /// File for the results as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// File whose part between `<!-- bench -->` and `<!-- /bench -->` becomes the table
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    let results = story::run(flags.namespaces, flags.bytes, flags.arrivals).await?;
+    results.print();
+    if let Some(path) = &flags.json {
+        results.write_json(path)?;
+    }
+    if let Some(path) = &flags.markdown {
+        results.write_markdown(path)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires, waits.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::Parser;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use mimeo_core::engine::{Engine, Role, Settings};
+use mimeo_runtime::{
+    client::{ClientArgs, Clients, within},
+    discovery::Discovery,
+    driver::{CopyRequests, Handle, Tools, drive, remind, report},
+    duration,
+    identity::IdentityArgs,
+    lease::{Election, LeaseArgs},
+    limiter::Limiter,
+    observer::Observer,
+    server::{OpsArgs, Readiness, serve},
+    shutdown::Shutdown,
+    telemetry::{TelemetryArgs, registry},
+    tls::install_provider,
+    writer::Writer,
+};
+use tokio::sync::{Notify, watch};
+use tracing::info;
+
+/// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
+#[derive(Debug, Parser)]
+#[command(name = "mimeo-reconciler", version)]
+struct Flags {
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    identity: IdentityArgs,
+    #[command(flatten)]
+    lease: LeaseArgs,
+    #[command(flatten)]
+    ops: OpsArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
+}
+
+/// How copies are kept.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Keeping copies")]
+struct KeepArgs {
+    /// How long a new namespace is left to the webhook before its copies are written here (as in 2s)
+    #[arg(long, env = "MIMEO_TAKEOVER_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
+    takeover_delay: Duration,
+    /// How long losses that nobody confirmed (namespaces that match no more, a source gone with its namespace) are collected
+    /// before the first copy is deleted (as in 10s)
+    #[arg(long, env = "MIMEO_DELETION_DELAY", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    deletion_delay: Duration,
+    /// Such losses are held, and deleted only when a person confirms it, from this many copies on, if they are half of their
+    /// rule's copies or more
+    #[arg(long, env = "MIMEO_DELETION_LIMIT", value_name = "COPIES", default_value_t = 20)]
+    deletion_limit: usize,
+    /// How long one request may take before it counts as failed (as in 10s)
+    #[arg(long, env = "MIMEO_REQUEST_TIMEOUT", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    request_timeout: Duration,
+    /// Most requests at once; fewer are used while the API server is slow
+    #[arg(long, env = "MIMEO_CONCURRENCY", value_name = "REQUESTS", default_value_t = 32)]
+    concurrency: usize,
+}
+
+/// Name of the Lease by which one replica leads.
+const LEASE: &str = "mimeo-reconciler";
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    flags.telemetry.init()?;
+    install_provider();
+    let shutdown = Shutdown::on_signals()?;
+    let readiness = Readiness::new(shutdown.clone());
+    let mut metrics = registry();
+    let counts = CopyRequests::new(&mut metrics);
+    serve(&flags.ops, readiness.clone(), Arc::new(metrics)).await.context("operations server")?;
+
+    let clients = flags.client.clients("mimeo-reconciler").await?;
+    let namespace = flags.identity.namespace();
+    let cluster = cluster(&clients).await?;
+    let settings = Settings {
+        takeover: flags.keep.takeover_delay,
+        sweep: flags.keep.deletion_delay,
+        sweep_limit: flags.keep.deletion_limit,
+        ..Settings::new(Role::Keeper, cluster)
+    };
+    let handle = Handle::counting(Engine::new(settings), counts);
+    let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
+    let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, &namespace);
+    let discovery = Arc::new(Discovery::new(clients.requests.clone()));
+
+    let election = Election::start(&clients, &namespace, LEASE, &flags.identity.replica(), &flags.lease)?;
+    let leading = election.leading();
+    observe(&clients, &handle, &writer, &discovery, &namespace);
+    tokio::spawn(ready(handle.clone(), readiness));
+    let tools = Tools { writer: writer.clone(), limiter, discovery };
+    let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
+    tokio::spawn(report(handle.clone(), writer, leading.clone()));
+    tokio::spawn(remind(handle));
+
+    let lost = async {
+        election.acquired().await;
+        info!("leading");
+        election.lost().await;
+    };
+    tokio::select! {
+        () = shutdown.triggered() => info!("shutting down"),
+        // What another leader has written since is not known here: starting over is the simplest way to know it.
+        () = lost => anyhow::bail!("leadership lost"),
+    }
+    driving.abort();
+    election.release().await;
+    Ok(())
+}
+
+/// The uid of `kube-system`, which stands for the cluster.
+async fn cluster(clients: &Clients) -> anyhow::Result<String> {
+    let api: Api<Namespace> = Api::all(clients.requests.clone());
+    let namespace = within(Duration::from_secs(30), api.get_metadata("kube-system"))
+        .await
+        .context("reading namespace kube-system")?;
+    namespace.metadata.uid.context("namespace kube-system has no uid")
+}
+
+fn observe(clients: &Clients, handle: &Handle, writer: &Writer, discovery: &Arc<Discovery>, namespace: &str) {
+    let observer = Observer {
+        handle: handle.clone(),
+        client: clients.watches.clone(),
+        writer: writer.clone(),
+        discovery: discovery.clone(),
+        namespace: namespace.to_owned(),
+        crd: Arc::default(),
+    };
+    let wake = Arc::new(Notify::new());
+    tokio::spawn(observer.clone().rules(|_| {}));
+    tokio::spawn(observer.clone().namespaces());
+    tokio::spawn(observer.clone().kinds());
+    tokio::spawn(observer.clone().webhooks());
+    tokio::spawn(observer.clone().crds(wake.clone()));
+    tokio::spawn(observer.demand(wake));
+}
+
+/// Ready once rules and namespaces were seen: a standby is ready, too.
+async fn ready(handle: Handle, readiness: Readiness) {
+    let check = readiness.check("rules and namespaces listed");
+    let mut changes: watch::Receiver<u64> = handle.changes();
+    while !handle.look(|engine, _| engine.primed()) {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+    check.set(true);
+}

@@ -1,0 +1,337 @@
+//! `ClusterReplication`: the platform's rule that copies named sources into many namespaces.
+
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
+// their types.
+#![allow(clippy::doc_markdown, clippy::duplicated_attributes)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    schema::{self, rule, rule_of},
+    selection::NamespaceSelection,
+    transform::Transform,
+};
+
+/// What is copied, where to, and how the copies are kept.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "mimeo.dev",
+    version = "v1alpha1",
+    kind = "ClusterReplication",
+    plural = "clusterreplications",
+    shortname = "crepl",
+    category = "mimeo",
+    status = "ClusterReplicationStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    doc = "ClusterReplication keeps copies of objects in the namespaces that it selects, and keeps them up to date.",
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".status.copies.desired"),
+    printcolumn(name = "Synced", type_ = "integer", json_path = ".status.copies.synced"),
+    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.copies.failed"),
+    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
+        priority = 1
+    ),
+    printcolumn(name = "Last Sync", type_ = "date", json_path = ".status.lastSyncTime", priority = 1),
+    printcolumn(name = "Suspended", type_ = "boolean", json_path = ".spec.suspend", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    rule_of(
+        ".targets",
+        "size(self.sources) == 1 || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
+        "with several sources, targets[].name must contain $(source.name)",
+    ),
+    rule_of(
+        ".transform.type",
+        "!has(self.transform) || !has(self.transform.type) \
+         || self.sources.all(s, s.apiVersion == 'v1' && s.kind == 'Secret')",
+        "transform.type is only for Secrets",
+    ),
+]))]
+pub struct ClusterReplicationSpec {
+    /// The objects to copy. At least 1, at most 32.
+    #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub sources: Vec<Source>,
+
+    /// Where the copies go: to every namespace that any of these selects. Never to a source's own namespace under the
+    /// source's own name, and to kube-system, kube-public and kube-node-lease only if named exactly. At least 1, at
+    /// most 32.
+    #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub targets: Vec<Target>,
+
+    /// How the copies differ from their sources. If left out, they do not.
+    #[serde(default, skip_serializing_if = "Transform::is_noop")]
+    pub transform: Transform,
+
+    /// How copies are written. Apply: by server-side apply, others may own further fields. Default: Apply.
+    #[serde(default)]
+    pub strategy: Strategy,
+
+    /// What happens when an object that is not a copy of this rule has a copy's name. Fail: it is left alone and
+    /// reported. Default: Fail.
+    #[serde(default)]
+    pub conflict_policy: ConflictPolicy,
+
+    /// What becomes of copies that are no longer wanted. Default: all of them are deleted.
+    #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
+    pub retention_policy: RetentionPolicy,
+
+    /// Whether pods of a new namespace wait for its copies. BestEffort: they wait for a limited time and are then
+    /// admitted with a warning. Required: they are refused until the copies are there. None: they do not wait.
+    /// Default: BestEffort.
+    #[serde(default)]
+    pub barrier: Barrier,
+
+    /// Stop writing and deleting for this rule. While it is true, nothing waits for its copies, and status.plan says
+    /// what would be done. Default: false.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+/// One object to copy, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    rule("self.kind != 'Namespace'", "kind Namespace is never copied"),
+]))]
+pub struct Source {
+    /// API version of the source, with its group if it has one: v1, apps/v1.
+    #[schemars(schema_with = "schema::api_version")]
+    pub api_version: String,
+
+    /// Kind of the source. Any kind that lives in namespaces.
+    #[schemars(schema_with = "schema::kind")]
+    pub kind: String,
+
+    /// Namespace of the source.
+    #[schemars(schema_with = "schema::namespace_name")]
+    pub namespace: String,
+
+    /// Name of the source.
+    #[schemars(schema_with = "schema::object_name")]
+    pub name: String,
+}
+
+/// Namespaces that get copies, and the copies' name there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    rule(
+        "[has(self.namespaces), has(self.namespacePattern), has(self.namespaceSelector)].exists_one(x, x)",
+        "exactly one of namespaces, namespacePattern and namespaceSelector must be set",
+    ),
+]))]
+pub struct Target {
+    /// Exactly one of the three is set.
+    #[serde(flatten)]
+    pub selection: NamespaceSelection,
+
+    /// Namespaces to leave out: those that any of its fields matches, whatever else selects them for this target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [
+        rule(
+            "has(self.namespaces) || has(self.namespacePattern) || has(self.namespaceSelector)",
+            "at least one of namespaces, namespacePattern and namespaceSelector must be set",
+        ),
+    ]))]
+    pub exclude: Option<NamespaceSelection>,
+
+    /// Name of the copies. $(source.name) and $(source.namespace) in it stand for the source's; the name must be in it
+    /// if the rule has several sources. Default: the source's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub name: Option<String>,
+}
+
+/// How copies are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Strategy {
+    /// Server-side apply: fields that others own stay theirs.
+    #[default]
+    Apply,
+}
+
+/// What to do about an object in the way that is not ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum ConflictPolicy {
+    /// Leave it alone and report it.
+    #[default]
+    Fail,
+}
+
+/// What becomes of copies that are no longer wanted, by the reason why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RetentionPolicy {
+    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are. Default: Delete.
+    #[serde(default)]
+    pub when_rule_deleted: Retention,
+
+    /// When a namespace is no longer selected. Delete: its copies are deleted. Retain: they stay as they are.
+    /// Default: Delete.
+    #[serde(default)]
+    pub when_unmatched: Retention,
+
+    /// When a source is deleted. Delete: its copies are deleted after the grace period. Retain: they stay as they
+    /// are. Default: Delete.
+    #[serde(default)]
+    pub when_source_deleted: Retention,
+
+    /// Seconds that a deleted source has to come back before its copies are deleted. From 0 to 86400. Default: 60.
+    #[serde(default = "grace")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub source_grace_period_seconds: i32,
+}
+
+impl Default for RetentionPolicy {
+    fn default() -> Self {
+        Self {
+            when_rule_deleted: Retention::default(),
+            when_unmatched: Retention::default(),
+            when_source_deleted: Retention::default(),
+            source_grace_period_seconds: grace(),
+        }
+    }
+}
+
+impl RetentionPolicy {
+    /// Whether it says no more than its absence would.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+const fn grace() -> i32 {
+    60
+}
+
+/// What becomes of a copy that is no longer wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Retention {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// It stays, and nobody updates it any more.
+    Retain,
+}
+
+/// Whether pods of a new namespace wait for its copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Barrier {
+    /// They wait for a limited time, then they are admitted with a warning.
+    #[default]
+    BestEffort,
+    /// They are refused until the copies are there.
+    Required,
+    /// They do not wait.
+    None,
+}
+
+/// What Mimeo last saw and did for a rule.
+///
+/// Written whole: what is empty or `None` here is left out, and so removed from the stored status.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(description = "What Mimeo last saw and did for this rule.")]
+pub struct ClusterReplicationStatus {
+    /// The metadata.generation that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// State of the rule: Ready, SourcesFound, BarrierActive, and only while they are true, Reconciling and Stalled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+
+    /// Number of copies, by their state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopyCounts>,
+
+    /// What would be done if the rule were not suspended. Only while it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanCounts>,
+
+    /// The sources of the rule and the version of each that was last read. At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub sources: Vec<SourceStatus>,
+
+    /// Copies that could not be written or deleted, the first 20 of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
+    pub failures: Vec<CopyFailure>,
+
+    /// When a copy was last written or deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sync_time: Option<Time>,
+}
+
+/// Number of copies, by their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyCounts {
+    /// Copies that should exist.
+    pub desired: i32,
+    /// Copies that exist and are as they should be.
+    pub synced: i32,
+    /// Copies that could not be written, conflicts included.
+    pub failed: i32,
+}
+
+/// What a suspended rule would do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanCounts {
+    /// Copies that would be created.
+    pub create: i32,
+    /// Copies that would be updated.
+    pub update: i32,
+    /// Copies that would be deleted.
+    pub delete: i32,
+    /// Copies that could not be written because another object has their name.
+    pub conflict: i32,
+}
+
+/// A source as it was last read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceStatus {
+    /// API version of the source.
+    pub api_version: String,
+    /// Kind of the source.
+    pub kind: String,
+    /// Namespace of the source.
+    pub namespace: String,
+    /// Name of the source.
+    pub name: String,
+    /// Version of the source that was last read. Left out while the source does not exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
+}
+
+/// A copy that could not be written or deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyFailure {
+    /// Kind of the copy.
+    pub kind: String,
+    /// Namespace of the copy.
+    pub namespace: String,
+    /// Name of the copy.
+    pub name: String,
+    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied or
+    /// Timeout.
+    pub reason: String,
+    /// Why, for people. What the API server said is left out for Secrets.
+    #[schemars(length(max = 512))]
+    pub message: String,
+}

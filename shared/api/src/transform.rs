@@ -1,0 +1,108 @@
+//! How an object is rewritten: shared by the rules that copy and the policies that act at admission.
+
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes)]
+
+use std::collections::BTreeMap;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+
+use crate::schema;
+
+/// What is changed in an object. The default changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Transform {
+    /// Type of the Secret. Only where everything concerned is a Secret. If left out, the type stays as it is.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub type_: Option<String>,
+
+    /// Which labels are kept and which are set. Labels by which GitOps tools, Helm and other replicators know their
+    /// objects are never carried to a copy.
+    #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
+    #[schemars(schema_with = "label_edits")]
+    pub labels: KeyEdits,
+
+    /// Which annotations are kept and which are set. Annotations by which GitOps tools, Helm, kubectl and other
+    /// replicators know their objects are never carried to a copy.
+    #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
+    #[schemars(schema_with = "annotation_edits")]
+    pub annotations: KeyEdits,
+
+    /// Finalizers to set, each as domain/name. They are kept while the object is not being deleted. Whoever asks for
+    /// one must run what removes it, otherwise the object can never be deleted. At most 8.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::finalizers")]
+    pub finalizers: Vec<String>,
+}
+
+impl Transform {
+    /// Whether the object comes out as it went in.
+    pub fn is_noop(&self) -> bool {
+        let Self { type_, labels, annotations, finalizers } = self;
+        type_.is_none() && labels.is_noop() && annotations.is_noop() && finalizers.is_empty()
+    }
+}
+
+/// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set `set`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyEdits {
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them.
+    /// An empty list keeps none. At most 64.
+    #[serde(default = "every_key")]
+    #[schemars(schema_with = "schema::key_globs")]
+    pub include: Vec<String>,
+
+    /// Keys to leave out although they are included, exact or with * and ?. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::key_globs")]
+    pub exclude: Vec<String>,
+
+    /// Keys and their values to set, whatever the object has. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set: BTreeMap<String, String>,
+}
+
+impl Default for KeyEdits {
+    fn default() -> Self {
+        Self { include: every_key(), exclude: Vec::new(), set: BTreeMap::new() }
+    }
+}
+
+impl KeyEdits {
+    /// Whether every key is kept and none is set.
+    pub fn is_noop(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn every_key() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+/// [`KeyEdits`] whose values must be label values.
+fn label_edits(generator: &mut SchemaGenerator) -> Schema {
+    let mut edits = KeyEdits::json_schema(generator);
+    set_schema(&mut edits, schema::label_values());
+    edits
+}
+
+/// [`KeyEdits`] whose values are free text.
+fn annotation_edits(generator: &mut SchemaGenerator) -> Schema {
+    let mut edits = KeyEdits::json_schema(generator);
+    set_schema(&mut edits, schema::annotation_values());
+    edits
+}
+
+/// Replaces the schema of the field `set`, keeping its description.
+fn set_schema(edits: &mut Schema, mut values: Schema) {
+    if let Some(set) = edits.pointer_mut("/properties/set") {
+        if let Some(description) = set.get("description") {
+            values.insert("description".to_owned(), description.clone());
+        }
+        *set = values.to_value();
+    }
+}

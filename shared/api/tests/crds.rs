@@ -1,0 +1,91 @@
+//! The definitions against `manifests/crds/`, which holds them for people and installers, and against the rules that
+//! hold for every field of them.
+
+use std::{env, fs, path::PathBuf};
+
+use kube::{CustomResourceExt as _, Resource as _};
+use mimeo_api::{ClusterReplication, TransformPolicy, crds, names};
+use serde_json::{Map, Value};
+
+#[test]
+fn crds_are_current() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../manifests/crds");
+    for crd in crds() {
+        let path = folder.join(format!("{}.yaml", crd.spec.names.plural));
+        let text = yaml(serde_json::to_value(&crd).expect("a CRD is plain data"));
+        if env::var_os("MIMEO_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+            fs::write(&path, &text).expect("manifests/crds can be written");
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == text, "{} is stale: run `make golden`", path.display());
+    }
+}
+
+#[test]
+fn names_are_those_of_the_definitions() {
+    assert_eq!(ClusterReplication::group(&()), names::GROUP);
+    assert_eq!(ClusterReplication::version(&()), names::VERSION);
+    assert_eq!(ClusterReplication::kind(&()), names::CLUSTER_REPLICATION);
+    assert_eq!(TransformPolicy::api_version(&()), names::API_VERSION);
+    assert_eq!(TransformPolicy::kind(&()), names::TRANSFORM_POLICY);
+    let found: Vec<_> = crds().into_iter().filter_map(|crd| crd.metadata.name).collect();
+    assert_eq!(found, [ClusterReplication::crd_name(), TransformPolicy::crd_name()]);
+}
+
+#[test]
+fn every_field_is_described_and_defaults_are_in_the_words() {
+    each_property(&mut |path, schema| {
+        let description = schema.get("description").and_then(Value::as_str).unwrap_or_default();
+        assert!(!description.is_empty(), "{path} has no description");
+        if let Some(default) = schema.get("default") {
+            let words = format!("Default: {}", default.to_string().trim_matches('"'));
+            assert!(description.contains(&words), "{path} does not say `{words}`: {description}");
+        }
+    });
+}
+
+#[test]
+fn every_list_of_a_spec_is_limited_and_says_how_it_merges() {
+    each_property(&mut |path, schema| {
+        if schema["type"] == "array" {
+            assert!(schema.contains_key("maxItems"), "{path} has no limit");
+            assert!(schema.contains_key("x-kubernetes-list-type"), "{path} does not say how it merges");
+        }
+    });
+}
+
+/// Calls `check` for every property below spec and status of every definition, with its path.
+fn each_property(check: &mut dyn FnMut(&str, &Map<String, Value>)) {
+    fn walk(path: &str, schema: &Value, check: &mut dyn FnMut(&str, &Map<String, Value>)) {
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            check(&path, property.as_object().expect("a property is a schema"));
+            walk(&path, property, check);
+            walk(&path, &property["items"], check);
+        }
+    }
+    for crd in crds() {
+        let value = serde_json::to_value(&crd).expect("a CRD is plain data");
+        walk(&crd.spec.names.kind, &value["spec"]["versions"][0]["schema"]["openAPIV3Schema"], check);
+    }
+}
+
+fn yaml(mut crd: Value) -> String {
+    whole_numbers(&mut crd);
+    let body = serde_yaml::to_string(&crd).expect("a CRD can be written as YAML");
+    format!("# Generated from shared/api; do not edit (make golden).\n{body}")
+}
+
+/// Writes 60 instead of 60.0: limits are floats in the Rust type of a schema.
+fn whole_numbers(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
+        Value::Object(fields) => fields.values_mut().for_each(whole_numbers),
+        Value::Number(number) => {
+            if let Some(whole) = number.as_f64().and_then(|float| format!("{float}").parse::<i64>().ok()) {
+                *value = whole.into();
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}

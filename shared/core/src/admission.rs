@@ -1,0 +1,486 @@
+//! What the hooks of namespaces and pods answer: the mark, the update by which more rules match, the wait at the barrier.
+//!
+//! Decisions only. Waiting, writing and the clock are the caller's, and so is a review's way in and out
+//! ([`review`](crate::review)).
+
+use std::collections::BTreeSet;
+
+use json_patch::Patch;
+use serde_json::{Value, json};
+
+use crate::{
+    engine::{Engine, Progress},
+    meta::Checksum,
+    names::MARK,
+    review::{Operation, Request, Verdict},
+    rule::RuleId,
+    selection::{Labels, NameHint},
+    transform::is_being_deleted,
+};
+
+/// Where the mark is in a namespace, as a JSON pointer.
+const MARK_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
+/// How many cells a message names.
+const NAMED: usize = 5;
+
+/// What is known of the rules.
+pub trait Rules {
+    /// Whether every rule was seen once.
+    fn known(&self) -> bool;
+    /// Rules that hold the pods of a namespace with this name and these labels.
+    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId>;
+    /// Whether this replica gave out that token.
+    fn issued(&self, token: &str) -> bool;
+}
+
+impl Rules for Engine {
+    fn known(&self) -> bool {
+        self.primed()
+    }
+
+    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
+        self.barrier_rules(hint, labels)
+    }
+
+    fn issued(&self, token: &str) -> bool {
+        Self::issued(self, token)
+    }
+}
+
+/// A mark's value: different for every admission, impossible to guess, and a valid label value.
+pub fn token(review_uid: &str) -> String {
+    format!("{:016x}", Checksum::of(review_uid.as_bytes()).short())
+}
+
+/// What is to be done about a namespace that is created or changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamespaceDecision {
+    /// What changes in the namespace itself; empty if nothing does.
+    pub patch: Patch,
+    /// What it does to the mark, for the log.
+    pub mark: Mark,
+    /// What else has to happen before the answer.
+    pub first: First,
+}
+
+/// What a patch does to the mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Nothing.
+    Untouched,
+    /// Sets it to a new token, which from then on is this replica's to redeem.
+    Set,
+    /// Removes one that somebody set in advance.
+    Stripped,
+    /// Takes back what somebody did to it.
+    Restored,
+}
+
+/// What has to happen before the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum First {
+    /// Nothing.
+    Nothing,
+    /// The copies of these rules, which come to match, are written.
+    Inject {
+        /// The labels that the namespace is about to get.
+        labels: Labels,
+        /// The rules.
+        rules: BTreeSet<RuleId>,
+    },
+    /// The namespace is marked, by a write of its own: its labels change while the rules aren't known.
+    Mark,
+}
+
+/// Decides about the creation or change of a namespace, whatever the subresource. `mimeo_users` may do to the mark as they
+/// like; `token` is the one that a new mark gets.
+///
+/// Deciding twice changes nothing: what carries a token that was issued here is left as it is.
+pub fn namespace(request: &Request, rules: &impl Rules, mimeo_users: &[String], token: &str) -> NamespaceDecision {
+    match (request.operation, &request.object) {
+        (Operation::Create, Some(object)) => created(request, object, rules, token),
+        (Operation::Update, Some(object)) => updated(request, object, rules, mimeo_users),
+        _ => unchanged(),
+    }
+}
+
+fn unchanged() -> NamespaceDecision {
+    NamespaceDecision { patch: Patch::default(), mark: Mark::Untouched, first: First::Nothing }
+}
+
+fn created(request: &Request, object: &Value, rules: &impl Rules, token: &str) -> NamespaceDecision {
+    let name = request.name.as_deref().or_else(|| object["metadata"]["name"].as_str());
+    let hint = name.map_or_else(|| NameHint::Prefix(request.generate_name().unwrap_or_default()), NameHint::Exact);
+    let preset = mark(object);
+    // Unknown rules may match.
+    if !rules.known() || !rules.holding(hint, &labels(object)).is_empty() {
+        if preset.is_some_and(|preset| rules.issued(preset)) {
+            return unchanged();
+        }
+        return NamespaceDecision { patch: set_mark(object, token), mark: Mark::Set, ..unchanged() };
+    }
+    match preset {
+        Some(_) => NamespaceDecision { patch: remove_mark(), mark: Mark::Stripped, ..unchanged() },
+        None => unchanged(),
+    }
+}
+
+fn updated(request: &Request, object: &Value, rules: &impl Rules, mimeo_users: &[String]) -> NamespaceDecision {
+    let old = request.old_object.as_ref().unwrap_or(&Value::Null);
+    let mut decision = unchanged();
+    if mark(old) != mark(object) && !mimeo_users.contains(&request.username) {
+        decision.mark = Mark::Restored;
+        decision.patch = mark(old).map_or_else(remove_mark, |token| set_mark(object, token));
+    }
+    let (before, after) = (labels(old), labels(object));
+    let leaving = is_being_deleted(old) || is_being_deleted(object);
+    // Pods of a marked namespace wait anyway, for whatever its labels ask for by then.
+    if leaving || request.dry_run || mark(old).is_some() || before == after {
+        return decision;
+    }
+    if !rules.known() {
+        decision.first = First::Mark;
+        return decision;
+    }
+    let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
+    let already = rules.holding(hint, &before);
+    let mut rules = rules.holding(hint, &after);
+    rules.retain(|rule| !already.contains(rule));
+    if !rules.is_empty() {
+        decision.first = First::Inject { labels: after, rules };
+    }
+    decision
+}
+
+/// The mark that a namespace carries.
+pub fn mark(namespace: &Value) -> Option<&str> {
+    namespace.pointer(MARK_POINTER)?.as_str()
+}
+
+/// A namespace's labels but for the mark.
+fn labels(namespace: &Value) -> Labels {
+    let labels = namespace["metadata"]["labels"].as_object();
+    let label = |(key, value): (&String, &Value)| Some((key.as_str().into(), value.as_str()?.into()));
+    labels.into_iter().flatten().filter(|(key, _)| *key != MARK).filter_map(label).collect()
+}
+
+fn set_mark(namespace: &Value, token: &str) -> Patch {
+    if namespace["metadata"]["labels"].is_object() {
+        patch(json!([{"op": "add", "path": MARK_POINTER, "value": token}]))
+    } else {
+        patch(json!([{"op": "add", "path": "/metadata/labels", "value": {MARK: token}}]))
+    }
+}
+
+fn remove_mark() -> Patch {
+    patch(json!([{"op": "remove", "path": MARK_POINTER}]))
+}
+
+fn patch(operations: Value) -> Patch {
+    serde_json::from_value(operations).expect("a literal of the patch's own form")
+}
+
+/// What a request that waits at the barrier is told, as things stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BarrierDecision {
+    /// Go on.
+    Admit {
+        /// What is missing all the same, one sentence.
+        warnings: Vec<String>,
+    },
+    /// A copy that is required can't be written now.
+    Deny(String),
+    /// Copies are on their way: wait, and when that takes too long come again. The message names them.
+    Wait(String),
+    /// The same where waiting here is of no use: come again at once.
+    ComeAgain(String),
+}
+
+/// Decides about a pod (or another kind that waits) in `namespace`, which the API server has seen marked.
+pub fn barrier(namespace: &str, progress: &Progress) -> BarrierDecision {
+    let Progress { seen, token, denied, excused, waiting, required, over_budget, early_kinds, uid: _ } = progress;
+    let missing = |cells: &[String]| format!("namespace {namespace} waits for its copies of {}", list(cells));
+    if !seen {
+        return BarrierDecision::Wait(format!("namespace {namespace} waits for its copies; Mimeo is still reading"));
+    }
+    if token.is_none() {
+        return BarrierDecision::Admit { warnings: vec![] };
+    }
+    if !denied.is_empty() {
+        let cells = list(denied);
+        return BarrierDecision::Deny(format!(
+            "namespace {namespace} requires copies that cannot be written now: {cells}"
+        ));
+    }
+    if !waiting.is_empty() && (*required || !over_budget) {
+        let message = missing(waiting);
+        return if *early_kinds { BarrierDecision::ComeAgain(message) } else { BarrierDecision::Wait(message) };
+    }
+    let absent: Vec<String> = waiting.iter().chain(excused).cloned().collect();
+    let warning = || format!("Mimeo: namespace {namespace} is still without its copies of {}", list(&absent));
+    BarrierDecision::Admit { warnings: if absent.is_empty() { vec![] } else { vec![warning()] } }
+}
+
+/// How an update goes on that brings a namespace under more rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InjectionDecision {
+    /// It is admitted.
+    Admit {
+        /// What is missing all the same, one sentence.
+        warnings: Vec<String>,
+    },
+    /// Copies are still being written.
+    Wait,
+    /// Required copies can't be written in time, or at all: the namespace is marked before its labels change, so that its pods
+    /// wait or are denied. One sentence says so.
+    Mark(String),
+}
+
+/// Decides about an update that brings a namespace under more rules, as the writing of their copies stands. `last`: there is
+/// no more time.
+///
+/// The update itself is never refused. Such a namespace is usually older than any budget, which therefore doesn't count.
+pub fn injection(namespace: &str, progress: &Progress, last: bool) -> InjectionDecision {
+    let Progress { seen, denied, excused, waiting, required, .. } = progress;
+    if denied.is_empty() && !last && (!seen || !waiting.is_empty()) {
+        return InjectionDecision::Wait;
+    }
+    let absent: Vec<String> = denied.iter().chain(waiting).chain(excused).cloned().collect();
+    let still = || format!("Mimeo: namespace {namespace} is still without its copies of {}", list(&absent));
+    if !denied.is_empty() || !seen || *required {
+        return InjectionDecision::Mark(format!("{}; its pods wait for them", still()));
+    }
+    InjectionDecision::Admit { warnings: if absent.is_empty() { vec![] } else { vec![still()] } }
+}
+
+/// The first few of these cells.
+fn list(cells: &[String]) -> String {
+    let named = cells[..cells.len().min(NAMED)].join(", ");
+    match cells.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+/// "Not now": the API server passes it on with its `Retry-After`, by which clients come again by themselves.
+pub fn come_again(message: String) -> Verdict {
+    Verdict::Deny { code: 429, reason: "TooManyRequests", message, retry_after_seconds: Some(1) }
+}
+
+/// "No, unless something changes."
+pub fn forbid(message: String) -> Verdict {
+    Verdict::Deny { code: 403, reason: "Forbidden", message, retry_after_seconds: None }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::{kind::GroupVersionKind, review::GroupVersionResource, rule::RuleKind};
+
+    /// A rule `gold` that holds namespaces labelled tier=gold, and a rule `team` for names that begin with `team-`.
+    struct Fake {
+        known: bool,
+    }
+
+    const FAKE: Fake = Fake { known: true };
+
+    fn id(name: &str) -> RuleId {
+        RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() }
+    }
+
+    impl Rules for Fake {
+        fn known(&self) -> bool {
+            self.known
+        }
+
+        fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
+            assert!(!labels.contains_key(MARK), "the mark is nobody's label");
+            let (NameHint::Exact(name) | NameHint::Prefix(name)) = hint;
+            let gold = labels.get("tier").is_some_and(|tier| &**tier == "gold").then(|| id("gold"));
+            gold.into_iter().chain(name.starts_with("team-").then(|| id("team"))).collect()
+        }
+
+        fn issued(&self, token: &str) -> bool {
+            token == "issued-here"
+        }
+    }
+
+    fn namespace_with(labels: &[(&str, &str)]) -> Value {
+        let labels: serde_json::Map<String, Value> =
+            labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+        json!({"metadata": {"name": "shop", "labels": labels}})
+    }
+
+    fn request(operation: Operation, old: Option<Value>, object: Value) -> Request {
+        Request {
+            uid: "u".into(),
+            kind: GroupVersionKind::parse("v1", "Namespace").unwrap(),
+            resource: GroupVersionResource { group: "".into(), version: "v1".into(), resource: "namespaces".into() },
+            sub_resource: None,
+            name: object["metadata"]["name"].as_str().map(Into::into),
+            namespace: None,
+            operation,
+            username: "ann".into(),
+            groups: vec![],
+            object: Some(object),
+            old_object: old,
+            dry_run: false,
+        }
+    }
+
+    fn decide(request: &Request, rules: &Fake) -> NamespaceDecision {
+        namespace(request, rules, &["mimeo".into()], "fresh")
+    }
+
+    /// The mark after the decision's patch.
+    #[track_caller]
+    fn patched(request: &Request, decision: &NamespaceDecision) -> Option<String> {
+        let mut object = request.object.clone().unwrap();
+        json_patch::patch(&mut object, &decision.patch).unwrap();
+        mark(&object).map(Into::into)
+    }
+
+    #[test]
+    fn created_is_marked_if_a_rule_could_match_and_else_bare() {
+        let unnamed = json!({"metadata": {"generateName": "team-"}});
+        for (object, known, preset, want, does) in [
+            (namespace_with(&[("tier", "gold")]), true, None, Some("fresh"), Mark::Set),
+            (namespace_with(&[("tier", "gold")]), true, Some("guess"), Some("fresh"), Mark::Set),
+            (namespace_with(&[("tier", "gold")]), true, Some("issued-here"), Some("issued-here"), Mark::Untouched),
+            (namespace_with(&[]), true, None, None, Mark::Untouched),
+            (namespace_with(&[]), true, Some("guess"), None, Mark::Stripped),
+            (namespace_with(&[]), true, Some("issued-here"), None, Mark::Stripped),
+            (namespace_with(&[]), false, None, Some("fresh"), Mark::Set),
+            (unnamed.clone(), true, None, Some("fresh"), Mark::Set),
+            (json!({"metadata": {"generateName": "shop-", "labels": null}}), true, None, None, Mark::Untouched),
+        ] {
+            let mut object = object;
+            if let Some(preset) = preset {
+                object["metadata"]["labels"][MARK] = preset.into();
+            }
+            let request = request(Operation::Create, None, object.clone());
+            let decision = decide(&request, &Fake { known });
+            assert_eq!((patched(&request, &decision).as_deref(), decision.mark), (want, does), "{object}");
+            assert_eq!(decision.first, First::Nothing);
+        }
+    }
+
+    #[test]
+    fn only_mimeo_changes_the_mark() {
+        let (marked, other, bare) =
+            (namespace_with(&[(MARK, "t")]), namespace_with(&[(MARK, "x")]), namespace_with(&[]));
+        for (old, new, user, want) in [
+            (&marked, &bare, "ann", Some("t")),
+            (&marked, &other, "ann", Some("t")),
+            (&bare, &other, "ann", None),
+            (&marked, &marked, "ann", Some("t")),
+            (&marked, &bare, "mimeo", None),
+        ] {
+            let mut request = request(Operation::Update, Some(old.clone()), new.clone());
+            request.username = user.into();
+            let decision = decide(&request, &FAKE);
+            assert_eq!(patched(&request, &decision).as_deref(), want, "{old} {new}");
+            assert_eq!(decision.mark == Mark::Restored, mark(new) != want, "{old} {new}");
+            request.dry_run = true;
+            assert_eq!(decide(&request, &FAKE).patch, decision.patch);
+        }
+    }
+
+    #[test]
+    fn labels_that_bring_more_rules_have_their_copies_written_first() {
+        let (bare, gold) = (namespace_with(&[]), namespace_with(&[("tier", "gold")]));
+        let other = namespace_with(&[("tier", "gold"), ("a", "b")]);
+        let marked = namespace_with(&[(MARK, "t")]);
+        let gold_labels: Labels = [("tier".into(), "gold".into())].into();
+        let update = |old: &Value, new: &Value| request(Operation::Update, Some(old.clone()), new.clone());
+        let inject = First::Inject { labels: gold_labels, rules: [id("gold")].into() };
+        assert_eq!(decide(&update(&bare, &gold), &FAKE).first, inject);
+        for (what, request) in [
+            ("already matched", update(&gold, &other)),
+            ("matches no more", update(&gold, &bare)),
+            ("waits anyway", update(&marked, &gold)),
+        ] {
+            assert_eq!(decide(&request, &FAKE).first, First::Nothing, "{what}");
+        }
+        let mut dry = update(&bare, &gold);
+        dry.dry_run = true;
+        assert_eq!(decide(&dry, &FAKE).first, First::Nothing);
+        let mut going = update(&bare, &gold);
+        going.object.as_mut().unwrap()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(decide(&going, &FAKE).first, First::Nothing);
+
+        let unknown = decide(&update(&bare, &gold), &Fake { known: false });
+        assert_eq!((unknown.first, unknown.mark), (First::Mark, Mark::Untouched));
+        assert_eq!(decide(&update(&gold, &gold), &Fake { known: false }), unchanged());
+    }
+
+    fn marked() -> Progress {
+        Progress { seen: true, token: Some("t".into()), ..Progress::default() }
+    }
+
+    #[test]
+    fn pods_wait_for_what_can_still_come() {
+        let cells = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let waiting = Progress { waiting: cells(&["Secret a"]), ..marked() };
+        let excused = Progress { excused: cells(&["Secret b (Conflict)"]), ..marked() };
+        let word = |decision: BarrierDecision| match decision {
+            BarrierDecision::Admit { warnings } => format!("admit {}", warnings.join(" ")),
+            BarrierDecision::Deny(message) => format!("deny {message}"),
+            BarrierDecision::Wait(message) => format!("wait {message}"),
+            BarrierDecision::ComeAgain(message) => format!("come again {message}"),
+        };
+        for (what, progress, begins, names) in [
+            ("not seen", Progress::default(), "wait ", ""),
+            ("no mark", Progress { token: None, ..waiting.clone() }, "admit ", ""),
+            ("all there", marked(), "admit ", ""),
+            ("on their way", waiting.clone(), "wait ", "Secret a"),
+            ("out of time", Progress { over_budget: true, ..waiting.clone() }, "admit Mimeo:", "Secret a"),
+            ("required", Progress { over_budget: true, required: true, ..waiting.clone() }, "wait ", "Secret a"),
+            ("read early", Progress { early_kinds: true, ..waiting.clone() }, "come again ", "Secret a"),
+            ("cannot", excused.clone(), "admit Mimeo:", "Secret b (Conflict)"),
+            ("must not", Progress { denied: cells(&["Secret c (SourceNotFound)"]), ..waiting }, "deny ", "Secret c"),
+        ] {
+            let got = word(barrier("shop", &progress));
+            assert!(got.starts_with(begins) && got.contains(names), "{what}: {got}");
+        }
+        let many = Progress { excused: cells(&["a", "b", "c", "d", "e", "f", "g"]), ..marked() };
+        assert!(word(barrier("shop", &many)).ends_with("a, b, c, d, e and 2 more"));
+    }
+
+    #[test]
+    fn updates_wait_for_a_while_and_leave_what_is_required_to_the_mark() {
+        let waiting =
+            Progress { seen: true, over_budget: true, waiting: vec!["Secret a".into()], ..Progress::default() };
+        let required = Progress { required: true, ..waiting.clone() };
+        let denied = Progress { denied: vec!["Secret b (Conflict)".into()], ..waiting.clone() };
+        let excused = Progress { seen: true, excused: vec!["Secret c (Conflict)".into()], ..Progress::default() };
+        let is = |progress: &Progress, last| match injection("shop", progress, last) {
+            InjectionDecision::Admit { warnings } => format!("admit {}", warnings.join(" ")),
+            InjectionDecision::Wait => "wait".to_owned(),
+            InjectionDecision::Mark(message) => format!("mark {message}"),
+        };
+        for (progress, last, begins, names) in [
+            (&waiting, false, "wait", ""),
+            (&waiting, true, "admit Mimeo:", "Secret a"),
+            (&required, false, "wait", ""),
+            (&required, true, "mark ", "Secret a"),
+            (&denied, false, "mark ", "Secret b (Conflict)"),
+            (&excused, false, "admit Mimeo:", "Secret c"),
+            (&Progress { seen: true, ..Progress::default() }, false, "admit ", ""),
+            (&Progress::default(), false, "wait", ""),
+            (&Progress::default(), true, "mark ", ""),
+        ] {
+            let got = is(progress, last);
+            assert!(got.starts_with(begins) && got.contains(names), "{got}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_a_label_value_of_its_own_review() {
+        let token_of = token("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5");
+        assert_eq!(token_of.len(), 16);
+        assert!(token_of.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_ne!(token_of, token(""));
+    }
+}

@@ -1,0 +1,274 @@
+//! One cell, the place in a namespace where a copy belongs: what is believed to be in it, and what to do about that.
+
+use std::sync::Arc;
+
+use crate::{
+    meta::{Seen, Uid},
+    outcome::Failure,
+    render::Rendering,
+    slot::{KindId, SlotId},
+};
+
+/// What is believed to be in a cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Belief {
+    /// Never looked.
+    #[default]
+    Unknown,
+    /// A quorum read found nothing.
+    Absent,
+    /// The watch of copies lost this object of ours: it was deleted, or only our label was. A create tells which.
+    Vanished(Uid),
+    /// It was only the label: the object is still there.
+    Hidden(Uid),
+    /// A create was told that something is there. What it is, a read has to tell.
+    Taken,
+    /// An object, ours or not.
+    Present(Box<Seen>),
+}
+
+/// What we know to be right: the last write of ours, or the last comparison that found nothing amiss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Good {
+    /// The object's resourceVersion then.
+    pub version: u64,
+    /// Its managedFields then, hashed.
+    pub managers: u64,
+}
+
+/// One cell of one namespace. There may be a hundred thousand of these: it stays small.
+#[derive(Debug)]
+pub struct Cell {
+    /// Kind of the copy.
+    pub kind: KindId,
+    /// Name of the copy.
+    pub name: Arc<str>,
+    /// The slot that wants a copy here; none: whatever is here isn't wanted (any more).
+    pub want: Option<SlotId>,
+    /// What is believed to be here.
+    pub belief: Belief,
+    /// When it was last known to be right.
+    pub good: Option<Good>,
+    /// Why the last request about it failed; cleared by the next one that doesn't.
+    pub failure: Option<Box<Failure>>,
+    /// Where it stands with requests.
+    pub phase: Phase,
+    /// Failures in a row, or repairs in quick succession: the exponent of the back-off.
+    pub streak: u8,
+    /// The watch of copies has shown that no object with our label was here as of this version.
+    pub unseen: u64,
+    /// Which listing of its kind showed it last.
+    pub listing: u8,
+    /// The loss for which its deletion has been decided, by a sweep that stayed under the limit or that a person confirmed.
+    pub condemned: Option<Why>,
+    /// Milliseconds of the last repair, to tell a fight from a mishap.
+    pub repaired: u64,
+}
+
+/// Where a cell stands with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing to do as far as was last decided.
+    Idle,
+    /// In the queue.
+    Queued,
+    /// A request with this serial is under way.
+    InFlight(u32),
+    /// Backing off until a timer fires or the world changes.
+    Waiting,
+}
+
+/// What to do about a cell, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Leave(Leave),
+    /// Create the copy if nothing is there.
+    Create(Why),
+    /// Write the copy over the object with this uid.
+    Apply(Uid, Why),
+    /// Read what is there.
+    Look,
+    /// Have the server say which fields a write would own, without writing.
+    Learn(Uid),
+    /// Delete the object with this uid, if it is still of this version.
+    Delete(Uid, u64, Why),
+}
+
+/// Why something is written or deleted: the word that logs and tests see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Why {
+    /// Nothing was there.
+    Missing,
+    /// It was there, and isn't any more (or its label isn't).
+    Vanished,
+    /// The rendering changed: the source or the rule did.
+    Changed,
+    /// Somebody changed fields that we own.
+    Drifted,
+    /// The object changed though nobody owns up to it.
+    SilentlyChanged,
+    /// Somebody removed the label that the watch selects by.
+    LabelRemoved,
+    /// The rule was deleted.
+    RuleDeleted,
+    /// The source was deleted.
+    SourceDeleted,
+    /// The rule wants another copy here now.
+    Superseded,
+    /// The rule doesn't match the namespace any more.
+    Unmatched,
+}
+
+/// Why nothing is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Leave {
+    /// The copy is as it should be.
+    UpToDate,
+    /// The copy is being deleted; what comes after is decided then.
+    Deleting,
+    /// What is there isn't ours.
+    Foreign,
+    /// Another request has to come back first, which tells what a good copy looks like.
+    Learning,
+    /// The source isn't there.
+    NoSource,
+    /// The source gives no copy.
+    SourceRefused,
+    /// The server doesn't serve the kind.
+    KindNotServed,
+    /// The kind has not been recorded yet as one that has copies.
+    KindNotRecorded,
+    /// The copies of the kind are still being listed.
+    NotListed,
+    /// The rule is suspended, or so badly wrong that what it wants isn't known.
+    Suspended,
+    /// The rule says to keep it.
+    Retained,
+    /// Another cluster's copy.
+    Elsewhere,
+    /// Whether it is to go is still being found out, collected, or held.
+    Undecided,
+    /// Nothing is here and nothing is wanted.
+    Nothing,
+}
+
+/// What is known of a rendering besides its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The field set that the server reports for a good copy, hashed. Defaulting and atomic lists make it uncomputable here.
+    Known(u64),
+    /// A request is under way that will tell.
+    Asked,
+    /// Not known, and nobody asked yet.
+    Unknown,
+    /// Not known, and the checksum shall do: whoever only creates copies leaves drift to the reconciler.
+    Waived,
+}
+
+impl Cell {
+    /// A cell in which nothing is known to be.
+    pub fn new(kind: KindId, name: Arc<str>) -> Self {
+        Self {
+            kind,
+            name,
+            want: None,
+            belief: Belief::Unknown,
+            good: None,
+            failure: None,
+            phase: Phase::Idle,
+            streak: 0,
+            unseen: 0,
+            listing: 0,
+            condemned: None,
+            repaired: 0,
+        }
+    }
+
+    /// The object believed to be here.
+    pub fn seen(&self) -> Option<&Seen> {
+        match &self.belief {
+            Belief::Present(seen) => Some(seen),
+            _ => None,
+        }
+    }
+
+    /// Whether something is here as far as is known, seen or not.
+    pub fn occupied(&self) -> bool {
+        matches!(self.belief, Belief::Present(_) | Belief::Taken)
+    }
+
+    /// Our copy, believed to be here.
+    pub fn ours(&self) -> Option<&Seen> {
+        self.seen().filter(|seen| seen.ours())
+    }
+
+    /// What makes this cell hold that rendering.
+    pub fn compare(&self, rendering: &Rendering, reference: Reference) -> Step {
+        let seen = match &self.belief {
+            Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
+            Belief::Vanished(_) => return Step::Create(Why::Vanished),
+            Belief::Hidden(uid) => return Step::Apply(*uid, Why::LabelRemoved),
+            Belief::Taken => return Step::Look,
+            Belief::Present(seen) => seen,
+        };
+        if seen.deleting {
+            return Step::Leave(Leave::Deleting);
+        }
+        let Some(entry) = seen.entry else { return Step::Leave(Leave::Foreign) };
+        if seen.checksum != Some(rendering.checksum) {
+            return Step::Apply(seen.uid, Why::Changed);
+        }
+        if !seen.labelled {
+            return Step::Apply(seen.uid, Why::LabelRemoved);
+        }
+        if self.good.is_some_and(|good| good.version == seen.version) {
+            return Step::Leave(Leave::UpToDate);
+        }
+        match reference {
+            Reference::Unknown => Step::Learn(seen.uid),
+            Reference::Asked => Step::Leave(Leave::Learning),
+            Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
+            Reference::Known(_) if self.good.is_some_and(|good| good.managers == seen.managers) => {
+                Step::Apply(seen.uid, Why::SilentlyChanged)
+            }
+            Reference::Known(_) | Reference::Waived => Step::Leave(Leave::UpToDate),
+        }
+    }
+
+    /// Notes that what is seen is right as it is.
+    pub fn approve(&mut self) {
+        if let Some(seen) = self.seen() {
+            self.good = Some(Good { version: seen.version, managers: seen.managers });
+        }
+    }
+
+    /// Takes in what the watch, or an answer, shows. Older news than what is known is no news: answers and events overtake
+    /// each other. Tells whether it was news.
+    pub fn show(&mut self, seen: Seen) -> bool {
+        let shown = self.seen().map_or(0, |known| known.version);
+        // The answer to a write may come after the news that somebody undid it.
+        let refuted = seen.labelled && seen.version <= self.unseen;
+        if seen.version <= shown || refuted {
+            return false;
+        }
+        self.belief = Belief::Present(Box::new(seen));
+        true
+    }
+
+    /// Takes in that the watch shows no object here as of `version`; `uid` is that of the one it lost, if it said so. Tells
+    /// whether it was news.
+    pub fn vanish(&mut self, uid: Option<Uid>, version: u64) -> bool {
+        self.unseen = self.unseen.max(version);
+        let Belief::Present(known) = &self.belief else { return false };
+        if uid.is_some_and(|uid| known.uid != uid) || known.version > version || !known.labelled {
+            return false;
+        }
+        // What isn't ours, or is on its way out, may still be there without our label: then it is to be looked at, not to be
+        // written over. So is what a listing doesn't show: it may have become so since.
+        let restorable = uid.is_some() && known.ours() && !known.deleting;
+        self.belief = if restorable { Belief::Vanished(known.uid) } else { Belief::Unknown };
+        self.good = None;
+        true
+    }
+}

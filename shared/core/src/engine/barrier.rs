@@ -1,0 +1,325 @@
+//! Namespaces that wait for their copies: the mark, who works on it, and what still holds the namespace's pods.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use super::{
+    Engine, Mark, Namespace, Role, Served, Tick,
+    work::{Errand, Timer},
+};
+use crate::{
+    cell::{Cell, Leave, Step},
+    meta::Uid,
+    outcome::Reason,
+    rule::{Barrier, RuleId},
+    selection::{Labels, NameHint},
+    slot::{NoRendering, Slot, SlotId},
+};
+
+/// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
+const SETTLING: Duration = Duration::from_millis(250);
+
+/// An injector's work on one namespace.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Claim {
+    /// Not before this time.
+    pub(super) from: Tick,
+    /// Labels that the namespace is about to get; none: it has them.
+    pub(super) labels: Option<Labels>,
+    /// Only these rules; none: all.
+    only: Option<BTreeSet<RuleId>>,
+}
+
+impl Claim {
+    pub(super) fn covers(&self, id: &RuleId) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(id))
+    }
+}
+
+/// What still holds a namespace's pods.
+#[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether this process has seen the namespace at all.
+    pub seen: bool,
+    /// Which object of the namespace's name it saw.
+    pub uid: Option<Uid>,
+    /// The mark that it saw on it.
+    pub token: Option<Box<str>>,
+    /// Cells of `barrier: Required` that cannot be written now, each with the reason: pods are denied.
+    pub denied: Vec<String>,
+    /// Cells of `barrier: BestEffort` that cannot be written now: pods go on with a warning.
+    pub excused: Vec<String>,
+    /// Cells that are being written.
+    pub waiting: Vec<String>,
+    /// Whether one of `waiting` is of `barrier: Required`, which no budget excuses.
+    pub required: bool,
+    /// Whether the time budget ran out.
+    pub over_budget: bool,
+    /// Whether LimitRanges or ServiceAccounts are among the copies: their admission plugins read them before any webhook
+    /// is called, so a request held here would be judged without them.
+    pub early_kinds: bool,
+}
+
+impl Progress {
+    /// Whether pods may be admitted without reserve.
+    pub fn ready(&self) -> bool {
+        self.seen && self.waiting.is_empty() && self.denied.is_empty() && self.excused.is_empty()
+    }
+
+    /// Whether nothing is left to wait for.
+    pub fn settled(&self) -> bool {
+        self.seen && (self.waiting.is_empty() || (self.over_budget && !self.required))
+    }
+}
+
+impl Engine {
+    /// Rules that hold the pods of a namespace with this name and these labels. `known` is false until the rules are listed.
+    pub fn barrier_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
+        let rules = self.rules.iter().filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
+        rules
+            .filter(|(_, rule)| rule.barrier != Barrier::None && !rule.suspend && rule.could_match(hint, labels))
+            .map(|(id, _)| (**id).clone())
+            .collect()
+    }
+
+    /// Whether everything was seen once that decides about a namespace.
+    pub fn primed(&self) -> bool {
+        self.rules_listed && self.namespaces_listed
+    }
+
+    /// Whether everything was seen once that a namespace's copies are made of: kinds and sources too.
+    pub fn informed(&self) -> bool {
+        self.primed()
+            && self.kinds_known
+            && self.slots.values().all(|slot| match self.served.get(slot.gvk()) {
+                None | Some(Served::Unknown) => false,
+                Some(served) => served.namespaced().is_none() || slot.rendering != Err(NoRendering::NotRead),
+            })
+    }
+
+    /// This replica set a mark with that token: it injects once its watch shows the namespace.
+    pub fn issue(&mut self, token: &str, now: Tick) {
+        self.at(now);
+        // The create may yet be refused by someone else: then the token never shows, and is forgotten.
+        let forgotten = self.now + std::time::Duration::from_mins(1);
+        self.issued.retain(|_, until| *until > now);
+        self.issued.insert(token.into(), forgotten);
+    }
+
+    /// Whether this replica issued that token, and hasn't seen it on a namespace yet.
+    pub fn issued(&self, token: &str) -> bool {
+        self.issued.contains_key(token)
+    }
+
+    /// A pod waits in this namespace: whoever marked it, this replica helps.
+    pub fn claim(&mut self, namespace: &str, now: Tick) {
+        self.at(now);
+        let Some((name, entry)) = self
+            .namespaces
+            .get_key_value(namespace)
+            .map(|(name, _)| name.clone())
+            .zip(self.namespaces.get_mut(namespace))
+        else {
+            return;
+        };
+        if entry.mark.is_some() && entry.claim.is_none() {
+            entry.claim = Some(Claim { from: self.now, ..Claim::default() });
+            self.dirty.insert(name);
+        }
+    }
+
+    /// A namespace that exists is about to get labels by which these rules match it: their copies are written before it does.
+    pub fn claim_labels(&mut self, namespace: &str, labels: Labels, rules: BTreeSet<RuleId>, now: Tick) {
+        self.at(now);
+        let Some((name, entry)) = self
+            .namespaces
+            .get_key_value(namespace)
+            .map(|(name, _)| name.clone())
+            .zip(self.namespaces.get_mut(namespace))
+        else {
+            return;
+        };
+        entry.claim = Some(Claim { from: self.now, labels: Some(labels), only: Some(rules) });
+        self.dirty.insert(name);
+    }
+
+    /// The update is answered.
+    pub fn release_labels(&mut self, namespace: &str, now: Tick) {
+        self.at(now);
+        let Some((name, entry)) = self
+            .namespaces
+            .get_key_value(namespace)
+            .map(|(name, _)| name.clone())
+            .zip(self.namespaces.get_mut(namespace))
+        else {
+            return;
+        };
+        if entry.claim.as_ref().is_some_and(|claim| claim.labels.is_some()) {
+            entry.claim = None;
+            self.dirty.insert(name);
+        }
+    }
+
+    /// Takes in the mark that a namespace shows.
+    pub(super) fn see_mark(&mut self, name: &Arc<str>) {
+        let Some(entry) = self.namespaces.get_mut(name) else { return };
+        let token: Option<Box<str>> = entry.token().map(Into::into);
+        let Some(token) = token else {
+            entry.mark = None;
+            if entry.claim.as_ref().is_some_and(|claim| claim.labels.is_none()) {
+                entry.claim = None;
+            }
+            return;
+        };
+        match &mut entry.mark {
+            // The version moved: what hindered its removal may be over.
+            Some(mark) if mark.token == token => mark.removing = false,
+            _ => {
+                entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false });
+                self.work.timer(self.now + self.settings.takeover, Timer::Namespace(name.clone()));
+            }
+        }
+        self.work.timer(entry.budget_ends, Timer::Namespace(name.clone()));
+        if self.settings.role == Role::Injector && self.issued.remove(&token).is_some() {
+            let from = self.now + self.inject_delay;
+            entry.claim = Some(Claim { from, ..Claim::default() });
+            self.work.timer(from, Timer::Namespace(name.clone()));
+        }
+    }
+
+    /// A namespace has lost its mark, or has got other labels: if a webhook runs, it has written the copies that these asked for
+    /// before. Its watch may be ahead of that of the copies; to write them again would cost a request and gain nothing.
+    pub(super) fn let_settle(&mut self, name: &Arc<str>) {
+        if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
+            return;
+        }
+        let Some(entry) = self.namespaces.get_mut(name) else { return };
+        entry.settles = self.now + SETTLING;
+        self.work.timer(entry.settles, Timer::Namespace(name.clone()));
+    }
+
+    /// Removing the mark failed: the namespace changed under us, or the server didn't answer.
+    pub fn unmarked(&mut self, namespace: &str, done: bool, now: Tick) {
+        self.at(now);
+        let Some((name, entry)) = self
+            .namespaces
+            .get_key_value(namespace)
+            .map(|(name, _)| name.clone())
+            .zip(self.namespaces.get_mut(namespace))
+        else {
+            return;
+        };
+        if let Some(mark) = entry.mark.as_mut().filter(|_| !done) {
+            mark.removing = false;
+            let due = self.now + self.settings.backoff;
+            self.work.timer(due, Timer::Namespace(name));
+        }
+    }
+
+    /// Takes the mark off once nothing holds the namespace's pods any more.
+    pub(super) fn plan_mark(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let open = namespace.mark.as_ref().is_some_and(|mark| !mark.removing);
+        if !open || !self.held_by_nothing(namespace) {
+            return;
+        }
+        let version = namespace.version;
+        if let Some(mark) = &mut namespace.mark {
+            mark.removing = true;
+            self.work.errands.push_back(Errand::Unmark { namespace: name.clone(), token: mark.token.clone(), version });
+        }
+    }
+
+    /// Whether a mark may go, and be taken off by this process.
+    fn held_by_nothing(&self, namespace: &Namespace) -> bool {
+        // What an update is about to change says nothing of what holds now.
+        let changing = namespace.claim.as_ref().is_some_and(|claim| claim.labels.is_some());
+        if changing || !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
+            return false;
+        }
+        let progress = self.progress_of(namespace);
+        // While a copy is only excused the mark stays for the budget's time, so that pods get their warning.
+        let excused = progress.excused.is_empty() || progress.over_budget;
+        progress.settled() && progress.denied.is_empty() && excused
+    }
+
+    /// Whether a mark's removal is still right when its turn comes. If it isn't, whatever made it wrong plans it anew.
+    pub(super) fn still_removable(&mut self, name: &Arc<str>, token: &str, version: u64) -> bool {
+        let Some(namespace) = self.namespaces.get(name) else { return false };
+        let same = namespace.version == version && namespace.token() == Some(token);
+        let removable = same && self.held_by_nothing(namespace);
+        if !removable && let Some(mark) = self.namespaces.get_mut(name).and_then(|entry| entry.mark.as_mut()) {
+            mark.removing = false;
+        }
+        removable
+    }
+
+    /// What still holds a namespace's pods.
+    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
+        self.at(now);
+        self.plan();
+        let primed = self.primed();
+        match self.namespaces.get(namespace).filter(|entry| entry.uid.is_some()) {
+            Some(entry) if primed => self.progress_of(entry),
+            _ => Progress::default(),
+        }
+    }
+
+    fn progress_of(&self, namespace: &Namespace) -> Progress {
+        let mut progress = Progress {
+            seen: true,
+            uid: namespace.uid,
+            token: namespace.mark.as_ref().map(|mark| mark.token.clone()),
+            over_budget: self.now >= namespace.budget_ends,
+            ..Progress::default()
+        };
+        for cell in &namespace.cells {
+            let Some(id) = cell.want else { continue };
+            let barrier = self.barrier_of(id);
+            if barrier == Barrier::None {
+                continue;
+            }
+            let kind = &self.kinds[usize::from(cell.kind.0)].group_kind;
+            let early = kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
+            let label = format!("{kind} {}", cell.name);
+            match self.hold(id, cell) {
+                Hold::None => {}
+                Hold::Writing => {
+                    progress.waiting.push(label);
+                    progress.required |= barrier == Barrier::Required;
+                    progress.early_kinds |= early;
+                }
+                Hold::Cannot(why) if barrier == Barrier::Required => progress.denied.push(format!("{label} ({why})")),
+                Hold::Cannot(why) => progress.excused.push(format!("{label} ({why})")),
+            }
+        }
+        progress
+    }
+
+    fn hold(&self, id: SlotId, cell: &Cell) -> Hold {
+        let missing = self.slots.get(&id).is_some_and(|slot| slot.rendering == Err(NoRendering::SourceMissing));
+        let looked_up = |slot: &Slot| self.served.get(slot.gvk()).is_some_and(|served| *served != Served::Unknown);
+        match self.decide_wanted(id, cell) {
+            // Being compared in detail, it is there all the same.
+            Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => Hold::None,
+            Step::Leave(Leave::NoSource) if missing => Hold::Cannot("SourceNotFound".into()),
+            Step::Leave(Leave::SourceRefused) => Hold::Cannot("SourceRefused".into()),
+            Step::Leave(Leave::KindNotServed) if self.slots.get(&id).is_some_and(looked_up) => {
+                Hold::Cannot("KindNotServed".into())
+            }
+            Step::Leave(Leave::Foreign) => Hold::Cannot(Reason::Conflict.to_string()),
+            _ => match &cell.failure {
+                Some(failure) if !matches!(failure.reason, Reason::Timeout | Reason::ClusterUnreachable) => {
+                    Hold::Cannot(failure.reason.to_string())
+                }
+                _ => Hold::Writing,
+            },
+        }
+    }
+}
+
+/// What one cell means for the pods of its namespace.
+enum Hold {
+    None,
+    Writing,
+    Cannot(String),
+}

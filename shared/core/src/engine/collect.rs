@@ -1,0 +1,577 @@
+//! Which copies nobody wants, and whether they may go.
+//!
+//! Deleting is the one thing that can't be mended, and silence is easily mistaken for a wish. So a loss counts as meant only
+//! when a read that no cache answers says so; every other loss is collected for a while first, and held when it is large.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    Engine, Namespace, Role, Served, Source, Tick,
+    work::{Errand, Timer},
+};
+use crate::{
+    cell::{Belief, Cell, Leave, Phase, Step, Why},
+    kind::GroupKind,
+    meta::{Checksum, source_hash},
+    rule::{Retain, RuleId, SourceRef},
+    slot::{KindId, NoRendering, Slot},
+};
+
+/// A rule that copies name but that doesn't exist.
+#[derive(Debug)]
+pub(super) struct Gone {
+    /// When this process last saw it.
+    seen: LastSeen,
+    verdict: RuleVerdict,
+    /// Until then it is remembered even if no copy names it: a write that was never answered may still show.
+    until: Tick,
+}
+
+/// Longer than any write may take to show.
+const REMEMBERED: Duration = Duration::from_mins(10);
+
+#[derive(Debug)]
+enum LastSeen {
+    /// Not in this process's life, or before it knew of any CRD.
+    Never,
+    /// While its CRD had this uid.
+    Under(Box<str>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RuleVerdict {
+    Unconfirmed,
+    Asked,
+    /// Deleted on purpose.
+    Meant,
+    /// Lost with its CRD: no copy goes by itself.
+    Lost,
+}
+
+impl Gone {
+    /// It was there until just now, under this CRD.
+    pub(super) fn seen_under(crd: Option<Box<str>>, now: Tick) -> Self {
+        let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
+        Self { seen, verdict: RuleVerdict::Unconfirmed, until: now + REMEMBERED }
+    }
+}
+
+/// What became of a missing source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SourceVerdict {
+    Unconfirmed,
+    Asked,
+    /// Deleted on purpose.
+    Meant,
+    /// Gone with its namespace, or for reasons unknown.
+    Lost,
+}
+
+/// Uids of the CRD that rules live under. Another uid means that it was re-installed, and every rule lost with the old one.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct CrdState {
+    /// As served now.
+    pub(super) current: Option<Box<str>>,
+    /// As recorded when copies were first written.
+    pub(super) recorded: Option<Box<str>>,
+}
+
+impl CrdState {
+    /// Under which CRD a rule lives that is shown now. Not known while there is one that was not there when copies were first
+    /// written: the rule may have gone with the former one, and the news of that be under way.
+    pub(super) fn certain(&self) -> Option<Box<str>> {
+        self.current.clone().filter(|_| self.recorded.is_none() || self.recorded == self.current)
+    }
+}
+
+/// Losses of one rule that nobody confirmed, being collected or held.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    cells: BTreeMap<CellKey, Loss>,
+    due: Tick,
+    /// What a person must repeat to let them go.
+    pub(super) held: Option<Box<str>>,
+}
+
+/// Why a cell is lost, and since when without a break: a copy that is written for labels which are about to come is unmatched
+/// for a moment, and that moment must not be the last one of somebody else's time.
+#[derive(Debug, Clone, Copy)]
+struct Loss {
+    why: Why,
+    since: Tick,
+}
+
+type CellKey = (Arc<str>, KindId, Arc<str>);
+
+impl Sweep {
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+}
+
+/// The answer to [`Errand::ConfirmRule`]: the rule, and the CRD it lives under, each by a read that no cache answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleRead {
+    /// Whether the rule exists after all.
+    pub found: bool,
+    /// Uid of its CRD, unless that is missing or being deleted.
+    pub crd: Option<Box<str>>,
+}
+
+impl Engine {
+    /// The CRD of rules is served with this uid, or isn't served; `recorded` is the uid noted when copies were first written.
+    pub fn crd(&mut self, current: Option<Box<str>>, recorded: Option<Box<str>>, now: Tick) {
+        self.at(now);
+        let state = CrdState { current, recorded };
+        if self.crd == state {
+            return;
+        }
+        // The first lists of rules and of CRDs are of one time.
+        let first = self.crd == CrdState::default();
+        self.crd = state;
+        for state in self.rules.values_mut().filter(|state| first && state.crd.is_none()) {
+            state.crd = self.crd.certain();
+        }
+        self.work.disturb();
+        self.work.recording_crd = false;
+        for gone in self.gone.values_mut().filter(|gone| gone.verdict == RuleVerdict::Lost) {
+            gone.verdict = RuleVerdict::Unconfirmed;
+        }
+        self.everything_dirty();
+    }
+
+    /// The nonces that a person repeated on the kinds `ConfigMap`: these held deletions may go ahead.
+    pub fn confirmed(&mut self, nonce: &str, now: Tick) {
+        self.at(now);
+        let ids: Vec<Arc<RuleId>> = self
+            .sweeps
+            .iter()
+            .filter(|(_, sweep)| sweep.held.as_deref() == Some(nonce))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in ids {
+            self.let_go(&id);
+        }
+    }
+
+    /// Held deletions of rules that no longer exist: rule, number of copies, nonce. For the one who can't read it in a status.
+    pub fn held(&self) -> impl Iterator<Item = (&RuleId, usize, &str)> {
+        self.sweeps
+            .iter()
+            .filter(|(id, _)| !self.rules.contains_key(*id))
+            .filter_map(|(id, sweep)| sweep.held.as_deref().map(|nonce| (&**id, sweep.len(), nonce)))
+    }
+
+    /// A rule was read.
+    pub fn rule_read(&mut self, id: &RuleId, read: Option<&RuleRead>, now: Tick) {
+        self.at(now);
+        if let Some(state) = self.rules.get_mut(id) {
+            state.crd_asked = false;
+            match read {
+                Some(read) if read.found => {
+                    state.crd.clone_from(&read.crd);
+                    self.work.disturb();
+                }
+                // Its watch will say that it is gone. Not answered, it is asked again.
+                _ => self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything),
+            }
+            return;
+        }
+        let Some((id, gone)) = self.gone.get_key_value(id).map(|(id, _)| id.clone()).zip(self.gone.get_mut(id)) else {
+            return;
+        };
+        let Some(read) = read else {
+            // Not answered. A 403 or 5xx is never read as "gone".
+            gone.verdict = RuleVerdict::Unconfirmed;
+            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
+            return;
+        };
+        if read.found {
+            // Its watch will show it, or shows it already.
+            gone.verdict = RuleVerdict::Unconfirmed;
+            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
+            return;
+        }
+        let lived_under = match &gone.seen {
+            LastSeen::Under(crd) => Some(crd),
+            LastSeen::Never => self.crd.recorded.as_ref(),
+        };
+        let meant = read.crd.is_some() && read.crd.as_ref() == lived_under;
+        gone.verdict = if meant { RuleVerdict::Meant } else { RuleVerdict::Lost };
+        let keys = self.cells_of(&id);
+        self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
+    }
+
+    /// A source was read: still missing in a namespace that is there and stays (`Some(true)`), missing with its namespace
+    /// (`Some(false)`), there after all or not answered (none).
+    pub fn source_read(&mut self, source: &SourceRef, meant: Option<bool>, now: Tick) {
+        self.at(now);
+        let Some(Source::Missing { verdict, .. }) = self.sources.get_mut(source) else { return };
+        *verdict = match meant {
+            Some(true) => SourceVerdict::Meant,
+            Some(false) => SourceVerdict::Lost,
+            None => SourceVerdict::Unconfirmed,
+        };
+        if meant.is_none() {
+            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
+            return;
+        }
+        self.everything_dirty();
+    }
+
+    pub(super) fn decide_unwanted(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        if cell.belief == Belief::Taken && self.settings.role == Role::Keeper {
+            return Step::Look;
+        }
+        // Without our label no watch shows it, and what nobody sees nobody cleans up: seen by chance it is left alone, too.
+        let Some(seen) = cell.ours().filter(|seen| seen.labelled) else { return Step::Leave(Leave::Nothing) };
+        if self.settings.role == Role::Injector || seen.deleting {
+            return Step::Leave(Leave::Deleting);
+        }
+        if seen.elsewhere {
+            return Step::Leave(Leave::Elsewhere);
+        }
+        let Some(id) = seen.rule.clone() else { return Step::Leave(Leave::Nothing) };
+        let undecided = Step::Leave(Leave::Undecided);
+        if !self.rules_listed {
+            return undecided;
+        }
+        let Some(state) = self.rules.get(&id) else { return self.decide_ruleless(&id, name, cell) };
+        let Ok(rule) = &state.rule else { return Step::Leave(Leave::Suspended) };
+        if rule.suspend {
+            return Step::Leave(Leave::Suspended);
+        }
+        if rule.retention.when_unmatched == Retain::Retain {
+            return Step::Leave(Leave::Retained);
+        }
+        if !rule.matches(name, &namespace.labels) {
+            return self.sweep(&id, name, cell, Why::Unmatched);
+        }
+        self.decide_superseded(&id, name, namespace, cell)
+    }
+
+    /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the
+    /// rule no longer has. First the new copies, then away with the old one; but what can't come is not waited for.
+    fn decide_superseded(&mut self, id: &Arc<RuleId>, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
+        let undecided = Step::Leave(Leave::Undecided);
+        let mut sourceless = None;
+        for other in namespace.cells.iter().filter(|other| other.good.is_none()) {
+            let slot = other.want.and_then(|want| Some((want, self.slots.get(&want)?)));
+            let Some((want, slot)) = slot.filter(|(_, slot)| slot.rule == *id) else { continue };
+            let heir = seen.source == source_hash(&slot.source.to_string());
+            match &slot.rendering {
+                Err(NoRendering::SourceMissing) if heir => sourceless = Some(want),
+                Err(NoRendering::NotRead) => return undecided,
+                // The heir of this very copy is waited for, come what may.
+                _ if heir => return undecided,
+                Ok(_) if other.failure.is_none() => return undecided,
+                _ => {}
+            }
+        }
+        match sourceless {
+            Some(want) => self.decide_sourceless(want, name, cell),
+            None => Step::Delete(seen.uid, seen.version, Why::Superseded),
+        }
+    }
+
+    fn decide_ruleless(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell) -> Step {
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
+        if seen.retention.as_ref().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
+            return Step::Leave(Leave::Retained);
+        }
+        let gone = self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, Tick::ZERO));
+        match gone.verdict {
+            RuleVerdict::Unconfirmed => {
+                gone.verdict = RuleVerdict::Asked;
+                self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+                Step::Leave(Leave::Undecided)
+            }
+            RuleVerdict::Asked => Step::Leave(Leave::Undecided),
+            RuleVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
+            RuleVerdict::Lost => self.sweep(id, name, cell, Why::RuleDeleted),
+        }
+    }
+
+    pub(super) fn decide_lost_source(
+        &mut self,
+        source: &SourceRef,
+        rule: &Arc<RuleId>,
+        name: &Arc<str>,
+        cell: &Cell,
+    ) -> Step {
+        let Some(Source::Missing { verdict, .. }) = self.sources.get_mut(source) else {
+            return Step::Leave(Leave::NoSource);
+        };
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::NoSource) };
+        match verdict {
+            SourceVerdict::Unconfirmed => {
+                *verdict = SourceVerdict::Asked;
+                self.work.errands.push_back(Errand::ConfirmSource(source.clone()));
+                Step::Leave(Leave::Undecided)
+            }
+            SourceVerdict::Asked => Step::Leave(Leave::Undecided),
+            SourceVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::SourceDeleted),
+            SourceVerdict::Lost => self.sweep(rule, name, cell, Why::SourceDeleted),
+        }
+    }
+
+    /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.
+    fn sweep(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
+        if cell.condemned == Some(why) {
+            return Step::Delete(seen.uid, seen.version, why);
+        }
+        let due = self.now + self.settings.sweep;
+        let sweep = self.sweeps.entry(id.clone()).or_insert_with(|| Sweep { cells: BTreeMap::new(), due, held: None });
+        let key = (name.clone(), cell.kind, cell.name.clone());
+        if sweep.cells.get(&key).is_none_or(|known| known.why != why) {
+            sweep.cells.insert(key, Loss { why, since: self.now });
+            if sweep.due <= self.now {
+                sweep.due = due;
+            }
+        }
+        let due = sweep.due;
+        if due > self.now {
+            self.work.timer(due, Timer::Sweep(id.clone()));
+        }
+        Step::Leave(Leave::Undecided)
+    }
+
+    /// A cell is wanted (again): whatever was lost there is not.
+    pub(super) fn forgive(&mut self, name: &Arc<str>, kind: KindId, copy: &Arc<str>) {
+        if self.sweeps.is_empty() {
+            return;
+        }
+        let key = (name.clone(), kind, copy.clone());
+        self.sweeps.values_mut().for_each(|sweep| {
+            sweep.cells.remove(&key);
+        });
+        let empty: Vec<Arc<RuleId>> =
+            self.sweeps.iter().filter(|(_, sweep)| sweep.cells.is_empty()).map(|(id, _)| id.clone()).collect();
+        for id in empty {
+            self.sweeps.remove(&id);
+            self.touch(&id);
+        }
+    }
+
+    /// The time of collecting is over: whatever has been lost for that long may go, unless all that is lost is too much.
+    pub(super) fn end_sweep(&mut self, id: &Arc<RuleId>) {
+        let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.due <= self.now) else { return };
+        let lost = sweep.cells.iter().filter(|(key, _)| self.still_lost(id, key));
+        let cells: BTreeMap<CellKey, Loss> = lost.map(|(key, loss)| (key.clone(), *loss)).collect();
+        if cells.is_empty() {
+            self.sweeps.remove(id);
+            self.touch(id);
+            return;
+        }
+        let total = self.cells_of(id).len();
+        // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
+        // just now.
+        let lost_rule = !self.rules.contains_key(id);
+        let large = cells.len() >= self.settings.sweep_limit && cells.len() * 2 >= total;
+        let nonce = (large || lost_rule).then(|| nonce(id, &cells));
+        self.touch(id);
+        let confirmed = nonce.is_some() && nonce == self.confirmation(id);
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        sweep.held = nonce;
+        sweep.cells = cells;
+        if confirmed {
+            self.let_go(id);
+        } else if sweep.held.is_none() {
+            self.let_go_what_is_due(id);
+        }
+    }
+
+    fn let_go_what_is_due(&mut self, id: &Arc<RuleId>) {
+        let time = self.settings.sweep;
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let (gone, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut sweep.cells).into_iter().partition(|(_, loss)| loss.since + time <= self.now);
+        match rest.values().map(|loss| loss.since + time).min() {
+            Some(due) => {
+                sweep.cells = rest;
+                sweep.due = due;
+                self.work.timer(due, Timer::Sweep(id.clone()));
+            }
+            None => drop(self.sweeps.remove(id)),
+        }
+        self.condemn(gone);
+    }
+
+    /// A person may have confirmed what is held.
+    pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) {
+        let held = self.sweeps.get(id).and_then(|sweep| sweep.held.clone());
+        if held.is_some() && held == self.confirmation(id) {
+            self.let_go(id);
+        }
+    }
+
+    fn confirmation(&self, id: &Arc<RuleId>) -> Option<Box<str>> {
+        self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).and_then(|rule| rule.confirm_deletion.clone())
+    }
+
+    fn let_go(&mut self, id: &Arc<RuleId>) {
+        let Some(sweep) = self.sweeps.remove(id) else { return };
+        self.condemn(sweep.cells);
+        self.touch(id);
+    }
+
+    fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
+        for ((namespace, kind, name), Loss { why, .. }) in cells {
+            let Some(entry) = self.namespaces.get_mut(&namespace) else { continue };
+            if let Some(cell) = entry.cell_mut(kind, &name) {
+                cell.condemned = Some(why);
+                cell.release();
+                self.dirty.insert(namespace);
+            }
+        }
+    }
+
+    /// Whether a collected cell still holds a copy of the rule that is wanted by none, or has lost its source.
+    fn still_lost(&self, id: &Arc<RuleId>, (namespace, kind, name): &CellKey) -> bool {
+        let Some(entry) = self.namespaces.get(namespace).filter(|entry| entry.alive()) else { return false };
+        let Some(cell) = entry.cell(*kind, name) else { return false };
+        let Some(seen) = cell.ours().filter(|seen| !seen.deleting) else { return false };
+        match cell.want.and_then(|want| self.slots.get(&want)) {
+            Some(slot) => slot.rule == *id && matches!(self.sources.get(&slot.source), Some(Source::Missing { .. })),
+            None => seen.rule.as_ref() == Some(id),
+        }
+    }
+
+    /// Every cell that holds a copy of the rule.
+    fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
+        let mut keys = Vec::new();
+        for (name, namespace) in &self.namespaces {
+            for cell in &namespace.cells {
+                if cell.ours().is_some_and(|seen| seen.rule.as_deref() == Some(id)) {
+                    keys.push((name.clone(), cell.kind, cell.name.clone()));
+                }
+            }
+        }
+        keys
+    }
+
+    /// Forgets rules that no copy names any more, and kinds that need no watch any more. Called when the queue is empty.
+    pub(super) fn tidy(&mut self) {
+        if !self.rules_listed || self.settings.role == Role::Injector {
+            return;
+        }
+        let mut named: BTreeMap<KindId, usize> = BTreeMap::new();
+        let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
+        for cell in self.namespaces.values().flat_map(|namespace| &namespace.cells) {
+            if cell.want.is_none() && matches!(cell.phase, Phase::InFlight(_)) {
+                // A copy may come of it yet, of a rule that is gone. Its answer calls here again.
+                return;
+            }
+            let Some(seen) = cell.ours() else { continue };
+            *named.entry(cell.kind).or_default() += 1;
+            owners.extend(seen.rule.clone());
+        }
+        let now = self.now;
+        self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
+        // A rule that is there may have lost the source of a copy that carries another's mark still.
+        self.sweeps.retain(|id, _| owners.contains(id) || self.rules.contains_key(id));
+        let wanted: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        for (index, kind) in self.kinds.iter_mut().enumerate() {
+            let id = KindId(u16::try_from(index).unwrap_or(u16::MAX));
+            if kind.recorded && kind.listed && !kind.recording && !wanted.contains(&id) && !named.contains_key(&id) {
+                kind.recording = true;
+                self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone()));
+            }
+        }
+        if self.ask_where_rules_live() && self.crd.current != self.crd.recorded && self.every_copy_seen() {
+            self.record_crd_when_clear();
+        }
+    }
+
+    /// Records another CRD than before once no copy can show any more whose rule went with the former one: it would be taken for
+    /// an orphan of the new one.
+    fn record_crd_when_clear(&mut self) {
+        match self.gone.values().map(|gone| gone.until).max() {
+            None => self.record_crd(),
+            Some(until) if until > self.now => self.work.timer(until, Timer::Everything),
+            // Copies of such a rule are there: whoever confirms their deletion, or brings the rule back, settles it.
+            Some(_) => {}
+        }
+    }
+
+    /// Whether every rule is known to live under the CRD that is served now. One that isn't is read: it may have gone with the
+    /// former one, and its watch not have said so yet.
+    fn ask_where_rules_live(&mut self) -> bool {
+        if self.crd.current.is_none() {
+            return true;
+        }
+        let mut settled = true;
+        for (id, state) in self.rules.iter_mut().filter(|(_, state)| state.crd != self.crd.current) {
+            settled = false;
+            if !std::mem::replace(&mut state.crd_asked, true) {
+                self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+            }
+        }
+        settled
+    }
+
+    /// Whether a kind's note is still to be removed when its turn comes: a rule may have come to want the kind.
+    pub(super) fn still_needless(&mut self, kind: &GroupKind) -> bool {
+        let Some(id) = self.kind_ids.get(kind).copied() else { return false };
+        let wanted = self.slots.values().any(|slot| slot.kind == id);
+        self.kinds[usize::from(id.0)].recording &= !wanted;
+        !wanted
+    }
+
+    /// Whether no CRD was ever recorded, though there is one: should this process end now, its successor could not tell a
+    /// rule deleted meanwhile from one that was lost with its CRD.
+    pub(super) fn crd_unrecorded(&self) -> bool {
+        self.crd.current.is_some() && self.crd.recorded.is_none() && self.gone.is_empty()
+    }
+
+    fn record_crd(&mut self) {
+        if let Some(uid) = self.crd.current.clone().filter(|_| !self.work.recording_crd) {
+            self.work.recording_crd = true;
+            self.work.errands.push_back(Errand::RecordCrd(uid));
+        }
+    }
+
+    /// Whether every kind that may have copies was listed: only then is a rule that no copy names known to have none.
+    fn every_copy_seen(&self) -> bool {
+        let unserved = |kind: &super::KindState| {
+            let mut versions = self.served.iter().filter(|(gvk, _)| gvk.group_kind() == kind.group_kind);
+            versions.all(|(_, served)| *served == Served::No)
+        };
+        self.kinds_known
+            && self.primed()
+            && self.kinds.iter().all(|kind| !kind.recorded || kind.listed || unserved(kind))
+    }
+
+    /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: whoever cleans up later must know
+    /// where to look.
+    pub(super) fn record(&mut self, kind: KindId) {
+        let wanted = self.slots.values().find(|slot| slot.kind == kind).map(Slot::gvk);
+        let served = || self.served.keys().find(|gvk| self.kind_ids.get(&gvk.group_kind()) == Some(&kind));
+        let Some(gvk) = wanted.or_else(served).cloned() else { return };
+        let state = &mut self.kinds[usize::from(kind.0)];
+        if !state.recorded && !state.recording {
+            state.recording = true;
+            self.work.errands.push_back(Errand::Record(gvk));
+        }
+        if self.crd_unrecorded() {
+            self.record_crd();
+        }
+    }
+}
+
+/// Names exactly these losses: confirming a small sweep doesn't confirm a larger one.
+fn nonce(id: &RuleId, cells: &BTreeMap<CellKey, Loss>) -> Box<str> {
+    let mut text = id.to_string();
+    for (namespace, _, name) in cells.keys() {
+        for part in ["\n", namespace, "/", name] {
+            text.push_str(part);
+        }
+    }
+    format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
+}

@@ -1,0 +1,833 @@
+//! The state machine that both programs drive: *event → index → plan → write → outcome → status*.
+//!
+//! It never waits and never reads a clock: events and answers come in with the time, requests go out as values. The reconciler
+//! runs it as [`Role::Keeper`] over every namespace, the webhook as [`Role::Injector`] over the few that are waiting for their
+//! first copies. What is decided about a cell is decided here, once, for both.
+//!
+//! - `mod.rs`: the world as far as it is known, and the events that tell of it
+//! - `plan`: which cell wants which copy, and what to do about it
+//! - `collect`: which copies nobody wants, and whether they may go
+//! - `work`: the queue, the back-off, and what an answer means
+//! - `barrier`: namespaces that wait for their copies
+//! - `status`: what a rule says about itself
+
+mod barrier;
+mod collect;
+mod plan;
+mod status;
+mod work;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+pub use self::{
+    barrier::Progress,
+    collect::RuleRead,
+    status::{Observed, StatusUpdate, Webhooks},
+    work::{Action, Errand, Notice, Request, Ticket, Verb},
+};
+use crate::{
+    cell::{Belief, Cell, Phase, Reference},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    meta::{Seen, Uid, version},
+    names,
+    render::render,
+    rule::{Refusal, Rule, RuleId, SourceRef},
+    selection::Labels,
+    slot::{KindId, NoRendering, Slot, SlotId},
+};
+
+/// Time since the process started. The engine's only clock, always an argument.
+pub type Tick = Duration;
+
+/// What an engine is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Keeps every copy of every namespace as it should be; the one reconciler that leads.
+    Keeper,
+    /// Writes the first copies of namespaces that wait for them; any number of webhook replicas, side by side.
+    Injector,
+}
+
+/// What an operator, or the cluster, decides.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What the engine is for.
+    pub role: Role,
+    /// Uid of the namespace `kube-system`: tells this cluster from others.
+    pub cluster: Box<str>,
+    /// How long the webhook may take over a marked namespace before the reconciler does it.
+    pub takeover: Duration,
+    /// How long losses that nobody confirmed are collected before the first delete.
+    pub sweep: Duration,
+    /// Sweeps of at least this many copies that take half of a rule's copies are held.
+    pub sweep_limit: usize,
+    /// How long a namespace's pods may be held, from its creation, under `barrier: BestEffort`.
+    pub budget: Duration,
+    /// First back-off after a failure; doubles up to `backoff_limit`.
+    pub backoff: Duration,
+    /// Longest back-off.
+    pub backoff_limit: Duration,
+}
+
+impl Settings {
+    /// The defaults, for a role and a cluster.
+    pub fn new(role: Role, cluster: impl Into<Box<str>>) -> Self {
+        Self {
+            role,
+            cluster: cluster.into(),
+            takeover: Duration::from_secs(2),
+            sweep: Duration::from_secs(10),
+            sweep_limit: 20,
+            budget: Duration::from_secs(10),
+            backoff: Duration::from_millis(250),
+            backoff_limit: Duration::from_mins(5),
+        }
+    }
+}
+
+/// The world as far as it is known, and what is under way.
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    rules: BTreeMap<Arc<RuleId>, RuleState>,
+    rules_listed: bool,
+    /// Rules that copies name but that don't exist.
+    gone: BTreeMap<Arc<RuleId>, collect::Gone>,
+    crd: collect::CrdState,
+    sweeps: BTreeMap<Arc<RuleId>, collect::Sweep>,
+    namespaces: BTreeMap<Arc<str>, Namespace>,
+    namespaces_listed: bool,
+    sources: BTreeMap<SourceRef, Source>,
+    kinds: Vec<KindState>,
+    kind_ids: BTreeMap<GroupKind, KindId>,
+    /// Whether the kinds `ConfigMap` was read.
+    kinds_known: bool,
+    served: BTreeMap<GroupVersionKind, Served>,
+    slots: BTreeMap<SlotId, Slot>,
+    last_slot: u32,
+    work: work::Work,
+    dirty: BTreeSet<Arc<str>>,
+    /// Tokens of marks that this replica set and has not seen yet, with the time by which they are forgotten.
+    issued: BTreeMap<Box<str>, Tick>,
+    inject_delay: Duration,
+    webhooks: Webhooks,
+    notices: Vec<Notice>,
+    demand_version: u64,
+    now: Tick,
+}
+
+/// One rule, as last seen.
+#[derive(Debug)]
+struct RuleState {
+    rule: Result<Rule, Vec<Refusal>>,
+    /// Slots, target by target, source by source within each.
+    slots: Vec<SlotId>,
+    /// resourceVersion at which this generation was first seen.
+    spec_version: u64,
+    spec_seen: Tick,
+    /// Uid of the CRD that it is known to live under.
+    crd: Option<Box<str>>,
+    /// Whether that is being read.
+    crd_asked: bool,
+    /// Whether its status already said, when this generation was first seen, that every webhook replica has taken it in: so it
+    /// was before a restart, and what replicas say of versions since doesn't count again.
+    barrier_proven: bool,
+    /// Cells that another rule has, by namespace.
+    conflicts: BTreeMap<Arc<str>, Vec<plan::Lost>>,
+    status: status::Book,
+}
+
+#[derive(Debug)]
+struct KindState {
+    group_kind: GroupKind,
+    /// Whether the kinds `ConfigMap` names it.
+    recorded: bool,
+    recording: bool,
+    /// The watch of its copies: number of the listing under way or done, and whether it is done.
+    listing: u8,
+    listed: bool,
+}
+
+/// What discovery says of a kind.
+#[derive(Debug, PartialEq, Eq)]
+enum Served {
+    Unknown,
+    No,
+    At(Resource),
+}
+
+impl Served {
+    /// How it is served, if copies of it can exist.
+    fn namespaced(&self) -> Option<&Resource> {
+        match self {
+            Self::At(resource) if resource.namespaced => Some(resource),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Source {
+    NotRead,
+    Found { object: Arc<Value>, version: u64 },
+    Missing { since: Tick, verdict: collect::SourceVerdict },
+}
+
+/// One namespace. Known by its own watch, or only by copies in it so far.
+#[derive(Debug, Default)]
+struct Namespace {
+    /// None until its own watch has shown it.
+    uid: Option<Uid>,
+    version: u64,
+    labels: Labels,
+    terminating: bool,
+    /// When its pods have been held long enough.
+    budget_ends: Tick,
+    /// Until then the keeper writes no copies: the webhook has just done so, and the watch of copies may yet have to say it.
+    settles: Tick,
+    mark: Option<Mark>,
+    claim: Option<barrier::Claim>,
+    cells: Vec<Cell>,
+    /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
+    ended: bool,
+    /// Which listing of the namespaces showed it last.
+    listing: u8,
+}
+
+#[derive(Debug)]
+struct Mark {
+    token: Box<str>,
+    since: Tick,
+    /// Whether its removal is under way.
+    removing: bool,
+}
+
+/// A namespace as its watch, or a read, shows it.
+#[derive(Clone, Debug)]
+pub struct NamespaceView {
+    /// Its metadata.
+    pub meta: ObjectMeta,
+    /// How long ago it was created.
+    pub age: Duration,
+}
+
+/// What must be watched now. Compared by the rim with what is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Kinds that discovery must find, and find again when they come and go.
+    pub kinds: BTreeSet<GroupVersionKind>,
+    /// Kinds whose copies are watched.
+    pub copies: BTreeMap<GroupKind, Resource>,
+    /// Sources that are watched.
+    pub sources: BTreeMap<SourceRef, Resource>,
+}
+
+impl Engine {
+    /// Knows nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            rules: BTreeMap::new(),
+            rules_listed: false,
+            gone: BTreeMap::new(),
+            crd: collect::CrdState::default(),
+            sweeps: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            namespaces_listed: false,
+            sources: BTreeMap::new(),
+            kinds: Vec::new(),
+            kind_ids: BTreeMap::new(),
+            kinds_known: false,
+            served: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            last_slot: 0,
+            work: work::Work::default(),
+            dirty: BTreeSet::new(),
+            issued: BTreeMap::new(),
+            inject_delay: Duration::from_millis(1),
+            webhooks: Webhooks::default(),
+            notices: Vec::new(),
+            demand_version: 0,
+            now: Tick::ZERO,
+        }
+    }
+
+    /// Moves the clock; it never goes back.
+    fn at(&mut self, now: Tick) {
+        self.now = self.now.max(now);
+    }
+
+    // ---- rules ----
+
+    /// A rule exists, with this spec; `observed` is the status that it carries.
+    pub fn rule_applied(&mut self, id: RuleId, rule: Result<Rule, Vec<Refusal>>, observed: Observed, now: Tick) {
+        self.at(now);
+        let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        self.gone.remove(&id);
+        let known = self.rules.get(&id);
+        if let (Some(Ok(old)), Ok(new)) = (known.map(|state| &state.rule), &rule)
+            && old.generation == new.generation
+            && old.uid == new.uid
+        {
+            // Only metadata or status moved: of these, the confirmation alone is for us.
+            let confirmed = old.confirm_deletion != new.confirm_deletion;
+            if let Some(state) = self.rules.get_mut(&id) {
+                state.rule = rule;
+                state.status.observe(observed);
+            }
+            if confirmed {
+                self.confirm_sweep(&id);
+            }
+            return;
+        }
+        let old = self.rules.remove(&id);
+        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let barrier_proven = rule.as_ref().is_ok_and(|rule| status::barrier_active(&observed, rule.generation));
+        let slots = rule.as_ref().map_or_else(|_| Vec::new(), |rule| self.add_slots(&id, rule));
+        // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
+        let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
+        let crd = same.map_or_else(|| self.crd.certain(), |old| old.crd.clone());
+        let mut book = old.map_or_else(status::Book::default, |old| {
+            self.retire(&old.slots, &slots);
+            old.status
+        });
+        book.observe(observed);
+        self.rules.insert(
+            id.clone(),
+            RuleState {
+                rule,
+                slots,
+                spec_version: version,
+                spec_seen: self.now,
+                crd,
+                crd_asked: false,
+                barrier_proven,
+                conflicts: BTreeMap::new(),
+                status: book,
+            },
+        );
+        self.touch(&id);
+        self.remind_of_grace(&id);
+        self.work.timer(self.now + status::SETTLING, work::Timer::Rule(id));
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    /// A rule doesn't exist any more, as far as its watch says.
+    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
+        self.at(now);
+        let Some((id, old)) = self.rules.remove_entry(id) else { return };
+        self.retire(&old.slots, &[]);
+        self.sweeps.remove(&id);
+        self.work.disturb();
+        self.gone.insert(id, collect::Gone::seen_under(old.crd, self.now));
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    /// Every rule there is has been shown; those in `listed` are all.
+    pub fn rules_listed(&mut self, listed: &BTreeSet<RuleId>, now: Tick) {
+        self.at(now);
+        let lost: Vec<RuleId> =
+            self.rules.keys().filter(|id| !listed.contains(&***id)).map(|id| (**id).clone()).collect();
+        for id in lost {
+            self.rule_gone(&id, now);
+        }
+        self.rules_listed = true;
+        self.everything_dirty();
+    }
+
+    /// The server doesn't serve rules: their CRD isn't there (any more). Whoever only fills new namespaces has nothing to wait
+    /// for then; what it means for copies that exist is not decided by a watch.
+    pub fn rules_unserved(&mut self, now: Tick) {
+        if self.settings.role == Role::Injector {
+            self.rules_listed(&BTreeSet::new(), now);
+        }
+    }
+
+    /// The highest resourceVersion at which a rule was first seen as it is.
+    pub fn rules_seen(&self) -> u64 {
+        self.rules.values().map(|state| state.spec_version).max().unwrap_or_default()
+    }
+
+    fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<SlotId> {
+        let mut added = Vec::with_capacity(rule.targets.len() * rule.sources.len());
+        for (index, target) in rule.targets.iter().enumerate() {
+            for source in &rule.sources {
+                let kind = self.kind_id(&source.gvk.group_kind());
+                self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
+                let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
+                let rendering = rendering(rule, source, target, state, &self.settings.cluster);
+                self.last_slot += 1;
+                let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
+                let slot = Slot {
+                    rule: id.clone(),
+                    target: index,
+                    source: source.clone(),
+                    kind,
+                    name: target.copy_name(source).into(),
+                    rendering,
+                    reference: self.first_reference(),
+                };
+                self.slots.insert(SlotId(number), slot);
+                added.push(SlotId(number));
+            }
+        }
+        added
+    }
+
+    fn first_reference(&self) -> Reference {
+        match self.settings.role {
+            Role::Keeper => Reference::Unknown,
+            Role::Injector => Reference::Waived,
+        }
+    }
+
+    /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot with the same rendering.
+    fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
+        for id in old {
+            let Some(gone) = self.slots.remove(id) else { continue };
+            for id in new {
+                if let Some(slot) = self.slots.get_mut(id)
+                    && slot.rendering.is_ok()
+                    && slot.rendering == gone.rendering
+                {
+                    slot.reference = gone.reference;
+                }
+            }
+        }
+    }
+
+    // ---- sources ----
+
+    /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
+    pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
+        self.at(now);
+        let Some(state) = self.sources.get_mut(source) else { return };
+        match (object, &state) {
+            (None, Source::Missing { .. }) => return,
+            (None, _) => *state = Source::Missing { since: self.now, verdict: collect::SourceVerdict::Unconfirmed },
+            (Some(object), _) => {
+                let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
+                *state = Source::Found { object: Arc::new(object), version };
+            }
+        }
+        self.render_source(source);
+    }
+
+    fn render_source(&mut self, source: &SourceRef) {
+        let Some(state) = self.sources.get(source) else { return };
+        let mut touched = BTreeSet::new();
+        let mut changed = BTreeSet::new();
+        for (id, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.source == *source) {
+            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
+            let Some(target) = rule.targets.get(slot.target) else { continue };
+            touched.insert(slot.rule.clone());
+            let rendering = rendering(rule, source, target, state, &self.settings.cluster);
+            // A source's edit that the copies don't carry ends here.
+            if rendering == slot.rendering {
+                continue;
+            }
+            slot.rendering = rendering;
+            slot.reference = match self.settings.role {
+                Role::Keeper => Reference::Unknown,
+                Role::Injector => Reference::Waived,
+            };
+            changed.insert(*id);
+        }
+        for id in &touched {
+            self.touch(id);
+            self.remind_of_grace(id);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        // What the server said of other bytes doesn't hold of these.
+        let cells = self.namespaces.values_mut().flat_map(|namespace| &mut namespace.cells);
+        for cell in cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))) {
+            cell.failure = None;
+            cell.condemned = None;
+            cell.release();
+        }
+        self.everything_dirty();
+    }
+
+    // ---- kinds ----
+
+    /// What discovery says of a kind: served, or not (any more).
+    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
+        self.at(now);
+        let served = resource.map_or(Served::No, Served::At);
+        if self.served.get(gvk) == Some(&served) {
+            return;
+        }
+        self.served.insert(gvk.clone(), served);
+        let sources: Vec<SourceRef> = self.sources.keys().filter(|source| source.gvk == *gvk).cloned().collect();
+        for source in &sources {
+            self.render_source(source);
+        }
+        let rules: BTreeSet<Arc<RuleId>> =
+            self.slots.values().filter(|slot| slot.source.gvk == *gvk).map(|slot| slot.rule.clone()).collect();
+        for id in &rules {
+            self.touch(id);
+        }
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
+    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
+        self.at(now);
+        for gvk in kinds {
+            let id = self.kind_id(&gvk.group_kind());
+            let kind = &mut self.kinds[usize::from(id.0)];
+            kind.recorded = true;
+            kind.recording = false;
+            self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+        }
+        self.kinds_known = true;
+        let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
+        for kind in self.kinds.iter_mut().filter(|kind| !named.contains(&kind.group_kind)) {
+            kind.recorded = false;
+            kind.recording = false;
+        }
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    fn kind_id(&mut self, group_kind: &GroupKind) -> KindId {
+        if let Some(id) = self.kind_ids.get(group_kind) {
+            return *id;
+        }
+        // Kinds are bounded by what a cluster serves; past 65,535 the last number is shared, which costs nothing but needless looks.
+        let id = KindId(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
+        self.kinds.push(KindState {
+            group_kind: group_kind.clone(),
+            recorded: false,
+            recording: false,
+            listing: 0,
+            listed: false,
+        });
+        self.kind_ids.insert(group_kind.clone(), id);
+        id
+    }
+
+    // ---- namespaces ----
+
+    /// A namespace is there.
+    pub fn namespace_applied(&mut self, view: &NamespaceView, now: Tick) {
+        self.at(now);
+        let Some(name) = view.meta.name.as_deref() else { return };
+        let name = self.namespace_name(name);
+        let uid = view.meta.uid.as_deref().and_then(Uid::parse);
+        let entry = self.namespaces.entry(name.clone()).or_default();
+        let version = version(view.meta.resource_version.as_deref());
+        // A read may have been quicker than the watch: an earlier object of the same name is no news either.
+        if entry.uid.is_some() && version <= entry.version {
+            return;
+        }
+        if entry.uid.is_some() && entry.uid != uid {
+            // Deleted and created again under its name: nothing that was in it is in it.
+            let cells = watched(entry, self.settings.role);
+            *entry = Namespace { listing: entry.listing, cells, ended: true, ..Namespace::default() };
+        }
+        if std::mem::take(&mut entry.ended) {
+            // Older than what is known of the namespace: most likely a copy in the former one, whose end is yet to be told.
+            for cell in entry.cells.iter_mut().filter(|cell| cell.seen().is_some_and(|seen| seen.version < version)) {
+                cell.belief = Belief::Taken;
+            }
+        }
+        let known = entry.uid.is_some();
+        entry.uid = uid;
+        entry.version = version;
+        let labels = view.meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
+        let old = std::mem::replace(&mut entry.labels, labels);
+        let changed = known && old != entry.labels;
+        entry.terminating = view.meta.deletion_timestamp.is_some();
+        entry.budget_ends = self.now + self.settings.budget.saturating_sub(view.age);
+        self.see_mark(&name);
+        if changed {
+            self.let_settle(&name);
+        }
+        self.dirty.insert(name);
+    }
+
+    /// The watch of namespaces lost one. Nothing changes if another of its name has been read since.
+    pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
+        let (Some(name), uid) = (meta.name.as_deref(), meta.uid.as_deref().and_then(Uid::parse)) else { return };
+        if self.namespaces.get(name).is_some_and(|entry| entry.uid.is_none() || entry.uid == uid) {
+            self.namespace_gone(name, now);
+        }
+    }
+
+    /// A namespace is gone.
+    pub fn namespace_gone(&mut self, name: &str, now: Tick) {
+        self.at(now);
+        let Some((name, mut old)) = self.namespaces.remove_entry(name) else { return };
+        self.dirty.remove(&name);
+        self.work.disturb();
+        let touched: BTreeSet<Arc<RuleId>> =
+            old.cells.iter().filter_map(|cell| self.slots.get(&cell.want?).map(|slot| slot.rule.clone())).collect();
+        for id in &touched {
+            self.touch(id);
+        }
+        for state in self.rules.values_mut() {
+            state.conflicts.remove(&name);
+        }
+        let cells = watched(&mut old, self.settings.role);
+        if !cells.is_empty() {
+            self.namespaces.insert(name, Namespace { cells, ended: true, ..Namespace::default() });
+        }
+    }
+
+    /// Every namespace there is has been shown; those in `listed` are all.
+    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
+        self.at(now);
+        let lost: Vec<Arc<str>> = self
+            .namespaces
+            .iter()
+            .filter(|(name, state)| state.uid.is_some() && !listed.contains(&***name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in lost {
+            self.namespace_gone(&name, now);
+        }
+        self.namespaces_listed = true;
+        self.everything_dirty();
+    }
+
+    /// How many namespaces a rule selects, and how many there are; terminating ones left out.
+    pub fn count_matching(&self, rule: &Rule) -> (usize, usize) {
+        let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
+        alive.fold((0, 0), |(matching, all), (name, namespace)| {
+            (matching + usize::from(rule.matches(name, &namespace.labels)), all + 1)
+        })
+    }
+
+    fn namespace_name(&self, name: &str) -> Arc<str> {
+        self.namespaces.get_key_value(name).map_or_else(|| name.into(), |(known, _)| known.clone())
+    }
+
+    // ---- copies ----
+
+    /// A listing of a kind's copies begins.
+    pub fn copies_listing(&mut self, kind: &GroupKind, now: Tick) {
+        self.at(now);
+        let id = self.kind_id(kind);
+        let state = &mut self.kinds[usize::from(id.0)];
+        state.listing = state.listing.wrapping_add(1);
+    }
+
+    /// The watch of copies shows an object: one that carries our label, ours or not.
+    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.at(now);
+        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
+        let Some(mut seen) = Seen::read(meta, &self.settings.cluster) else { return };
+        let kind = self.kind_id(kind);
+        let listing = self.kinds[usize::from(kind.0)].listing;
+        if let Some(rule) = &seen.rule {
+            seen.rule = Some(self.rule_name(rule));
+        }
+        let namespace = self.namespace_name(namespace);
+        let name = self.copy_name(kind, name);
+        let entry = self.namespaces.entry(namespace.clone()).or_default();
+        let cell = entry.cell_or_insert(kind, &name);
+        cell.listing = listing;
+        if !cell.show(seen) {
+            return;
+        }
+        cell.release();
+        self.dirty.insert(namespace);
+    }
+
+    /// The watch of copies lost an object: it was deleted, or only its label was.
+    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.at(now);
+        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
+        let Some(uid) = meta.uid.as_deref().and_then(Uid::parse) else { return };
+        let kind = self.kind_id(kind);
+        let namespace = self.namespace_name(namespace);
+        let Some(entry) = self.namespaces.get_mut(&namespace) else { return };
+        let Some(cell) = entry.cell_mut(kind, name) else { return };
+        if cell.vanish(Some(uid), version(meta.resource_version.as_deref())) {
+            cell.release();
+            self.dirty.insert(namespace);
+        }
+    }
+
+    /// The listing is complete as of `at` (a resourceVersion): what it didn't show was gone then.
+    pub fn copies_listed(&mut self, kind: &GroupKind, at: u64, now: Tick) {
+        self.at(now);
+        let id = self.kind_id(kind);
+        let state = &mut self.kinds[usize::from(id.0)];
+        state.listed = true;
+        let listing = state.listing;
+        for entry in self.namespaces.values_mut() {
+            for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
+                // Our own write may be newer than the listing.
+                if cell.vanish(None, at) {
+                    cell.release();
+                }
+            }
+        }
+        self.everything_dirty();
+    }
+
+    /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
+    fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
+        self.slots
+            .values()
+            .find(|slot| slot.kind == kind && *slot.name == *name)
+            .map_or_else(|| name.into(), |slot| slot.name.clone())
+    }
+
+    /// One value shared by all copies of a rule.
+    fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
+        let known = self.rules.get_key_value(id).map(|(known, _)| known);
+        known.or_else(|| self.gone.get_key_value(id).map(|(known, _)| known)).unwrap_or(id).clone()
+    }
+
+    // ---- demand ----
+
+    /// Grows whenever [`Engine::demand`] may have changed.
+    pub fn demand_version(&self) -> u64 {
+        self.demand_version
+    }
+
+    fn demand_changed(&mut self) {
+        self.demand_version += 1;
+    }
+
+    /// What must be watched now. Of everything else nothing is told from here on, so nothing that was told of it holds any
+    /// more; until here it does, however demand may have changed back and forth.
+    pub fn demand(&mut self) -> Demand {
+        let demand = self.demanded();
+        self.forget_unwatched(&demand);
+        demand
+    }
+
+    fn forget_unwatched(&mut self, demand: &Demand) {
+        for kind in self.kinds.iter_mut().filter(|kind| !demand.copies.contains_key(&kind.group_kind)) {
+            kind.listed = false;
+        }
+        let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
+        self.sources.retain(|source, _| used.contains(source));
+        let mut silent = Vec::new();
+        for (source, state) in self.sources.iter_mut().filter(|(source, _)| !demand.sources.contains_key(*source)) {
+            // Above all, a silence is no deletion.
+            *state = Source::NotRead;
+            silent.push(source.clone());
+        }
+        for source in &silent {
+            self.render_source(source);
+        }
+    }
+
+    fn demanded(&self) -> Demand {
+        let mut demand = Demand::default();
+        for slot in self.slots.values() {
+            demand.kinds.insert(slot.gvk().clone());
+            if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
+                demand.sources.insert(slot.source.clone(), resource.clone());
+                demand.copies.entry(slot.gvk().group_kind()).or_insert_with(|| resource.clone());
+            }
+        }
+        for (gvk, served) in &self.served {
+            let recorded =
+                self.kind_ids.get(&gvk.group_kind()).is_some_and(|id| self.kinds[usize::from(id.0)].recorded);
+            if !recorded {
+                continue;
+            }
+            demand.kinds.insert(gvk.clone());
+            if let Some(resource) = served.namespaced() {
+                demand.copies.entry(gvk.group_kind()).or_insert_with(|| resource.clone());
+            }
+        }
+        if self.settings.role == Role::Injector {
+            demand.copies.clear();
+        }
+        demand
+    }
+
+    fn everything_dirty(&mut self) {
+        self.dirty.extend(self.namespaces.keys().cloned());
+    }
+}
+
+impl Namespace {
+    fn position(&self, kind: KindId, name: &str) -> Result<usize, usize> {
+        self.cells.binary_search_by(|cell| (cell.kind, &*cell.name).cmp(&(kind, name)))
+    }
+
+    fn cell(&self, kind: KindId, name: &str) -> Option<&Cell> {
+        self.position(kind, name).ok().map(|at| &self.cells[at])
+    }
+
+    fn cell_mut(&mut self, kind: KindId, name: &str) -> Option<&mut Cell> {
+        self.position(kind, name).ok().map(|at| &mut self.cells[at])
+    }
+
+    fn cell_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut Cell {
+        let at = self.position(kind, name).unwrap_or_else(|at| {
+            self.cells.insert(at, Cell::new(kind, name.clone()));
+            at
+        });
+        &mut self.cells[at]
+    }
+
+    /// Whether its own watch has shown it, and it isn't going.
+    fn alive(&self) -> bool {
+        self.uid.is_some() && !self.terminating
+    }
+
+    /// The token of its mark.
+    fn token(&self) -> Option<&str> {
+        self.labels.get(names::MARK).map(|token| &**token)
+    }
+}
+
+impl Cell {
+    /// The world changed: what was put off may be tried at once.
+    fn release(&mut self) {
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Idle;
+        }
+    }
+}
+
+/// The cells of a namespace that went of which the watch of copies will tell the end; it may have told of the next namespace's
+/// copies already. What else was known of went with the namespace.
+fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
+    let mut cells = std::mem::take(&mut namespace.cells);
+    cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
+    for cell in &mut cells {
+        cell.want = None;
+        cell.good = None;
+        cell.failure = None;
+        cell.condemned = None;
+    }
+    cells
+}
+
+fn rendering(
+    rule: &Rule,
+    source: &SourceRef,
+    target: &crate::rule::Target,
+    state: &Source,
+    cluster: &str,
+) -> Result<Arc<crate::render::Rendering>, NoRendering> {
+    match state {
+        Source::NotRead => Err(NoRendering::NotRead),
+        Source::Missing { .. } => Err(NoRendering::SourceMissing),
+        Source::Found { object, .. } => {
+            render(rule, source, target, object, cluster).map(Arc::new).map_err(NoRendering::Refused)
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Which cell wants which copy, and what to do about it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, work::Timer};
+use crate::{
+    cell::{Belief, Cell, Leave, Phase, Step, Why},
+    meta::Seen,
+    outcome::{Failure, Reason},
+    rule::{Barrier, Rule, RuleId},
+    selection::Labels,
+    slot::{KindId, NoRendering, Slot, SlotId},
+};
+
+/// A cell that a rule wants and another rule has.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Lost {
+    pub(super) kind: KindId,
+    pub(super) name: Arc<str>,
+    pub(super) winner: Arc<RuleId>,
+}
+
+type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
+
+impl Engine {
+    /// Plans every namespace in which something changed.
+    pub(super) fn plan(&mut self) {
+        while let Some(name) = self.dirty.pop_first() {
+            self.plan_namespace(&name);
+        }
+    }
+
+    fn plan_namespace(&mut self, name: &Arc<str>) {
+        let Some(mut namespace) = self.namespaces.remove(name) else { return };
+        self.assign(name, &mut namespace);
+        // Wanted ones first: what becomes of the others depends on whether these are there.
+        for wanted in [true, false] {
+            for index in 0..namespace.cells.len() {
+                if namespace.cells[index].want.is_some() == wanted {
+                    self.consider(name, &mut namespace, index);
+                }
+            }
+        }
+        // An injector watches no copies: what it knew of one is forgotten with the want.
+        let keeps = self.settings.role == Role::Keeper;
+        namespace.cells.retain(|cell| cell.want.is_some() || (keeps && cell.seen().is_some()) || !cell.settled());
+        self.plan_mark(name, &mut namespace);
+        if namespace.uid.is_some() || !namespace.cells.is_empty() {
+            self.namespaces.insert(name.clone(), namespace);
+        }
+    }
+
+    /// Gives every cell of the namespace the slot that wants a copy in it.
+    fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let (wants, lost) = self.wanted(name, namespace);
+        for (id, state) in &mut self.rules {
+            match lost.get(id) {
+                Some(cells) if state.conflicts.get(name) == Some(cells) => {}
+                Some(cells) => {
+                    state.conflicts.insert(name.clone(), cells.clone());
+                    state.status.touch();
+                }
+                None if state.conflicts.is_empty() => {}
+                None => {
+                    if state.conflicts.remove(name).is_some() {
+                        state.status.touch();
+                    }
+                }
+            }
+        }
+        for (kind, copy) in wants.keys() {
+            namespace.cell_or_insert(*kind, copy);
+        }
+        for cell in &mut namespace.cells {
+            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
+            if cell.want == want {
+                continue;
+            }
+            let owners =
+                [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
+            cell.want = want;
+            cell.condemned = None;
+            cell.streak = 0;
+            cell.failure = None;
+            cell.release();
+            if want.is_some() {
+                self.forgive(name, cell.kind, &cell.name);
+            }
+            for owner in owners.into_iter().flatten() {
+                if let Some(state) = self.rules.get_mut(&owner) {
+                    state.status.touch();
+                }
+            }
+        }
+    }
+
+    /// The cells that rules want in a namespace, each with its winner, and what the losers lost.
+    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
+        let claim = namespace.claim.as_ref();
+        // An injector has no business in a namespace that waits for nothing.
+        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some() || claim.is_some();
+        if !namespace.alive() || !concerned {
+            return (Wants::new(), BTreeMap::new());
+        }
+        let Some((claim, labels)) = claim.and_then(|claim| Some((claim, claim.labels.as_ref()?))) else {
+            return self.contest(name, namespace, &namespace.labels);
+        };
+        // Who will have each cell, as far as it is claimed. In a marked namespace pods wait meanwhile, for all that they always
+        // waited for.
+        let (mut wants, lost) = self.contest(name, namespace, labels);
+        wants.retain(|_, id| self.slots.get(id).is_some_and(|slot| claim.covers(&slot.rule)));
+        if namespace.mark.is_some() {
+            wants.extend(self.contest(name, namespace, &namespace.labels).0);
+        }
+        (wants, lost)
+    }
+
+    /// The cells that rules want in a namespace with these labels, each with its winner, and what the losers lost.
+    fn contest(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        labels: &Labels,
+    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
+        let mut wants = Wants::new();
+        let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
+        for (id, state) in &self.rules {
+            for (slot_id, slot) in self.slots_for(state, name, labels) {
+                if *slot.source.namespace == **name && *slot.source.name == *slot.name {
+                    continue; // The source's own cell.
+                }
+                let key = (slot.kind, slot.name.clone());
+                let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
+                    wants.insert(key, slot_id);
+                    continue;
+                };
+                if holder.rule == slot.rule {
+                    continue; // An earlier target of the same rule.
+                }
+                let marked =
+                    namespace.cell(slot.kind, &slot.name).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
+                let (winner, loser) = if self.precedes(id, &holder.rule, marked) {
+                    let loser = holder.rule.clone();
+                    wants.insert(key, slot_id);
+                    (id.clone(), loser)
+                } else {
+                    (holder.rule.clone(), id.clone())
+                };
+                let cells = lost.entry(loser).or_default();
+                // Another target of the same rule may have lost it already, to somebody who lost it since.
+                match cells.iter_mut().find(|cell| cell.kind == slot.kind && cell.name == slot.name) {
+                    Some(cell) => cell.winner = winner,
+                    None => cells.push(Lost { kind: slot.kind, name: slot.name.clone(), winner }),
+                }
+            }
+        }
+        (wants, lost)
+    }
+
+    /// The slots of a rule that a namespace matches.
+    fn slots_for<'a>(
+        &'a self,
+        state: &'a RuleState,
+        name: &'a str,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
+        let rule = state.rule.as_ref().ok();
+        let matched = rule.into_iter().flat_map(move |rule: &Rule| {
+            let width = rule.sources.len();
+            let targets = rule.targets.iter().enumerate().filter(move |(_, t)| t.selection.matches(name, labels));
+            targets.flat_map(move |(index, _)| index * width..(index + 1) * width)
+        });
+        matched.filter_map(|at| state.slots.get(at)).filter_map(|id| Some((*id, self.slots.get(id)?)))
+    }
+
+    /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
+    fn precedes(&self, a: &Arc<RuleId>, b: &Arc<RuleId>, marked: Option<&Arc<RuleId>>) -> bool {
+        let rank = |id: &Arc<RuleId>| {
+            let created = self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
+            (id.kind, marked != Some(id), created, id.clone())
+        };
+        rank(a) < rank(b)
+    }
+
+    /// Decides about one cell and queues what is to be done.
+    fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
+        let cell = &namespace.cells[index];
+        if self.kinds_known && cell.ours().is_some() && !self.kinds[usize::from(cell.kind.0)].recorded {
+            // The note was removed while the copy was being written.
+            self.record(cell.kind);
+        }
+        let step = self.decide(name, namespace, cell);
+        let urgent = namespace.mark.is_some() || namespace.claim.is_some();
+        let cell = &mut namespace.cells[index];
+        if let Step::Leave(why) = step {
+            self.settle(name, cell, why);
+            return;
+        }
+        if cell.phase == Phase::Idle {
+            cell.phase = Phase::Queued;
+            self.work.queue(name, cell, urgent);
+        }
+        self.touch_cell(name, index, namespace);
+    }
+
+    /// Notes that a cell needs no request now, and why.
+    pub(super) fn settle(&mut self, name: &Arc<str>, cell: &mut Cell, why: Leave) {
+        let rule = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
+        match why {
+            Leave::UpToDate => {
+                let before = (cell.good, cell.failure.take());
+                cell.approve();
+                if before == (cell.good, None) {
+                    return;
+                }
+            }
+            Leave::Foreign if cell.phase == Phase::Idle => {
+                let message = "an object that Mimeo didn't write has the copy's name: delete it, or name the copy otherwise \
+                               (targets[].name)";
+                self.fail(name, cell, Failure { reason: Reason::Conflict, message: message.into() });
+                // Not being ours it may carry no label that a watch would show: look again now and then.
+                self.work.back_off(name, cell, None, self.now, &self.settings);
+            }
+            // No watch will tell of its end.
+            Leave::Deleting if cell.phase == Phase::Idle && cell.seen().is_some_and(Seen::unwatched) => {
+                cell.failure = None;
+                self.work.back_off(name, cell, None, self.now, &self.settings);
+            }
+            Leave::KindNotRecorded => self.record(cell.kind),
+            // Something is still to be done, now or soon: what failed last is worth telling till then.
+            Leave::Foreign | Leave::Learning | Leave::NotListed | Leave::Undecided => {}
+            _ => cell.failure = None,
+        }
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+            state.status.touch();
+        }
+    }
+
+    fn touch_cell(&mut self, _name: &Arc<str>, index: usize, namespace: &Namespace) {
+        let rule = namespace.cells[index].want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+            state.status.touch();
+        }
+    }
+
+    /// What to do about one cell. Everything that is ever done to a copy is decided here.
+    pub(super) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        if !namespace.alive() {
+            // A terminating namespace's copies go with it, and nothing can be written there.
+            return Step::Leave(Leave::Nothing);
+        }
+        let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
+        let step = self.decide_wanted(id, cell);
+        if matches!(step, Step::Leave(Leave::NoSource)) {
+            return self.decide_sourceless(id, name, cell);
+        }
+        if !matches!(step, Step::Leave(_)) && !self.in_charge(namespace) {
+            return Step::Leave(Leave::Undecided);
+        }
+        step
+    }
+
+    /// Whether this process may write into the namespace now.
+    pub(super) fn in_charge(&self, namespace: &Namespace) -> bool {
+        match self.settings.role {
+            // A marked namespace is the webhook's for a while: two writers would cost a second request.
+            Role::Keeper => {
+                let left =
+                    namespace.mark.as_ref().map_or(namespace.settles, |mark| mark.since + self.settings.takeover);
+                self.now >= left
+            }
+            Role::Injector => namespace.claim.as_ref().is_some_and(|claim| self.now >= claim.from),
+        }
+    }
+
+    pub(super) fn decide_wanted(&self, id: SlotId, cell: &Cell) -> Step {
+        let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
+        let rendering = match &slot.rendering {
+            Ok(rendering) => rendering,
+            Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
+            Err(_) => return Step::Leave(Leave::NoSource),
+        };
+        if self.served.get(slot.gvk()).and_then(Served::namespaced).is_none() {
+            return Step::Leave(Leave::KindNotServed);
+        }
+        let kind = &self.kinds[usize::from(slot.kind.0)];
+        if self.settings.role == Role::Keeper && !kind.listed {
+            return Step::Leave(Leave::NotListed);
+        }
+        let suspended =
+            self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok()).is_none_or(|rule| rule.suspend);
+        if suspended {
+            // The preview must tell a create from a conflict, and only a read can.
+            let unknown =
+                matches!(cell.belief, Belief::Unknown | Belief::Taken | Belief::Vanished(_) | Belief::Hidden(_));
+            return if unknown && self.settings.role == Role::Keeper {
+                Step::Look
+            } else {
+                Step::Leave(Leave::Suspended)
+            };
+        }
+        let step = cell.compare(rendering, slot.reference);
+        let noted = kind.recorded && !self.crd_unrecorded();
+        if !noted && matches!(step, Step::Create(_) | Step::Apply(..)) {
+            return Step::Leave(Leave::KindNotRecorded);
+        }
+        step
+    }
+
+    /// A cell whose source isn't there: its copy stays through the grace, and until the loss is known to be meant.
+    pub(super) fn decide_sourceless(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> Step {
+        let keep = Step::Leave(Leave::NoSource);
+        let Some(slot) = self.slots.get(&id) else { return keep };
+        let Some(seen) = cell.ours() else { return keep };
+        // A copy of another source stays: the rule may just have been pointed at one that is yet to come.
+        if seen.deleting || seen.source != crate::meta::source_hash(&slot.source.to_string()) {
+            return keep;
+        }
+        let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { return keep };
+        let Some(Source::Missing { since, .. }) = self.sources.get(&slot.source) else { return keep };
+        if rule.suspend || self.settings.role == Role::Injector || self.now < *since + rule.retention.source_grace {
+            return keep;
+        }
+        if rule.retention.when_source_deleted == crate::rule::Retain::Retain {
+            return Step::Leave(Leave::Retained);
+        }
+        let (source, rule) = (slot.source.clone(), slot.rule.clone());
+        self.decide_lost_source(&source, &rule, name, cell)
+    }
+
+    /// When the grace of a missing source ends, its cells are to be looked at again.
+    pub(super) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
+        let missing = rule.sources.iter().filter_map(|source| match self.sources.get(source) {
+            Some(Source::Missing { since, .. }) => Some(*since),
+            _ => None,
+        });
+        let due: Vec<Tick> = missing.map(|since| since + rule.retention.source_grace).collect();
+        for due in due {
+            self.work.timer(due, Timer::Rule(id.clone()));
+        }
+    }
+
+    /// Marks a rule's status as due.
+    pub(super) fn touch(&mut self, id: &Arc<RuleId>) {
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.touch();
+        }
+    }
+
+    /// The strictest barrier that holds a namespace's pods for this slot.
+    pub(super) fn barrier_of(&self, id: SlotId) -> Barrier {
+        let rule =
+            self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule)).and_then(|state| state.rule.as_ref().ok());
+        rule.filter(|rule| !rule.suspend).map_or(Barrier::None, |rule| rule.barrier)
+    }
+}
+
+impl Cell {
+    /// Whether no request is queued or under way.
+    pub(super) fn settled(&self) -> bool {
+        !matches!(self.phase, Phase::Queued | Phase::InFlight(_))
+    }
+}
+
+impl Why {
+    /// Whether this write undoes what somebody else did: repeated quickly, it is a fight.
+    pub(super) fn repairs(self) -> bool {
+        matches!(self, Self::Drifted | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished)
+    }
+}
+
+/// A repair within this time of the last one is part of the same fight.
+pub(super) const FIGHT: Duration = Duration::from_mins(1);

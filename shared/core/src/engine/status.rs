@@ -1,0 +1,415 @@
+//! What a rule says about itself: conditions, counts, and the first failures.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, PlanCounts, SourceStatus};
+
+use super::{Engine, RuleState, Served, Source, Tick};
+use crate::{
+    cell::{Leave, Step},
+    meta::Seen,
+    outcome::Reason,
+    rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
+    slot::NoRendering,
+};
+
+/// The status that a rule carries, as its author's API server shows it.
+pub type Observed = Option<ClusterReplicationStatus>;
+
+/// A status to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatusUpdate {
+    /// The rule.
+    pub id: RuleId,
+    /// All of its status.
+    pub status: ClusterReplicationStatus,
+}
+
+/// What is known of the webhook's replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Webhooks {
+    /// For each replica whose Lease is live: the highest resourceVersion of a rule that it has taken in.
+    pub seen: Vec<u64>,
+}
+
+/// When a rule's status was written and whether it must be again.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    due: bool,
+    not_before: Tick,
+    observed: Observed,
+    /// When a copy was last written or deleted, until it is told by the clock on the wall.
+    synced: Option<Tick>,
+    /// The same by that clock, read once: read again it would differ by a moment, and a second's end may lie in it.
+    last_sync: Option<Timestamp>,
+}
+
+impl Book {
+    pub(super) fn touch(&mut self) {
+        self.due = true;
+    }
+
+    pub(super) fn synced(&mut self, now: Tick) {
+        self.synced = Some(now);
+        self.due = true;
+    }
+
+    pub(super) fn observe(&mut self, observed: Observed) {
+        self.observed = observed;
+    }
+}
+
+/// Statuses are written at most this often per rule.
+const PACE: Duration = Duration::from_secs(1);
+/// A configuration change reaches every API server within this time.
+pub(super) const SETTLING: Duration = Duration::from_secs(5);
+const FAILURES: usize = 20;
+
+/// What the cells of one rule come to.
+#[derive(Default)]
+struct Tally {
+    copies: CopyCounts,
+    plan: PlanCounts,
+    failures: BTreeMap<CellName, (Reason, Box<str>)>,
+}
+
+/// Namespace, kind and name: the order in which failures are told.
+type CellName = (Arc<str>, String, Arc<str>);
+
+impl Engine {
+    /// The webhook's replicas, as their Leases show them.
+    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
+        self.at(now);
+        if self.webhooks == webhooks {
+            return;
+        }
+        self.webhooks = webhooks;
+        self.rules.values_mut().for_each(|state| state.status.touch());
+    }
+
+    /// Statuses that are due, as of the time `wall`.
+    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
+        self.at(now);
+        self.plan();
+        let due: Vec<Arc<RuleId>> = self
+            .rules
+            .iter()
+            .filter(|(_, state)| state.status.due && state.status.not_before <= self.now)
+            .map(|(id, _)| id.clone())
+            .collect();
+        due.iter().filter_map(|id| self.status(id, wall)).collect()
+    }
+
+    /// When [`Engine::statuses`] has something to say again.
+    pub fn status_due(&self) -> Option<Tick> {
+        self.rules.values().filter(|state| state.status.due).map(|state| state.status.not_before).min()
+    }
+
+    /// A status could not be written.
+    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
+        self.at(now);
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.due = true;
+            state.status.observed = None;
+            state.status.not_before = self.now + PACE * 5;
+        }
+    }
+
+    fn status(&mut self, id: &Arc<RuleId>, wall: Timestamp) -> Option<StatusUpdate> {
+        let state = self.rules.get(id)?;
+        // Half a picture is none: after a start the status stays what it was until everything it speaks of was seen.
+        if !self.known(state) {
+            self.rules.get_mut(id)?.status.not_before = self.now + PACE;
+            return None;
+        }
+        let now = self.now;
+        let book = &mut self.rules.get_mut(id)?.status;
+        if let Some(tick) = book.synced.take() {
+            book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
+        }
+        let status = self.compose(id, self.rules.get(id)?, wall);
+        let book = &mut self.rules.get_mut(id)?.status;
+        book.due = false;
+        if book.observed.as_ref() == Some(&status) {
+            return None;
+        }
+        book.observed = Some(status.clone());
+        book.not_before = now + PACE;
+        Some(StatusUpdate { id: (**id).clone(), status })
+    }
+
+    fn known(&self, state: &RuleState) -> bool {
+        let slots = state.slots.iter().filter_map(|id| self.slots.get(id));
+        self.primed()
+            && slots.into_iter().all(|slot| match self.served.get(slot.gvk()) {
+                Some(Served::At(resource)) if resource.namespaced => {
+                    self.kinds[usize::from(slot.kind.0)].listed && slot.rendering != Err(NoRendering::NotRead)
+                }
+                Some(Served::Unknown) | None => false,
+                _ => true,
+            })
+    }
+
+    fn compose(&self, id: &Arc<RuleId>, state: &RuleState, wall: Timestamp) -> ClusterReplicationStatus {
+        let old = state.status.observed.as_ref();
+        let generation = state.rule.as_ref().ok().map(|rule| rule.generation);
+        let last_sync_time =
+            state.status.last_sync.map(Time).or_else(|| old.and_then(|old| old.last_sync_time.clone()));
+        let mut status = ClusterReplicationStatus {
+            observed_generation: generation.or_else(|| old.and_then(|old| old.observed_generation)),
+            last_sync_time,
+            ..ClusterReplicationStatus::default()
+        };
+        let mut conditions =
+            Conditions { old: old.map_or(&[], |old| &old.conditions), wall, generation, new: Vec::new() };
+        match &state.rule {
+            Err(refusals) => {
+                let message = refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
+                conditions.set("Ready", false, "InvalidSpec", &message);
+                conditions.set("Stalled", true, "InvalidSpec", &message);
+            }
+            Ok(rule) => {
+                let tally = self.tally(id, state, rule);
+                self.describe(id, state, rule, &tally, &mut conditions);
+                status.copies = Some(tally.copies);
+                status.plan = rule.suspend.then_some(tally.plan);
+                status.sources = rule.sources.iter().map(|source| self.source_status(source)).collect();
+                status.failures = tally.failures.into_iter().take(FAILURES).map(failure).collect();
+            }
+        }
+        status.conditions = conditions.new;
+        status
+    }
+
+    fn tally(&self, id: &Arc<RuleId>, state: &RuleState, rule: &Rule) -> Tally {
+        let mut tally = Tally::default();
+        for (name, namespace) in &self.namespaces {
+            for cell in &namespace.cells {
+                let slot = cell.want.and_then(|want| self.slots.get(&want)).filter(|slot| slot.rule == *id);
+                let Some(slot) = slot else {
+                    let unwanted = cell.want.is_none()
+                        && namespace.alive()
+                        && cell.ours().is_some_and(|seen| seen.rule.as_ref() == Some(id) && !seen.elsewhere);
+                    tally.plan.delete += i32::from(unwanted && rule.retention.when_unmatched == Retain::Delete);
+                    continue;
+                };
+                tally.copies.desired += 1;
+                let step = match &slot.rendering {
+                    Ok(rendering) => cell.compare(rendering, slot.reference),
+                    Err(_) => Step::Leave(Leave::NoSource),
+                };
+                match step {
+                    Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => tally.copies.synced += 1,
+                    Step::Leave(Leave::Foreign) => tally.plan.conflict += 1,
+                    Step::Create(_) => tally.plan.create += 1,
+                    Step::Apply(..) => tally.plan.update += 1,
+                    _ => {}
+                }
+                if let Some(failure) = &cell.failure {
+                    tally.copies.failed += 1;
+                    let key = (name.clone(), slot.gvk().kind.to_string(), cell.name.clone());
+                    tally.failures.insert(key, (failure.reason, failure.message.clone()));
+                }
+            }
+        }
+        for (name, lost) in &state.conflicts {
+            for cell in lost {
+                tally.copies.desired += 1;
+                tally.copies.failed += 1;
+                tally.plan.conflict += 1;
+                let kind = self.kinds[usize::from(cell.kind.0)].group_kind.kind.to_string();
+                let message = format!("{} has this copy", cell.winner);
+                tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message.into()));
+            }
+        }
+        tally
+    }
+
+    fn describe(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        rule: &Rule,
+        tally: &Tally,
+        conditions: &mut Conditions<'_>,
+    ) {
+        let trouble = self.source_trouble(rule);
+        let CopyCounts { desired, synced, failed } = tally.copies;
+        let pending = trouble.is_none() && failed == 0 && synced < desired;
+        match &trouble {
+            _ if rule.suspend => {
+                let PlanCounts { create, update, delete, conflict } = tally.plan;
+                let message = format!(
+                    "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
+                     copies, {conflict} conflict"
+                );
+                conditions.set("Ready", false, "Suspended", &message);
+            }
+            Some((_, message)) => conditions.set("Ready", false, "SourceNotFound", message),
+            None if failed > 0 => {
+                let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
+                names.dedup();
+                let more =
+                    if names.len() > 5 { format!(" and {} more namespaces", names.len() - 5) } else { String::new() };
+                let reason = tally.failures.values().next().map_or("unknown".into(), |(reason, _)| reason.to_string());
+                let names = names[..names.len().min(5)].join(", ");
+                let message = format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}");
+                conditions.set("Ready", false, "CopiesFailed", &message);
+            }
+            None if desired == 0 => conditions.set("Ready", true, "NoNamespaceMatches", "no namespace is selected"),
+            None if pending => {
+                conditions.set("Ready", false, "Pending", &format!("{synced} of {desired} copies are up to date"));
+            }
+            None => conditions.set("Ready", true, "Synced", &format!("all {desired} copies are up to date")),
+        }
+        match &trouble {
+            None => conditions.set("SourcesFound", true, "Found", "every source was found"),
+            Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
+        }
+        self.describe_barrier(state, rule, conditions);
+        if pending && !rule.suspend {
+            conditions.set("Reconciling", true, "Pending", &format!("{} copies are being written", desired - synced));
+        }
+        if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
+        {
+            let message = format!(
+                "{count} copies would be deleted at once, which is half of this rule's copies or more; if that is meant: \
+                 kubectl annotate --overwrite clusterreplication {} {}={nonce}",
+                id.name,
+                crate::names::CONFIRM_DELETION,
+            );
+            conditions.set("Stalled", true, "DeletionHeld", &message);
+        }
+    }
+
+    fn describe_barrier(&self, state: &RuleState, rule: &Rule, conditions: &mut Conditions<'_>) {
+        if rule.barrier == Barrier::None || rule.suspend {
+            conditions.set("BarrierActive", false, "Disabled", "pods do not wait for this rule's copies");
+        } else if self.webhooks.seen.is_empty() {
+            let message =
+                "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
+            conditions.set("BarrierActive", false, "WebhookUnavailable", message);
+        } else if !self.taken_in(state) {
+            conditions.set(
+                "BarrierActive",
+                false,
+                "Pending",
+                "not every webhook replica has taken in this version of the rule",
+            );
+        } else {
+            let count = self.webhooks.seen.len();
+            let message = format!("pods of new namespaces wait for their copies; webhook replicas: {count}");
+            conditions.set("BarrierActive", true, "Active", &message);
+        }
+    }
+
+    /// Whether every live webhook replica has taken in this version of the rule, and every API server the webhooks'.
+    fn taken_in(&self, state: &RuleState) -> bool {
+        // A replica of before the proof took part in it, one of after it has listed the rule: only one that has seen nothing
+        // yet doesn't know it. Versions are no help here, those of statuses written since are among them.
+        let least = if state.barrier_proven { 1 } else { state.spec_version };
+        (state.barrier_proven || self.now >= state.spec_seen + SETTLING)
+            && self.webhooks.seen.iter().all(|seen| *seen >= least)
+    }
+
+    /// The first thing that is wrong with the sources: reason and message.
+    fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
+        rule.sources.iter().find_map(|source| {
+            match self.served.get(&source.gvk) {
+                Some(Served::At(resource)) if !resource.namespaced => {
+                    return Some(("SourceRefused", format!("{source}: the kind is cluster-scoped")));
+                }
+                Some(Served::At(_)) => {}
+                _ => return Some(("KindNotServed", format!("{source}: the cluster does not serve this kind"))),
+            }
+            match self.sources.get(source) {
+                Some(Source::Found { .. }) => {}
+                Some(Source::Missing { since, .. })
+                    if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
+                {
+                    let grace = rule.retention.source_grace.as_secs();
+                    return Some(("InGracePeriod", format!("{source} is gone; its copies stay for {grace} seconds")));
+                }
+                _ => return Some(("SourceNotFound", format!("{source} does not exist"))),
+            }
+            let refused = self.slots.values().find_map(|slot| match &slot.rendering {
+                Err(NoRendering::Refused(why)) if slot.source == *source && slot.rule.name == rule.id.name => Some(why),
+                _ => None,
+            });
+            refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
+        })
+    }
+
+    /// Whether copies of a source are there that the rule deletes with it.
+    fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
+        let hash = crate::meta::source_hash(&source.to_string());
+        let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
+        let mut cells = self.namespaces.values().flat_map(|namespace| &namespace.cells);
+        rule.retention.when_source_deleted == Retain::Delete && cells.any(|cell| cell.ours().is_some_and(copy))
+    }
+
+    fn source_status(&self, source: &SourceRef) -> SourceStatus {
+        let version = match self.sources.get(source) {
+            Some(Source::Found { version, .. }) => Some(version.to_string()),
+            _ => None,
+        };
+        SourceStatus {
+            api_version: source.gvk.api_version(),
+            kind: source.gvk.kind.to_string(),
+            namespace: source.namespace.to_string(),
+            name: source.name.to_string(),
+            resource_version: version,
+        }
+    }
+}
+
+fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {
+    CopyFailure {
+        kind,
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+        reason: reason.to_string(),
+        message: message.chars().take(300).collect(),
+    }
+}
+
+/// Whether a status says that the barrier of this generation is up.
+pub(super) fn barrier_active(observed: &Observed, generation: i64) -> bool {
+    observed.iter().flat_map(|status| &status.conditions).any(|condition| {
+        condition.type_ == "BarrierActive"
+            && condition.status == "True"
+            && condition.observed_generation == Some(generation)
+    })
+}
+
+fn ago(wall: Timestamp, age: Duration) -> Option<Timestamp> {
+    // API times have whole seconds.
+    let then = wall.checked_sub(age).ok()?;
+    Timestamp::from_second(then.as_second()).ok()
+}
+
+/// Conditions in the making: each keeps its transition time while its status stays (Kubernetes API conventions).
+struct Conditions<'a> {
+    old: &'a [Condition],
+    wall: Timestamp,
+    generation: Option<i64>,
+    new: Vec<Condition>,
+}
+
+impl Conditions<'_> {
+    fn set(&mut self, type_: &str, status: bool, reason: &str, message: &str) {
+        let status = if status { "True" } else { "False" };
+        let same = self.old.iter().find(|old| old.type_ == type_ && old.status == status);
+        let now = Timestamp::from_second(self.wall.as_second()).unwrap_or(self.wall);
+        self.new.push(Condition {
+            type_: type_.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: message.chars().take(2000).collect(),
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+            observed_generation: self.generation,
+        });
+    }
+}

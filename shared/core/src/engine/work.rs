@@ -1,0 +1,545 @@
+//! The queue, the back-off, and what an answer means for a cell.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{Engine, Namespace, Role, Served, Settings, Tick, plan::FIGHT};
+use crate::{
+    cell::{Belief, Cell, Good, Phase, Reference, Step, Why},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    meta::{Checksum, Seen, Uid},
+    outcome::{Failure, Outcome, Reason},
+    render::Rendering,
+    rule::{RuleId, SourceRef},
+    slot::{KindId, Slot, SlotId},
+};
+
+/// Something for the rim to do.
+#[derive(Debug)]
+pub enum Action {
+    /// One request about one cell. Its answer comes back through [`Engine::outcome`].
+    Request(Box<Request>),
+    /// Anything else.
+    Errand(Errand),
+}
+
+/// One request about one cell.
+#[derive(Debug)]
+pub struct Request {
+    /// Comes back with the answer.
+    pub ticket: Ticket,
+    /// Where to send it.
+    pub resource: Resource,
+    /// What to write; none where nothing is written.
+    pub rendering: Option<Arc<Rendering>>,
+    /// The rule on whose behalf.
+    pub rule: Option<Arc<RuleId>>,
+    /// Why something changes; none where nothing does.
+    pub why: Option<Why>,
+}
+
+/// Ties an answer to its request.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    /// Namespace of the cell.
+    pub namespace: Arc<str>,
+    /// Name of the copy.
+    pub name: Arc<str>,
+    /// What is asked for.
+    pub verb: Verb,
+    kind: KindId,
+    serial: u32,
+    slot: Option<SlotId>,
+    checksum: Option<Checksum>,
+    sent: Tick,
+}
+
+/// What is asked of the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Server-side apply that only ever creates.
+    Create,
+    /// Forced server-side apply to the object with this uid.
+    Apply(Uid),
+    /// The same as a dry run.
+    Learn(Uid),
+    /// Read the metadata, not from a cache.
+    Look,
+    /// Delete the object with this uid if it is still of this version.
+    Delete(Uid, u64),
+}
+
+/// Something to do that is about no cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Note in the kinds `ConfigMap` that copies of this kind may exist. The `ConfigMap`'s watch tells when it is done.
+    Record(GroupVersionKind),
+    /// Remove the note.
+    Unrecord(GroupKind),
+    /// Note the uid of the CRD of rules.
+    RecordCrd(Box<str>),
+    /// Read a rule and its CRD; answer by [`Engine::rule_read`].
+    ConfirmRule(RuleId),
+    /// Read a source and its namespace; answer by [`Engine::source_read`].
+    ConfirmSource(SourceRef),
+    /// Take the mark off a namespace, if it still has this token and version; tell [`Engine::unmarked`] if that fails.
+    Unmark {
+        /// The namespace.
+        namespace: Arc<str>,
+        /// The mark's token.
+        token: Box<str>,
+        /// The namespace's resourceVersion: a label change in between may have brought a rule more.
+        version: u64,
+    },
+}
+
+/// A cell that isn't as it should be, told once.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// The rule that wants a copy there.
+    pub rule: Option<Arc<RuleId>>,
+    /// Kind of the copy.
+    pub kind: GroupKind,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// What is wrong.
+    pub failure: Failure,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    urgent: VecDeque<CellRef>,
+    normal: VecDeque<CellRef>,
+    timers: BTreeSet<(Tick, Timer)>,
+    pub(super) errands: VecDeque<Errand>,
+    pub(super) recording_crd: bool,
+    serial: u32,
+    untidy: bool,
+}
+
+type CellRef = (Arc<str>, KindId, Arc<str>);
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    Cell(Arc<str>, KindId, Arc<str>),
+    Namespace(Arc<str>),
+    Rule(Arc<RuleId>),
+    Sweep(Arc<RuleId>),
+    Everything,
+}
+
+impl Work {
+    pub(super) fn queue(&mut self, namespace: &Arc<str>, cell: &Cell, urgent: bool) {
+        let queue = if urgent { &mut self.urgent } else { &mut self.normal };
+        queue.push_back((namespace.clone(), cell.kind, cell.name.clone()));
+        self.untidy = true;
+    }
+
+    /// Something went: what it needed may not be needed any more.
+    pub(super) fn disturb(&mut self) {
+        self.untidy = true;
+    }
+
+    pub(super) fn timer(&mut self, due: Tick, timer: Timer) {
+        self.timers.insert((due, timer));
+    }
+
+    /// Puts a cell off, longer each time.
+    pub(super) fn back_off(
+        &mut self,
+        namespace: &Arc<str>,
+        cell: &mut Cell,
+        at_least: Option<Duration>,
+        now: Tick,
+        settings: &Settings,
+    ) {
+        let delay = delay(settings, cell.streak).max(at_least.unwrap_or_default());
+        cell.streak = cell.streak.saturating_add(1);
+        cell.phase = Phase::Waiting;
+        // Spread over a fifth, by the name: what failed together doesn't come back together.
+        let spread = u32::try_from(Checksum::of(namespace.as_bytes()).short() % 200).unwrap_or_default();
+        let due = now + delay + delay * spread / 1000;
+        self.timer(due, Timer::Cell(namespace.clone(), cell.kind, cell.name.clone()));
+    }
+}
+
+fn delay(settings: &Settings, streak: u8) -> Duration {
+    settings.backoff.saturating_mul(1 << u32::from(streak.min(20))).min(settings.backoff_limit)
+}
+
+impl Engine {
+    /// The next thing to do; none until something happens or [`Engine::wake_at`] comes.
+    pub fn next(&mut self, now: Tick) -> Option<Action> {
+        self.at(now);
+        self.fire();
+        self.plan();
+        if let Some(errand) = self.errand() {
+            return Some(Action::Errand(errand));
+        }
+        while let Some(cell) = self.work.urgent.pop_front().or_else(|| self.work.normal.pop_front()) {
+            if let Some(request) = self.request(&cell) {
+                return Some(Action::Request(Box::new(request)));
+            }
+        }
+        if std::mem::take(&mut self.work.untidy) {
+            self.tidy();
+            self.work.untidy = false;
+        }
+        self.errand().map(Action::Errand)
+    }
+
+    /// The next errand that is still worth running.
+    fn errand(&mut self) -> Option<Errand> {
+        while let Some(errand) = self.work.errands.pop_front() {
+            let worth = match &errand {
+                Errand::Unmark { namespace, token, version } => self.still_removable(namespace, token, *version),
+                Errand::Unrecord(kind) => self.still_needless(kind),
+                _ => true,
+            };
+            if worth {
+                return Some(errand);
+            }
+        }
+        None
+    }
+
+    /// When to call [`Engine::next`] again even if nothing happens.
+    pub fn wake_at(&self) -> Option<Tick> {
+        self.work.timers.first().map(|(due, _)| *due)
+    }
+
+    fn fire(&mut self) {
+        while let Some((due, _)) = self.work.timers.first()
+            && *due <= self.now
+        {
+            let Some((_, timer)) = self.work.timers.pop_first() else { return };
+            self.ring(timer);
+        }
+    }
+
+    fn ring(&mut self, timer: Timer) {
+        match timer {
+            Timer::Cell(namespace, kind, name) => {
+                let Some(cell) = self.namespaces.get_mut(&namespace).and_then(|entry| entry.cell_mut(kind, &name))
+                else {
+                    return;
+                };
+                if cell.phase != Phase::Waiting {
+                    return;
+                }
+                cell.phase = Phase::Idle;
+                // It may be gone without a word.
+                if cell.seen().is_some_and(Seen::unwatched) {
+                    cell.belief = Belief::Unknown;
+                }
+                self.dirty.insert(namespace);
+            }
+            Timer::Namespace(name) => {
+                self.dirty.insert(name);
+            }
+            Timer::Rule(id) => {
+                self.touch(&id);
+                self.everything_dirty();
+            }
+            Timer::Everything => {
+                self.work.disturb();
+                self.everything_dirty();
+            }
+            Timer::Sweep(id) => self.end_sweep(&id),
+        }
+    }
+
+    /// Turns a queued cell into a request, as things stand now.
+    fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
+        let mut namespace = self.namespaces.remove(name)?;
+        let request = self.request_in(name, &mut namespace, *kind, copy);
+        self.namespaces.insert(name.clone(), namespace);
+        request
+    }
+
+    fn request_in(&mut self, name: &Arc<str>, namespace: &mut Namespace, kind: KindId, copy: &str) -> Option<Request> {
+        let at = namespace.position(kind, copy).ok()?;
+        if namespace.cells[at].phase != Phase::Queued {
+            return None;
+        }
+        let step = self.decide(name, namespace, &namespace.cells[at]);
+        let cell = &mut namespace.cells[at];
+        cell.phase = Phase::Idle;
+        let (verb, why) = match step {
+            Step::Leave(leave) => {
+                self.settle(name, cell, leave);
+                return None;
+            }
+            Step::Create(why) => (Verb::Create, Some(why)),
+            Step::Apply(uid, why) => (Verb::Apply(uid), Some(why)),
+            Step::Learn(uid) => (Verb::Learn(uid), None),
+            Step::Look => (Verb::Look, None),
+            Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
+        };
+        // A label found missing is the second half of a repair.
+        let begun = matches!(cell.belief, Belief::Hidden(_));
+        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
+            return None;
+        }
+        let slot = cell.want.and_then(|id| self.slots.get_mut(&id));
+        if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
+            slot.reference = Reference::Asked;
+        }
+        let slot = cell.want.and_then(|id| self.slots.get(&id));
+        let resource = self.resource(kind, slot.map(Slot::gvk))?;
+        let rendering = slot.and_then(|slot| slot.rendering.as_ref().ok()).cloned();
+        let rule = slot.map(|slot| slot.rule.clone()).or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
+        self.work.serial = self.work.serial.wrapping_add(1);
+        cell.phase = Phase::InFlight(self.work.serial);
+        let ticket = Ticket {
+            namespace: name.clone(),
+            name: cell.name.clone(),
+            verb,
+            kind,
+            serial: self.work.serial,
+            slot: cell.want,
+            checksum: rendering.as_ref().map(|rendering| rendering.checksum),
+            sent: self.now,
+        };
+        Some(Request { ticket, resource, rendering, rule, why })
+    }
+
+    /// Whether this repair follows the last one so closely that someone undoes it; then it is put off.
+    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
+        let now = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX).max(1);
+        let last = Duration::from_millis(cell.repaired);
+        if cell.repaired == 0 || self.now > last + FIGHT {
+            cell.streak = 0;
+        } else {
+            let due = last + delay(&self.settings, cell.streak);
+            if self.now < due {
+                cell.phase = Phase::Waiting;
+                self.work.timer(due, Timer::Cell(name.clone(), cell.kind, cell.name.clone()));
+                return true;
+            }
+            cell.streak = cell.streak.saturating_add(1);
+        }
+        cell.repaired = now;
+        false
+    }
+
+    /// How the server serves a kind: in the wanted version, else in any.
+    fn resource(&self, kind: KindId, gvk: Option<&GroupVersionKind>) -> Option<Resource> {
+        if let Some(resource) = gvk.and_then(|gvk| self.served.get(gvk)).and_then(Served::namespaced) {
+            return Some(resource.clone());
+        }
+        let group_kind = &self.kinds.get(usize::from(kind.0))?.group_kind;
+        let mut served = self.served.iter().filter(|(gvk, _)| gvk.group_kind() == *group_kind);
+        served.find_map(|(_, served)| served.namespaced()).cloned()
+    }
+
+    /// The answer to a request.
+    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        self.at(now);
+        self.work.untidy = true;
+        self.take_lesson(ticket, &outcome);
+        let Some(mut namespace) = self.namespaces.remove(&ticket.namespace) else { return };
+        if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
+            let cell = &mut namespace.cells[at];
+            if cell.phase == Phase::InFlight(ticket.serial) {
+                cell.phase = Phase::Idle;
+                self.take_in(ticket, outcome, cell);
+                self.dirty.insert(ticket.namespace.clone());
+            }
+        }
+        self.namespaces.insert(ticket.namespace.clone(), namespace);
+    }
+
+    /// A dry run's answer is its slot's, whatever has become of the cell meanwhile: the other cells wait for it.
+    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
+        if !matches!(ticket.verb, Verb::Learn(_)) {
+            return;
+        }
+        let entry = match outcome {
+            Outcome::Object(meta) => Seen::read(meta, &self.settings.cluster).and_then(|seen| seen.entry),
+            _ => None,
+        };
+        self.set_reference(ticket, entry.map_or(Reference::Unknown, Reference::Known));
+        self.everything_dirty();
+    }
+
+    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, cell: &mut Cell) {
+        match (ticket.verb, outcome) {
+            (_, Outcome::Object(meta)) => {
+                let Some(seen) = Seen::read(&meta, &self.settings.cluster) else { return };
+                self.take_object(ticket, seen, cell);
+            }
+            (verb, Outcome::Conflict) => refute(verb, cell),
+            (verb, Outcome::Absent) => self.take_absence(verb, cell),
+            // Refused was what isn't wanted any more.
+            (_, Outcome::Refused(_)) if !self.asked_for(ticket, cell) => {}
+            (_, Outcome::Refused(failure)) => {
+                let hopeless = matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
+                self.fail(&ticket.namespace, cell, failure);
+                if hopeless {
+                    // The same bytes get the same answer: only a change of source, rule or copy is worth another try.
+                    cell.phase = Phase::Waiting;
+                } else {
+                    self.work.back_off(&ticket.namespace, cell, None, self.now, &self.settings);
+                }
+            }
+            (_, Outcome::NamespaceGone | Outcome::NotServed) => {
+                // Its own watch will say so; till then no noise.
+                self.work.back_off(&ticket.namespace, cell, Some(Duration::from_secs(1)), self.now, &self.settings);
+            }
+            (_, Outcome::Unavailable { retry_after, failure }) => {
+                self.fail(&ticket.namespace, cell, failure);
+                self.work.back_off(&ticket.namespace, cell, retry_after, self.now, &self.settings);
+            }
+        }
+        if let Some(id) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
+            self.touch(&id);
+        }
+    }
+
+    /// Whether a request still says what its cell wants.
+    fn asked_for(&self, ticket: &Ticket, cell: &Cell) -> bool {
+        let rendering = cell.want.and_then(|id| self.slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
+        cell.want == ticket.slot && rendering.map(|rendering| rendering.checksum) == ticket.checksum
+    }
+
+    /// The object is gone, or never was. What the watch has shown since is newer than the answer.
+    fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
+        match verb {
+            Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _)
+                if cell.seen().is_some_and(|seen| seen.uid != uid) =>
+            {
+                return;
+            }
+            Verb::Create | Verb::Look if cell.seen().is_some() => return,
+            _ => {}
+        }
+        if let (Verb::Delete(..), Some(rule)) = (verb, cell.ours().and_then(|seen| seen.rule.clone())) {
+            self.synced(&rule);
+        }
+        cell.belief = Belief::Absent;
+        cell.good = None;
+        cell.failure = None;
+        cell.condemned = None;
+    }
+
+    /// Notes why a cell isn't as it should be. Told once, not with every try.
+    pub(super) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
+        if cell.failure.as_ref().is_none_or(|old| old.reason != failure.reason) {
+            self.notices.push(Notice {
+                rule: cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()),
+                kind: self.kinds[usize::from(cell.kind.0)].group_kind.clone(),
+                namespace: namespace.clone(),
+                name: cell.name.clone(),
+                failure: failure.clone(),
+            });
+        }
+        cell.failure = Some(Box::new(failure));
+    }
+
+    /// What went wrong since the last call, for the log: each cell's trouble once.
+    pub fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+        match ticket.verb {
+            // Not ours any more; the watch will say so.
+            Verb::Learn(_) if seen.entry.is_none() => {
+                self.work.back_off(&ticket.namespace, cell, None, self.now, &self.settings);
+            }
+            Verb::Learn(_) => {}
+            Verb::Create | Verb::Apply(_) => {
+                if ticket.verb == Verb::Create {
+                    self.adapt(ticket);
+                }
+                if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
+                    self.teach(ticket, entry);
+                }
+                cell.good = Some(Good { version: seen.version, managers: seen.managers });
+                cell.failure = None;
+                if cell.repaired == 0 {
+                    cell.streak = 0;
+                }
+                cell.show(seen);
+                if let Some(rule) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
+                    self.synced(&rule);
+                }
+            }
+            // A copy with finalizers outlives its deletion for a while.
+            Verb::Delete(..) => {
+                cell.show(seen);
+            }
+            Verb::Look => {
+                // Read, and then undone before the answer was here: what is there now, the next request will tell.
+                if !cell.show(seen) && cell.seen().is_none() {
+                    cell.belief = Belief::Unknown;
+                }
+            }
+        }
+    }
+
+    fn set_reference(&mut self, ticket: &Ticket, reference: Reference) {
+        let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
+        let same = slot.rendering.as_ref().is_ok_and(|rendering| Some(rendering.checksum) == ticket.checksum);
+        if same && slot.reference == Reference::Asked {
+            slot.reference = reference;
+        }
+    }
+
+    /// A write's answer shows which fields a good copy owns.
+    fn teach(&mut self, ticket: &Ticket, entry: u64) {
+        let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
+        let same = slot.rendering.as_ref().is_ok_and(|rendering| Some(rendering.checksum) == ticket.checksum);
+        if same && slot.reference == Reference::Unknown {
+            slot.reference = Reference::Known(entry);
+        }
+    }
+
+    /// A copy of the rule was written or deleted.
+    fn synced(&mut self, rule: &Arc<RuleId>) {
+        let now = self.now;
+        if let Some(state) = self.rules.get_mut(rule) {
+            state.status.synced(now);
+        }
+    }
+
+    /// A write that comes too soon after its namespace makes the API server sleep for 50 ms until its cache knows the
+    /// namespace. So a create that took about that long asks for a later start next time, and quick ones for an earlier.
+    fn adapt(&mut self, ticket: &Ticket) {
+        const SLEPT: Duration = Duration::from_millis(48);
+        const STEP: Duration = Duration::from_micros(500);
+        if self.settings.role != Role::Injector {
+            return;
+        }
+        let took = self.now.saturating_sub(ticket.sent);
+        self.inject_delay = if (SLEPT..SLEPT * 2).contains(&took) {
+            (self.inject_delay + STEP).min(Duration::from_millis(5))
+        } else {
+            self.inject_delay.mul_f32(0.995).max(Duration::from_millis(1))
+        };
+    }
+}
+
+/// The object isn't what the request took it for: it is to be looked at, unless the watch has shown it since.
+fn refute(verb: Verb, cell: &mut Cell) {
+    let known = cell.seen().map(|seen| (seen.uid, seen.version));
+    let refuted = match verb {
+        Verb::Create | Verb::Look => known.is_none(),
+        Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
+        Verb::Delete(uid, version) => known.is_none_or(|known| known == (uid, version)),
+    };
+    if !refuted {
+        return;
+    }
+    cell.belief = match (verb, &cell.belief) {
+        (Verb::Create, Belief::Vanished(uid)) => Belief::Hidden(*uid),
+        _ => Belief::Taken,
+    };
+    cell.good = None;
+}

@@ -1,0 +1,22 @@
+//! Every decision Mimeo makes: pure, synchronous, deterministic. Time and events come in as arguments, requests go out as
+//! values; whatever waits lives in the binaries.
+//!
+//! One way through: *event → index → plan → write → outcome → status*.
+
+pub mod admission;
+pub mod cell;
+pub mod engine;
+pub mod kind;
+pub mod meta;
+pub mod names;
+pub mod outcome;
+pub mod policy;
+pub mod registration;
+pub mod render;
+pub mod review;
+pub mod rule;
+pub mod selection;
+pub mod slot;
+pub mod sources;
+pub mod template;
+pub mod transform;

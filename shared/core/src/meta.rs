@@ -1,0 +1,231 @@
+//! An object's metadata, reduced to the few machine words that decide about a copy.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    names,
+    rule::{Retention, RuleId},
+};
+
+/// A `metadata.uid`, as the number its 36 characters spell.
+///
+/// The API server only hands out UUIDs (RFC 9562). An object with anything else as uid is not understood, and what isn't
+/// understood is never ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uid(u128);
+
+impl Uid {
+    /// Parses the hyphenated form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let hyphens = text.len() == 36 && [8, 13, 18, 23].iter().all(|&i| text.as_bytes()[i] == b'-');
+        if !hyphens {
+            return None;
+        }
+        let mut number = 0u128;
+        for digit in text.chars().filter(|&c| c != '-') {
+            // The API server writes lower case; anything else would not survive the round trip.
+            let value = match digit {
+                '0'..='9' | 'a'..='f' => digit.to_digit(16)?,
+                _ => return None,
+            };
+            number = number.checked_mul(16)?.checked_add(u128::from(value))?;
+        }
+        Some(Self(number))
+    }
+}
+
+impl std::fmt::Display for Uid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let n = self.0;
+        write!(
+            f,
+            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+            n >> 96,
+            (n >> 80) & 0xffff,
+            (n >> 64) & 0xffff,
+            (n >> 48) & 0xffff,
+            n & 0xffff_ffff_ffff
+        )
+    }
+}
+
+/// First 128 bits of SHA-256: wide enough that two renderings never share one by accident or design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Checksum(u128);
+
+impl Checksum {
+    /// Of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        let digest = Sha256::digest(bytes);
+        let mut first = [0u8; 16];
+        first.copy_from_slice(&digest[..16]);
+        Self(u128::from_be_bytes(first))
+    }
+
+    /// Of an annotation's text as [`Display`](std::fmt::Display) wrote it.
+    pub fn parse(text: &str) -> Option<Self> {
+        (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
+    }
+
+    /// The first half, for where 64 bits tell apart well enough.
+    #[allow(clippy::cast_possible_truncation)] // The half that is meant.
+    pub fn short(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+}
+
+impl std::fmt::Display for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// A `resourceVersion` as the number that it is.
+///
+/// Versions of one resource compare as integers (KEP-5504; true of every etcd-backed API server before it, too). One that
+/// isn't a number counts as 0: older than anything, so it never passes for our own last write.
+pub fn version(text: Option<&str>) -> u64 {
+    text.and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+/// What an object's metadata says that matters to its cell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// The object's uid.
+    pub uid: Uid,
+    /// Its resourceVersion.
+    pub version: u64,
+    /// The field set of our apply entry, hashed; none if we have no entry: then the object isn't ours.
+    pub entry: Option<u64>,
+    /// All of `managedFields`, hashed, times included.
+    pub managers: u64,
+    /// The rendering that was last written, by its annotation.
+    pub checksum: Option<Checksum>,
+    /// The rule that it belongs to, by its annotation.
+    pub rule: Option<Arc<RuleId>>,
+    /// The source that it was copied from, by its annotation, hashed.
+    pub source: u64,
+    /// What is to become of it when its rule is gone; none: delete.
+    pub retention: Option<Box<Retention>>,
+    /// Whether the label is there by which the watch of copies selects.
+    pub labelled: bool,
+    /// Whether a deletionTimestamp is set.
+    pub deleting: bool,
+    /// Whether another cluster's mark is on it.
+    pub elsewhere: bool,
+}
+
+impl Seen {
+    /// Whether Mimeo wrote it: it has an entry of our manager.
+    pub fn ours(&self) -> bool {
+        self.entry.is_some()
+    }
+
+    /// Whether it may go, or change, and neither a watch nor a write of ours would tell.
+    pub fn unwatched(&self) -> bool {
+        !self.labelled && (self.deleting || !self.ours())
+    }
+
+    /// Reads an object's metadata; none if it has no uid that we understand. `cluster` is the uid of this cluster's
+    /// `kube-system`.
+    pub fn read(meta: &ObjectMeta, cluster: &str) -> Option<Self> {
+        let uid = Uid::parse(meta.uid.as_deref()?)?;
+        let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
+        let entries = meta.managed_fields.as_deref().unwrap_or_default();
+        Some(Self {
+            uid,
+            version: version(meta.resource_version.as_deref()),
+            entry: entries.iter().find(|e| is_our_apply(e)).map(field_set),
+            managers: hash(&entries),
+            checksum: annotation(names::CHECKSUM).and_then(Checksum::parse),
+            rule: annotation(names::RULE).and_then(|id| id.parse().ok()).map(Arc::new),
+            source: annotation(names::SOURCE).map_or(0, source_hash),
+            retention: annotation(names::RETENTION).map(|text| Box::new(Retention::from_annotation(text))),
+            labelled: meta
+                .labels
+                .as_ref()
+                .and_then(|all| all.get(names::MANAGED_BY))
+                .is_some_and(|value| value == names::MANAGED_BY_VALUE),
+            deleting: meta.deletion_timestamp.is_some(),
+            elsewhere: annotation(names::CLUSTER).is_some_and(|uid| uid != cluster),
+        })
+    }
+}
+
+/// The form in which [`Seen`] remembers a source.
+pub fn source_hash(source: &str) -> u64 {
+    Checksum::of(source.as_bytes()).short()
+}
+
+/// Our manager may also appear with operation Update or for a subresource when someone else writes under the name; only the
+/// apply entry is the one that our own writes leave.
+fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(names::MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+/// The set of fields alone, without the time: two copies of one rendering have the same.
+fn field_set(entry: &ManagedFieldsEntry) -> u64 {
+    hash(&(&entry.api_version, &entry.fields_v1))
+}
+
+/// Hashes a value's JSON; maps are ordered in it, so equal values hash alike whoever serialized them.
+fn hash<T: serde::Serialize>(value: &T) -> u64 {
+    // Serializing plain JSON data to memory cannot fail; an empty text would only cost a needless write.
+    Checksum::of(&serde_json::to_vec(value).unwrap_or_default()).short()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uid_prints_what_it_parsed() {
+        let text = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+        assert_eq!(Uid::parse(text).map(|u| u.to_string()).as_deref(), Some(text));
+        for bad in [
+            "",
+            "x",
+            "0F3E4D5C-1A2B-3C4D-5E6F-708192A3B4C5",
+            "0f3e4d5c11a2b-3c4d-5e6f-708192a3b4c5",
+            "é3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5",
+        ] {
+            assert_eq!(Uid::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn checksum_prints_what_it_parsed() {
+        let sum = Checksum::of(b"abc");
+        assert_eq!(Checksum::parse(&sum.to_string()), Some(sum));
+        assert_eq!(Checksum::parse("xyz"), None);
+    }
+
+    #[test]
+    fn only_our_apply_entry_makes_an_object_ours() {
+        let entry = |manager: &str, operation: &str, subresource: Option<&str>| ManagedFieldsEntry {
+            manager: Some(manager.into()),
+            operation: Some(operation.into()),
+            subresource: subresource.map(Into::into),
+            ..ManagedFieldsEntry::default()
+        };
+        for (entry, ours) in [
+            (entry("mimeo", "Apply", None), true),
+            (entry("mimeo", "Apply", Some("")), true),
+            (entry("mimeo", "Update", None), false),
+            (entry("mimeo", "Apply", Some("status")), false),
+            (entry("kubectl", "Apply", None), false),
+        ] {
+            let meta = ObjectMeta {
+                uid: Some("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5".into()),
+                managed_fields: Some(vec![entry.clone()]),
+                ..ObjectMeta::default()
+            };
+            assert_eq!(Seen::read(&meta, "").map(|s| s.ours()), Some(ours), "{entry:?}");
+        }
+    }
+}

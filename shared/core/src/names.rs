@@ -1,0 +1,56 @@
+//! Every label, annotation and well-known name that Mimeo writes or reads, with who writes and who reads it.
+//!
+//! Nothing else in the project spells one of these out.
+
+/// Field manager of every copy that Mimeo writes. Its entry in `managedFields`, and nothing else, makes an object ours:
+/// labels and annotations can be set by whoever may patch the object, this entry only by whoever may write under the name.
+pub const MANAGER: &str = "mimeo";
+
+/// Field manager of rules' statuses. Not that of copies: nothing but copies is ever Mimeo's own.
+pub const STATUS_MANAGER: &str = "mimeo-status";
+
+/// Label on every copy, value [`MANAGED_BY_VALUE`]. It selects the watch of copies; no decision rests on it.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY`].
+pub const MANAGED_BY_VALUE: &str = "mimeo";
+
+/// Label on every copy of a `ClusterReplication`: the rule's name (shortened by a hash past 63 characters). For people's
+/// `kubectl get -l`; Mimeo reads [`RULE`] instead.
+pub const CLUSTER_REPLICATION: &str = "mimeo.dev/cluster-replication";
+
+/// Annotation on every copy: the rule it belongs to, as [`RuleId`](crate::rule::RuleId) prints it.
+pub const RULE: &str = "mimeo.dev/rule";
+/// Annotation on every copy: the source, as `apiVersion/Kind/namespace/name`.
+pub const SOURCE: &str = "mimeo.dev/source";
+/// Annotation on every copy: checksum of the rendering. On the copy only: whoever reads it can read the copy.
+pub const CHECKSUM: &str = "mimeo.dev/checksum";
+/// Annotation on copies whose retention isn't all `Delete`: what to do when the rule is gone and can't be asked.
+pub const RETENTION: &str = "mimeo.dev/retention";
+/// Annotation on every copy: uid of the `kube-system` namespace of the cluster that wrote it. A copy restored from
+/// another cluster's backup carries the other uid and is never collected here.
+pub const CLUSTER: &str = "mimeo.dev/cluster";
+
+/// Label on a namespace whose copies aren't all there yet; its value is the token of the admission that set it. The
+/// barrier's `namespaceSelector` asks for it, whoever finds all cells written removes it.
+pub const MARK: &str = "mimeo.dev/copies";
+
+/// Annotation by which a person confirms a held deletion; its value repeats the nonce of the `DeletionHeld` message. On the
+/// rule, or on the kinds `ConfigMap` for a rule that no longer exists.
+pub const CONFIRM_DELETION: &str = "mimeo.dev/confirm-deletion";
+
+/// Annotation on the kinds `ConfigMap`: uid of the CRD that rules lived under when copies were first written. Another one
+/// served since means that the rules were lost with it, not deleted.
+pub const CRD_UID: &str = "mimeo.dev/crd-uid";
+
+/// Annotation on a webhook replica's Lease: the highest resourceVersion of a rule that the replica has taken in.
+pub const SEEN: &str = "mimeo.dev/seen";
+/// Label on the Leases of webhook replicas, by which the reconciler finds them.
+pub const REPLICA: &str = "mimeo.dev/replica";
+/// Value of [`REPLICA`] on a webhook's Lease.
+pub const REPLICA_WEBHOOK: &str = "webhook";
+
+/// Prefix of every label and annotation key that is Mimeo's own.
+pub const PREFIX: &str = "mimeo.dev/";
+
+/// Namespaces that only an exact name in a rule reaches, never a glob, a pattern or a selector.
+pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];

@@ -1,0 +1,227 @@
+//! What a request came to: an API server's answer, read into the few cases that the engine tells apart.
+
+use std::{fmt, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
+
+/// The answer to one request about one cell.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// 200 or 201 to a write or a read: the object's metadata as it is now.
+    Object(Box<ObjectMeta>),
+    /// A delete was accepted, or a read or delete was answered 404 for the object itself.
+    Absent,
+    /// 409: the object isn't in the state that the request assumed.
+    Conflict,
+    /// The server refuses this request, and will until something changes.
+    Refused(Failure),
+    /// The namespace is gone or going; whatever was to be written there no longer matters.
+    NamespaceGone,
+    /// The server doesn't serve the kind (any more).
+    NotServed,
+    /// Not answered, or answered with "not now": whether it was carried out isn't known.
+    Unavailable {
+        /// The server's own wish for how long to wait.
+        retry_after: Option<Duration>,
+        /// What happened, without object contents.
+        failure: Failure,
+    },
+}
+
+/// Why a cell isn't as it should be: a stable word, and a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The stable word.
+    pub reason: Reason,
+    /// For people. Never holds object contents: of what a server says about a Secret only the code and reason are kept,
+    /// since validation messages quote the values that they refuse.
+    pub message: Box<str>,
+}
+
+/// Words for `status.failures[].reason`, metric labels and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// An object that isn't ours has the copy's name.
+    Conflict,
+    /// Another rule has the cell.
+    RuleConflict,
+    /// The API server's authorizer denies the write to Mimeo.
+    Forbidden,
+    /// The API server finds the object invalid.
+    Invalid,
+    /// The object is over the server's size limit.
+    TooLarge,
+    /// A `ResourceQuota` is used up.
+    QuotaExceeded,
+    /// An admission plugin, policy or webhook denies the write.
+    AdmissionDenied,
+    /// No answer within the deadline.
+    Timeout,
+    /// No connection to the cluster, or it answers with errors of its own.
+    ClusterUnreachable,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl Outcome {
+    /// Reads an error answer. `retry_after` is the header's; `secret` whether the object is a Secret.
+    pub fn of_error(code: u16, status: &Status, retry_after: Option<Duration>, secret: bool) -> Self {
+        let message = status.message.as_deref().unwrap_or_default();
+        let details = status.details.as_ref();
+        let refused = |reason| Self::Refused(Failure { reason, message: told(code, status, secret) });
+        match code {
+            // Policies and webhooks choose their own code: theirs says nothing of the object, and they may be lifted any time.
+            400..=499 if !matches!(code, 408 | 429) && denied(message) => refused(Reason::AdmissionDenied),
+            404 if details.is_none_or(|d| d.name.as_deref().unwrap_or_default().is_empty()) => Self::NotServed,
+            404 if details.and_then(|d| d.kind.as_deref()) == Some("namespaces") => Self::NamespaceGone,
+            404 => Self::Absent,
+            403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
+            // The three senders of 403 share one reason word; only their sentences differ.
+            403 if message.contains("exceeded quota") => refused(Reason::QuotaExceeded),
+            403 if message.contains(" cannot ") && message.contains("User ") => refused(Reason::Forbidden),
+            // Counting a quota races with other writers; the object itself was not looked at yet.
+            409 if details.and_then(|d| d.kind.as_deref()) == Some("resourcequotas") => {
+                Self::of_silence(Reason::QuotaExceeded, told(code, status, secret))
+            }
+            409 => Self::Conflict,
+            // An apply that names another object's uid: immutable fields are checked before preconditions.
+            422 if names_field(status, "metadata.uid") => Self::Conflict,
+            413 => refused(Reason::TooLarge),
+            _ if too_large(message) => refused(Reason::TooLarge),
+            // Server-side apply answers what doesn't fit the schema with 500, but no retry will make it fit.
+            _ if message.contains("failed to create typed patch object") => refused(Reason::Invalid),
+            400 | 405 | 415 | 422 => refused(Reason::Invalid),
+            429 | 500..=599 | 408 => Self::Unavailable {
+                retry_after: retry_after.or_else(|| {
+                    details
+                        .and_then(|d| d.retry_after_seconds)
+                        .and_then(|s| u64::try_from(s).ok())
+                        .map(Duration::from_secs)
+                }),
+                failure: Failure { reason: unavailable(code), message: told(code, status, secret) },
+            },
+            _ => refused(Reason::AdmissionDenied),
+        }
+    }
+
+    /// Nothing came back in time, or no connection could be made.
+    pub fn of_silence(reason: Reason, message: impl Into<Box<str>>) -> Self {
+        Self::Unavailable { retry_after: None, failure: Failure { reason, message: message.into() } }
+    }
+}
+
+/// How the API server introduces the words of a validating or mutating webhook, and of a `ValidatingAdmissionPolicy`.
+fn denied(message: &str) -> bool {
+    message.contains("admission webhook \"") && message.contains("\" denied the request")
+        || message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request")
+}
+
+fn unavailable(code: u16) -> Reason {
+    if code == 504 || code == 408 { Reason::Timeout } else { Reason::ClusterUnreachable }
+}
+
+fn too_large(message: &str) -> bool {
+    message.contains("request is too large")
+        || message.contains("Request entity too large")
+        || message.contains("Too long: may not be more than")
+        || message.contains("Too long: must have at most")
+        || message.contains("trying to send message larger than max")
+}
+
+fn names_cause(status: &Status, cause: &str) -> bool {
+    status.details.iter().flat_map(|d| d.causes.iter().flatten()).any(|c| c.reason.as_deref() == Some(cause))
+}
+
+fn names_field(status: &Status, field: &str) -> bool {
+    status.details.iter().flat_map(|d| d.causes.iter().flatten()).any(|c| c.field.as_deref() == Some(field))
+}
+
+/// At most 400 characters; for a Secret only what can't quote it.
+fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
+    let reason = status.reason.as_deref().unwrap_or("no reason given");
+    if secret {
+        let fields: Vec<&str> = status
+            .details
+            .iter()
+            .flat_map(|d| d.causes.iter().flatten())
+            .filter_map(|c| c.field.as_deref())
+            // A field path names keys of `data`, which are the author's words, not the secret's value.
+            .take(3)
+            .collect();
+        let at = if fields.is_empty() { String::new() } else { format!(" at {}", fields.join(", ")) };
+        return format!("the API server answered {code} {reason}{at}").into();
+    }
+    let mut text =
+        format!("the API server answered {code} {reason}: {}", status.message.as_deref().unwrap_or_default());
+    if let Some((end, _)) = text.char_indices().nth(400) {
+        text.truncate(end);
+    }
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(json: serde_json::Value) -> Status {
+        serde_json::from_value(json).expect("a literal Status")
+    }
+
+    #[test]
+    fn errors_are_told_apart() {
+        let policy = r#"secrets "x" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no"#;
+        let forbidden = r#"secrets "x" is forbidden: User "mimeo" cannot patch resource "secrets""#;
+        let cases = [
+            (404, serde_json::json!({}), "NotServed"),
+            (404, serde_json::json!({"details": {"name": "a", "kind": "namespaces"}}), "NamespaceGone"),
+            (404, serde_json::json!({"details": {"name": "a", "kind": "secrets"}}), "Absent"),
+            (403, serde_json::json!({"details": {"causes": [{"reason": "NamespaceTerminating"}]}}), "NamespaceGone"),
+            (403, serde_json::json!({"message": "exceeded quota: q"}), "QuotaExceeded"),
+            (403, serde_json::json!({"message": forbidden}), "Forbidden"),
+            (403, serde_json::json!({"message": "denied by a policy"}), "AdmissionDenied"),
+            (
+                409,
+                serde_json::json!({"message": "admission webhook \"a.b\" denied the request: no"}),
+                "AdmissionDenied",
+            ),
+            (422, serde_json::json!({"message": policy}), "AdmissionDenied"),
+            (429, serde_json::json!({"message": "admission webhook \"a.b\" denied the request: later"}), "Unavailable"),
+            (409, serde_json::json!({"reason": "Conflict"}), "Conflict"),
+            (409, serde_json::json!({"reason": "AlreadyExists"}), "Conflict"),
+            (413, serde_json::json!({}), "TooLarge"),
+            (422, serde_json::json!({"message": "data: Too long: may not be more than 1048576 bytes"}), "TooLarge"),
+            (
+                500,
+                serde_json::json!({"message": "failed to create typed patch object: .spec.x: field not declared"}),
+                "Invalid",
+            ),
+            (422, serde_json::json!({}), "Invalid"),
+            (429, serde_json::json!({"details": {"retryAfterSeconds": 3}}), "Unavailable"),
+            (503, serde_json::json!({}), "Unavailable"),
+        ];
+        for (code, json, want) in cases {
+            let outcome = Outcome::of_error(code, &status(json.clone()), None, false);
+            let got = match &outcome {
+                Outcome::Refused(failure) => failure.reason.to_string(),
+                other => format!("{other:?}").split(['(', ' ']).next().unwrap_or_default().to_owned(),
+            };
+            assert_eq!(got, want, "{code} {json}");
+        }
+    }
+
+    #[test]
+    fn what_a_server_says_of_a_secret_is_not_kept() {
+        let json = serde_json::json!({
+            "reason": "Invalid", "message": "data[token]: Invalid value: hunter2",
+            "details": {"causes": [{"field": "data[token]", "message": "Invalid value: hunter2"}]}
+        });
+        let Outcome::Refused(failure) = Outcome::of_error(422, &status(json), None, true) else {
+            panic!("not refused")
+        };
+        assert_eq!(&*failure.message, "the API server answered 422 Invalid at data[token]");
+    }
+}

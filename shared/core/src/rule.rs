@@ -1,0 +1,685 @@
+//! Rules: what the API server stored, parsed once into what matching and planning want.
+//!
+//! Every check is made here again, whatever the CRD's schema and CEL have checked: one place says what a rule means, and
+//! a rule stored before a check existed is refused all the same. What only discovery knows is left to [`refuse_kind`].
+
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+
+use mimeo_api::ClusterReplication;
+
+use crate::{
+    kind::{GroupKind, GroupVersionKind, Resource},
+    names,
+    selection::{Labels, NameHint, TargetSelection},
+    template::Template,
+    transform::Transform,
+};
+
+pub(crate) mod syntax;
+
+/// Most sources of one rule, and most targets.
+const ITEMS: usize = 32;
+/// Longest grace of a deleted source, in seconds: a day.
+const GRACE: i32 = 86_400;
+/// Grace where none is given, as in an annotation.
+const DEFAULT_GRACE: Duration = Duration::from_mins(1);
+
+/// What copies are made, and how they are kept.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Kind, namespace and name.
+    pub id: RuleId,
+    /// The object's uid; empty before it is stored.
+    pub uid: Box<str>,
+    /// Counts changes of the spec; 0 before it is stored.
+    pub generation: i64,
+    /// Version of the object; 0 before it is stored.
+    pub resource_version: u64,
+    /// When it was created; the end of time before it is stored, so that it is younger than any that is.
+    pub created: jiff::Timestamp,
+    /// What is copied, in the author's order, without duplicates.
+    pub sources: Vec<SourceRef>,
+    /// Where to; a namespace is a target if any of these matches.
+    pub targets: Vec<Target>,
+    /// How copies differ from their source.
+    pub transform: Transform,
+    /// What becomes of copies that are no longer wanted.
+    pub retention: Retention,
+    /// Whether new namespaces wait for their copies.
+    pub barrier: Barrier,
+    /// Nothing is written or deleted, nothing waits.
+    pub suspend: bool,
+    /// Value of the annotation [`names::CONFIRM_DELETION`].
+    pub confirm_deletion: Option<Box<str>>,
+}
+
+impl Rule {
+    /// Parses what the API server stored or is about to store.
+    ///
+    /// # Errors
+    /// Every reason why the rule is refused, in the order of the fields.
+    pub fn parse(object: &ClusterReplication) -> Result<Self, Vec<Refusal>> {
+        let (metadata, spec) = (&object.metadata, &object.spec);
+        let mut refusals = Refusals::default();
+        let name = metadata.name.as_deref().unwrap_or_default();
+        refusals.one("metadata.name", syntax::dns_subdomain(name));
+        let sources = parse_sources(&spec.sources, &mut refusals);
+        let targets = parse_targets(&spec.targets, &sources, &mut refusals);
+        let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources);
+        let transform = refusals.all(transform);
+        let retention =
+            refusals.one("spec.retentionPolicy.sourceGracePeriodSeconds", Retention::parse(&spec.retention_policy));
+        // Written out so that a new choice doesn't compile before it means something here.
+        let (mimeo_api::Strategy::Apply, mimeo_api::ConflictPolicy::Fail) = (spec.strategy, spec.conflict_policy);
+        let annotation = |key| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
+        refusals.finish_with(transform.zip(retention).map(|(transform, retention)| Self {
+            id: RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() },
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            generation: metadata.generation.unwrap_or_default(),
+            resource_version: metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or_default(),
+            created: metadata.creation_timestamp.as_ref().map_or(jiff::Timestamp::MAX, |time| time.0),
+            sources,
+            targets,
+            transform,
+            retention,
+            barrier: spec.barrier.into(),
+            suspend: spec.suspend,
+            confirm_deletion: annotation(names::CONFIRM_DELETION).map(|value| value.as_str().into()),
+        }))
+    }
+
+    /// Whether the namespace `name` with these labels is a target.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+        self.targets.iter().any(|target| target.selection.matches(name, labels))
+    }
+
+    /// Whether a namespace about to exist is a target, or could be as long as its name isn't known.
+    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
+        self.targets.iter().any(|target| target.selection.could_match(hint, labels))
+    }
+
+    /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed over: it may come.
+    pub fn refuse_kinds(&self, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Refusal> {
+        let refuse = |(i, source): (usize, &SourceRef)| {
+            let refusal = refuse_kind(&source.gvk, &look_up(&source.gvk)?)?;
+            Some(Refusal { field: format!("spec.sources[{i}]"), ..refusal })
+        };
+        self.sources.iter().enumerate().filter_map(refuse).collect()
+    }
+}
+
+/// What discovery refuses of a source's kind: objects that live outside namespaces can't be copied into them.
+pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
+    let message = || format!("kind {} is cluster-scoped; only objects in namespaces are copied", gvk.group_kind());
+    (!resource.namespaced).then(|| Refusal { field: "spec.sources".into(), message: message() })
+}
+
+/// The sources that can be parsed.
+fn parse_sources(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> Vec<SourceRef> {
+    refusals.count("spec.sources", sources.len());
+    let mut parsed: Vec<SourceRef> = Vec::new();
+    for (i, source) in sources.iter().enumerate() {
+        let Some(source) = refusals.all(SourceRef::parse(source, &format!("spec.sources[{i}]"))) else { continue };
+        if let Some(first) = parsed.iter().find(|first| first.is_same_object(&source)) {
+            refusals.add(format!("spec.sources[{i}]"), format!("{first} is there already"));
+            continue;
+        }
+        parsed.push(source);
+    }
+    parsed
+}
+
+/// The targets that can be parsed.
+fn parse_targets(targets: &[mimeo_api::Target], sources: &[SourceRef], refusals: &mut Refusals) -> Vec<Target> {
+    refusals.count("spec.targets", targets.len());
+    let parse = |(i, target)| refusals.all(Target::parse(target, sources, &format!("spec.targets[{i}]")));
+    targets.iter().enumerate().filter_map(parse).collect()
+}
+
+/// Kinds of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RuleKind {
+    /// The platform's, cluster-scoped.
+    ClusterReplication,
+}
+
+impl fmt::Display for RuleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClusterReplication => mimeo_api::names::CLUSTER_REPLICATION,
+        })
+    }
+}
+
+/// What a rule is known by. Not its uid: a restored backup or a re-created rule keeps its copies.
+///
+/// Prints as `ClusterReplication/registry`, and parses from that.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId {
+    /// Kind of the rule.
+    pub kind: RuleKind,
+    /// Its namespace, for kinds that live in one.
+    pub namespace: Option<Box<str>>,
+    /// Its name.
+    pub name: Box<str>,
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name } = self;
+        match namespace {
+            None => write!(f, "{kind}/{name}"),
+            Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
+        }
+    }
+}
+
+/// Not the identity of a rule of a kind that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not kind/name of a rule")]
+pub struct NotARuleId;
+
+impl FromStr for RuleId {
+    type Err = NotARuleId;
+
+    fn from_str(text: &str) -> Result<Self, NotARuleId> {
+        match text.split_once('/') {
+            Some((mimeo_api::names::CLUSTER_REPLICATION, name)) if syntax::dns_subdomain(name).is_ok() => {
+                Ok(Self { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() })
+            }
+            _ => Err(NotARuleId),
+        }
+    }
+}
+
+/// A source: one object by kind, namespace and name.
+///
+/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceRef {
+    /// Its kind, in the version in which it is read and its copies are written.
+    pub gvk: GroupVersionKind,
+    /// Its namespace.
+    pub namespace: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+}
+
+impl SourceRef {
+    fn parse(source: &mimeo_api::Source, field: &str) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::Source { api_version, kind, namespace, name } = source;
+        let mut refusals = Refusals::default();
+        let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
+        refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
+        if let Some(gvk) = &gvk {
+            if let Some(why) = never_copied(gvk) {
+                refusals.add(format!("{field}.kind"), why);
+            }
+            refusals.one(&format!("{field}.name"), syntax::object_name(&gvk.group, name));
+        }
+        let (namespace, name) = (namespace.as_str().into(), name.as_str().into());
+        refusals.finish_with(gvk.map(|gvk| Self { gvk, namespace, name }))
+    }
+
+    /// Whether it is the same object, though perhaps in another version.
+    fn is_same_object(&self, other: &Self) -> bool {
+        (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
+            == (&other.gvk.group, &other.gvk.kind, &other.namespace, &other.name)
+    }
+}
+
+impl fmt::Display for SourceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gvk, namespace, name } = self;
+        write!(f, "{gvk}/{namespace}/{name}")
+    }
+}
+
+/// Why objects of the kind are never copied, if they aren't.
+fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
+    match (&*gvk.group, &*gvk.kind) {
+        ("", "Namespace") => Some("kind Namespace is never copied"),
+        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never copied"),
+        _ => None,
+    }
+}
+
+/// Namespaces that get copies, and the copies' name there.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Which namespaces.
+    pub selection: TargetSelection,
+    /// Name of the copies; the source's if absent.
+    pub name: Option<Template>,
+}
+
+impl Target {
+    fn parse(target: &mimeo_api::Target, sources: &[SourceRef], field: &str) -> Result<Self, Vec<Refusal>> {
+        let mut refusals = Refusals::default();
+        let selection = refusals.all(TargetSelection::parse(&target.selection, target.exclude.as_ref(), field));
+        let at_name = format!("{field}.name");
+        let name = target.name.as_deref().and_then(|name| refusals.one(&at_name, Template::parse(name)));
+        let target = selection.map(|selection| Self { selection, name: name.clone() });
+        if name.as_ref().is_some_and(|name| sources.len() > 1 && !name.names_source()) {
+            refusals.add(at_name, "must contain $(source.name), since the rule has several sources");
+        } else {
+            refuse_copy_names(name.as_ref(), sources, &at_name, &mut refusals);
+        }
+        refusals.finish_with(target)
+    }
+
+    /// Name of the copy of `source`.
+    pub fn copy_name(&self, source: &SourceRef) -> String {
+        copy_name(self.name.as_ref(), source)
+    }
+}
+
+fn copy_name(template: Option<&Template>, source: &SourceRef) -> String {
+    template.map_or_else(|| source.name.to_string(), |template| template.render(source))
+}
+
+/// Refuses names that can't be, and sources that would share one copy.
+fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: &str, refusals: &mut Refusals) {
+    let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
+    for source in sources {
+        let name = copy_name(template, source);
+        if let Err(why) = syntax::object_name(&source.gvk.group, &name) {
+            refusals.add(field, format!("the name of the copy of {source} {why}"));
+        }
+        if let Some(first) = copies.insert((source.gvk.group_kind(), name.clone()), source) {
+            refusals
+                .add(field, format!("does not tell {first} and {source} apart: both copies would be named {name:?}"));
+        }
+    }
+}
+
+/// What becomes of a copy that is no longer wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retain {
+    /// It is deleted.
+    Delete,
+    /// It stays, and nobody updates it any more.
+    Retain,
+}
+
+impl From<mimeo_api::Retention> for Retain {
+    fn from(retention: mimeo_api::Retention) -> Self {
+        match retention {
+            mimeo_api::Retention::Delete => Self::Delete,
+            mimeo_api::Retention::Retain => Self::Retain,
+        }
+    }
+}
+
+/// What becomes of copies that are no longer wanted, by the reason why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retention {
+    /// When the rule is deleted.
+    pub when_rule_deleted: Retain,
+    /// When the namespace is no longer selected.
+    pub when_unmatched: Retain,
+    /// When the source is deleted.
+    pub when_source_deleted: Retain,
+    /// How long a deleted source may take to come back.
+    pub source_grace: Duration,
+}
+
+impl Retention {
+    fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
+        let grace = policy.source_grace_period_seconds;
+        let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
+        let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
+        Ok(Self {
+            when_rule_deleted: policy.when_rule_deleted.into(),
+            when_unmatched: policy.when_unmatched.into(),
+            when_source_deleted: policy.when_source_deleted.into(),
+            source_grace: Duration::from_secs(seconds),
+        })
+    }
+
+    /// Value of [`names::RETENTION`], as in `rule=Retain,source=Retain`; `None` if everything is deleted.
+    ///
+    /// The grace isn't in it: it matters only while the rule is there to be asked.
+    pub fn annotation(&self) -> Option<String> {
+        let parts = [
+            ("rule", self.when_rule_deleted),
+            ("unmatched", self.when_unmatched),
+            ("source", self.when_source_deleted),
+        ];
+        let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
+        let retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
+        (!retained.is_empty()).then(|| retained.join(","))
+    }
+
+    /// Reads [`names::RETENTION`]. What it doesn't understand it takes as a wish to retain, which does no harm.
+    pub fn from_annotation(text: &str) -> Self {
+        let all = |retain| Self {
+            when_rule_deleted: retain,
+            when_unmatched: retain,
+            when_source_deleted: retain,
+            source_grace: DEFAULT_GRACE,
+        };
+        let mut retention = all(Retain::Delete);
+        for part in text.split(',') {
+            let (when, what) = part.split_once('=').unwrap_or((part, ""));
+            let retain = if what.trim() == "Delete" { Retain::Delete } else { Retain::Retain };
+            match when.trim() {
+                "rule" => retention.when_rule_deleted = retain,
+                "unmatched" => retention.when_unmatched = retain,
+                "source" => retention.when_source_deleted = retain,
+                _ => return all(Retain::Retain),
+            }
+        }
+        retention
+    }
+}
+
+/// Whether pods of a new namespace wait for its copies; the stricter is the greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Barrier {
+    /// They don't wait.
+    None,
+    /// They wait for a limited time, then they are admitted with a warning.
+    BestEffort,
+    /// They are refused until the copies are there.
+    Required,
+}
+
+impl From<mimeo_api::Barrier> for Barrier {
+    fn from(barrier: mimeo_api::Barrier) -> Self {
+        match barrier {
+            mimeo_api::Barrier::None => Self::None,
+            mimeo_api::Barrier::BestEffort => Self::BestEffort,
+            mimeo_api::Barrier::Required => Self::Required,
+        }
+    }
+}
+
+/// One reason why a rule or a policy is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct Refusal {
+    /// Path of the field, as in `spec.targets[0].namespacePattern`.
+    pub field: String,
+    /// What is wrong with it, for people.
+    pub message: String,
+}
+
+/// Reasons gathered on the way through an object, so that its author reads all of them at once.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Vec<Refusal>);
+
+impl Refusals {
+    pub(crate) fn add(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Refusal { field: field.into(), message: message.into() });
+    }
+
+    /// Keeps the reason why one field is refused.
+    pub(crate) fn one<T>(&mut self, field: &str, checked: Result<T, String>) -> Option<T> {
+        checked.map_err(|message| self.add(field, message)).ok()
+    }
+
+    /// Keeps the reasons why a part is refused.
+    pub(crate) fn all<T>(&mut self, checked: Result<T, Vec<Refusal>>) -> Option<T> {
+        checked.map_err(|refusals| self.0.extend(refusals)).ok()
+    }
+
+    /// Refuses a list without items, or with more than a rule may have.
+    fn count(&mut self, field: &str, items: usize) {
+        match items {
+            0 => self.add(field, "must not be empty"),
+            1..=ITEMS => {}
+            _ => self.add(field, format!("must not have more than {ITEMS} items")),
+        }
+    }
+
+    /// `parsed` if nothing was refused. Whoever passes `None` has refused something.
+    pub(crate) fn finish_with<T>(self, parsed: Option<T>) -> Result<T, Vec<Refusal>> {
+        match parsed {
+            Some(parsed) if self.0.is_empty() => Ok(parsed),
+            _ => Err(self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn good() -> Value {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1",
+            "kind": "ClusterReplication",
+            "metadata": {"name": "registry"},
+            "spec": {
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+                "targets": [{"namespaces": ["team-*"]}],
+            },
+        })
+    }
+
+    #[track_caller]
+    fn parse(object: Value) -> Result<Rule, Vec<String>> {
+        let object = serde_json::from_value(object).expect("the shape of a rule");
+        Rule::parse(&object).map_err(|refusals| refusals.iter().map(ToString::to_string).collect())
+    }
+
+    /// `good()` with `value` at `pointer`, whose last segment is added if it isn't there.
+    #[track_caller]
+    fn with(pointer: &str, value: Value) -> Value {
+        let mut object = good();
+        let (parent, last) = pointer.rsplit_once('/').unwrap();
+        match object.pointer_mut(parent).unwrap() {
+            Value::Array(items) => items.push(value),
+            parent => parent[last] = value,
+        }
+        object
+    }
+
+    fn source(api_version: &str, kind: &str, namespace: &str, name: &str) -> Value {
+        json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": name})
+    }
+
+    #[test]
+    fn parse_reads_every_field() {
+        let mut object = with("/spec/targets/0/name", json!("pull-$(source.name)"));
+        object["metadata"] = json!({
+            "name": "registry", "uid": "u-1", "generation": 3, "resourceVersion": "42",
+            "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {names::CONFIRM_DELETION: "n-1"},
+        });
+        object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain", "sourceGracePeriodSeconds": 5});
+        object["spec"]["barrier"] = json!("Required");
+        object["spec"]["suspend"] = json!(true);
+        let rule = parse(object).unwrap();
+        assert_eq!(rule.id.to_string(), "ClusterReplication/registry");
+        assert_eq!((&*rule.uid, rule.generation, rule.resource_version), ("u-1", 3, 42));
+        assert_eq!(rule.created.to_string(), "2026-01-02T03:04:05Z");
+        assert_eq!(rule.confirm_deletion.as_deref(), Some("n-1"));
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/platform/registry");
+        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]), "pull-registry");
+        assert_eq!(
+            (rule.retention.when_unmatched, rule.retention.source_grace),
+            (Retain::Retain, Duration::from_secs(5))
+        );
+        assert_eq!((rule.barrier, rule.suspend), (Barrier::Required, true));
+        assert!(rule.matches("team-a", &Labels::new()) && !rule.matches("other", &Labels::new()));
+        assert!(rule.could_match(NameHint::Prefix("team-"), &Labels::new()));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_api() {
+        let rule = parse(good()).unwrap();
+        assert_eq!((rule.barrier, rule.suspend, rule.retention.annotation()), (Barrier::BestEffort, false, None));
+        assert_eq!(rule.retention.source_grace, DEFAULT_GRACE);
+        assert_eq!(rule.created, jiff::Timestamp::MAX);
+        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]), "registry");
+    }
+
+    #[test]
+    fn parse_refuses_one_change_away_from_good() {
+        let sources = "/spec/sources";
+        let first = |field: &str, value: &str| with(&format!("/spec/sources/0/{field}"), json!(value));
+        let set = |what: &str, key: &str, value: &str| with("/spec/transform", json!({what: {"set": {key: value}}}));
+        let cases = [
+            (with("/metadata", json!({})), "metadata.name: must not be empty"),
+            (with(sources, json!([])), "spec.sources: must not be empty"),
+            (first("apiVersion", "a/b/c"), "spec.sources[0]: the version of apiVersion"),
+            (first("kind", ""), "spec.sources[0]: kind must not be empty"),
+            (first("kind", "Namespace"), "spec.sources[0].kind: kind Namespace is never copied"),
+            (first("apiVersion", "mimeo.dev/v1alpha1"), "spec.sources[0].kind: Mimeo's own kinds"),
+            (first("namespace", "Plat"), "spec.sources[0].namespace: \"Plat\" is no DNS label"),
+            (first("name", "a/b"), "spec.sources[0].name: \"a/b\" is no DNS name"),
+            (
+                with("/spec/sources/-", source("v1", "Secret", "platform", "registry")),
+                "spec.sources[1]: v1/Secret/platform",
+            ),
+            (
+                with("/spec/sources/-", source("v1", "Secret", "other", "registry")),
+                "spec.targets[0].name: does not tell v1/Secret/platform/registry and v1/Secret/other/registry apart",
+            ),
+            (with("/spec/targets", json!([])), "spec.targets: must not be empty"),
+            (with("/spec/targets/-", json!({})), "spec.targets[1]: exactly one of"),
+            (with("/spec/targets/0/namespacePattern", json!("a")), "spec.targets[0]: exactly one of"),
+            (
+                with("/spec/targets/-", json!({"namespacePattern": "("})),
+                "spec.targets[1].namespacePattern: not a regular",
+            ),
+            (with("/spec/targets/0/exclude", json!({})), "spec.targets[0].exclude: at least one of"),
+            (
+                with("/spec/targets/0/name", json!("A")),
+                "spec.targets[0].name: the name of the copy of v1/Secret/platform",
+            ),
+            (
+                with("/spec/targets/0/name", json!("")),
+                "spec.targets[0].name: the name of the copy of v1/Secret/platform",
+            ),
+            (with("/spec/targets/0/name", json!("$(source.x)")), "spec.targets[0].name: there is no variable"),
+            (with("/spec/transform", json!({"type": "a b"})), "spec.transform.type: \"a b\" is no type"),
+            (
+                with("/spec/transform", json!({"finalizers": ["a"]})),
+                "spec.transform.finalizers[0]: \"a\" must have a dom",
+            ),
+            (set("labels", "a b", ""), "spec.transform.labels.set[a b]: \"a b\" must"),
+            (set("labels", "a", "b c"), "spec.transform.labels.set[a]: \"b c\" is no label value"),
+            (set("annotations", "a b", ""), "spec.transform.annotations.set[a b]: \"a b\" must"),
+            (
+                with("/spec/retentionPolicy", json!({"sourceGracePeriodSeconds": -1})),
+                "spec.retentionPolicy.sourceGracePeriodSeconds: must be from 0",
+            ),
+            (
+                with("/spec/retentionPolicy", json!({"sourceGracePeriodSeconds": 86_401})),
+                "spec.retentionPolicy.sourceGracePeriodSeconds: must be from 0",
+            ),
+        ];
+        for (object, want) in cases {
+            let refusals = parse(object.clone()).expect_err(want);
+            assert_eq!(refusals.len(), 1, "{want}: {refusals:?}");
+            assert!(refusals[0].starts_with(want), "{want}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn several_sources_are_told_apart_by_name() {
+        let two = |second: Value, name: Value| {
+            let mut object = with("/spec/sources/-", second);
+            object["spec"]["targets"][0]["name"] = name;
+            parse(object).map(|_| ()).map_err(|refusals| refusals.join("\n"))
+        };
+        let other = || source("v1", "Secret", "platform", "other");
+        assert_eq!(two(other(), json!(null)), Ok(()));
+        assert_eq!(two(other(), json!("x-$(source.name)")), Ok(()));
+        assert_eq!(two(source("v1", "ConfigMap", "platform", "registry"), json!(null)), Ok(()));
+        assert_eq!(two(source("v1", "Secret", "b", "registry"), json!("$(source.namespace)-$(source.name)")), Ok(()));
+        for (second, name, want) in [
+            (other(), json!("x"), "must contain $(source.name)"),
+            (source("v1", "Secret", "b", "registry"), json!("x-$(source.name)"), "does not tell"),
+            (source("v2", "Secret", "platform", "registry"), json!(null), "is there already"),
+        ] {
+            let refusals = two(second, name).expect_err(want);
+            assert!(refusals.contains(want), "{refusals}");
+        }
+    }
+
+    #[test]
+    fn all_reasons_are_told_at_once() {
+        let mut object = good();
+        object["spec"] = json!({"sources": [], "targets": [{}, {"namespaces": ["A"]}], "transform": {"type": "a b"}});
+        assert_eq!(parse(object).unwrap_err().len(), 4);
+    }
+
+    #[test]
+    fn names_of_rbac_kinds_need_not_be_dns_names() {
+        let mut object = good();
+        object["spec"]["sources"] = json!([source("rbac.authorization.k8s.io/v1", "Role", "platform", "system:x")]);
+        assert_eq!(parse(object.clone()).map(|rule| rule.sources.len()), Ok(1));
+        object["spec"]["targets"][0]["name"] = json!("a/$(source.name)");
+        assert!(parse(object).is_err());
+    }
+
+    #[test]
+    fn too_many_items_are_refused() {
+        let targets = vec![json!({"namespaces": ["a"]}); 33];
+        assert_eq!(
+            parse(with("/spec/targets", json!(targets))).unwrap_err(),
+            ["spec.targets: must not have more than 32 items"]
+        );
+    }
+
+    #[test]
+    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
+        let rule = parse(good()).unwrap();
+        let resource = |namespaced| {
+            move |gvk: &GroupVersionKind| Some(Resource { gvk: gvk.clone(), plural: "x".into(), namespaced })
+        };
+        assert_eq!(rule.refuse_kinds(resource(true)), []);
+        assert_eq!(rule.refuse_kinds(|_| None), []);
+        let refusals = rule.refuse_kinds(resource(false));
+        assert_eq!(refusals.len(), 1);
+        assert!(refusals[0].to_string().starts_with("spec.sources[0]: kind Secret is cluster-scoped"), "{refusals:?}");
+    }
+
+    #[test]
+    fn rule_ids_parse_as_they_print() {
+        let id: RuleId = "ClusterReplication/a.b".parse().unwrap();
+        assert_eq!(
+            (id.kind, &*id.name, id.to_string().as_str()),
+            (RuleKind::ClusterReplication, "a.b", "ClusterReplication/a.b")
+        );
+        for text in
+            ["", "registry", "ClusterReplication", "ClusterReplication/", "ClusterReplication/a/b", "Replication/a"]
+        {
+            assert_eq!(text.parse::<RuleId>(), Err(NotARuleId), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn retention_survives_its_annotation() {
+        for bits in 0..8_u8 {
+            let retain = |bit: u8| if bits & bit == 0 { Retain::Delete } else { Retain::Retain };
+            let retention = Retention {
+                when_rule_deleted: retain(1),
+                when_unmatched: retain(2),
+                when_source_deleted: retain(4),
+                source_grace: DEFAULT_GRACE,
+            };
+            match retention.annotation() {
+                None => assert_eq!(bits, 0),
+                Some(text) => assert_eq!(Retention::from_annotation(&text), retention, "{text}"),
+            }
+        }
+        for text in ["", "x", "Retain", "rule=Retain,later=Delete"] {
+            assert_eq!(
+                Retention::from_annotation(text).annotation().unwrap(),
+                "rule=Retain,unmatched=Retain,source=Retain"
+            );
+        }
+        assert_eq!(Retention::from_annotation("rule=Keep,source=Delete").annotation().unwrap(), "rule=Retain");
+    }
+
+    #[test]
+    fn barriers_are_ordered_by_strictness() {
+        assert!(Barrier::None < Barrier::BestEffort && Barrier::BestEffort < Barrier::Required);
+    }
+}

@@ -1,0 +1,567 @@
+//! How a copy differs from its source, and how a policy changes an object that is being admitted.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, map::Entry};
+
+use crate::{
+    names,
+    rule::{Refusal, Refusals, SourceRef, syntax},
+    selection::Glob,
+    template::Template,
+};
+
+/// Domains whose labels and annotations, those of their subdomains included, say who manages an object.
+///
+/// On a copy they would lie, and some of them kill: a tool that prunes what carries its mark and isn't in its repository
+/// deletes the copies, a replicator takes them for sources of its own.
+const MARKS: &[&str] = &[
+    "mimeo.dev",
+    // GitOps.
+    "argocd.argoproj.io",
+    "configmanagement.gke.io",
+    "configsync.gke.io",
+    "fleet.cattle.io",
+    "fluxcd.io",
+    "kapp.k14s.io",
+    "objectset.rio.cattle.io",
+    // Helm, kubectl, kustomize.
+    "applyset.kubernetes.io",
+    "config.k8s.io",
+    "config.kubernetes.io",
+    "helm.sh",
+    "kubectl.kubernetes.io",
+    // Controllers' own notes on what they manage.
+    "cert-manager.io",
+    "deployment.kubernetes.io",
+    // Other replicators.
+    "cloud.teleport.dev",
+    "clustersecret.io",
+    "infra.einstein.ai",
+    "kopf.zalando.org",
+    "kubed.appscode.com",
+    "kyverno.io",
+    "reflector.v1.k8s.emberstack.com",
+    "replicator.v1.mittwald.de",
+    "replika.prosimcorp.com",
+    "sync.rustrial.org",
+];
+
+/// Single keys of that sort, in domains that have harmless ones too or in none.
+const MARK_KEYS: &[&str] = &[names::MANAGED_BY, "app.kubernetes.io/instance", "clustersecret.io"];
+
+/// Most keys of one `set`, most globs of one list.
+const KEYS: usize = 64;
+/// Most finalizers.
+const FINALIZERS: usize = 8;
+
+/// Whether a label or annotation of a source is never carried to its copies.
+pub fn never_carried(key: &str) -> bool {
+    let domain = key.split_once('/').map(|(domain, _)| domain);
+    MARK_KEYS.contains(&key) || domain.is_some_and(|domain| MARKS.iter().any(|mark| is_within(domain, mark)))
+}
+
+/// Whether only Mimeo sets the key.
+fn is_ours(key: &str) -> bool {
+    let domain = key.split_once('/').map(|(domain, _)| domain);
+    domain.is_some_and(|domain| is_within(domain, mimeo_api::names::GROUP))
+}
+
+fn is_within(domain: &str, parent: &str) -> bool {
+    domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// What is changed in an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transform {
+    secret_type: Option<String>,
+    labels: Edits,
+    annotations: Edits,
+    finalizers: Vec<String>,
+}
+
+/// What text with variables is checked against.
+#[derive(Clone, Copy)]
+enum Use<'a> {
+    /// Copies of these sources.
+    Copies(&'a [SourceRef]),
+    /// An object that is being admitted: there is no source.
+    Admission,
+}
+
+impl Transform {
+    /// Compiles the transform of a rule, whose texts may name any of `sources`. Refusals name fields below `field`.
+    pub fn of_copies(spec: &mimeo_api::Transform, field: &str, sources: &[SourceRef]) -> Result<Self, Vec<Refusal>> {
+        let secrets = sources.iter().all(|source| source.gvk.is_secret());
+        Self::parse(spec, field, Use::Copies(sources), secrets)
+    }
+
+    /// Compiles the transform of a policy. `secrets` says whether Secrets are all that it is for.
+    pub fn of_admission(spec: &mimeo_api::Transform, field: &str, secrets: bool) -> Result<Self, Vec<Refusal>> {
+        Self::parse(spec, field, Use::Admission, secrets)
+    }
+
+    fn parse(spec: &mimeo_api::Transform, field: &str, used: Use<'_>, secrets: bool) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::Transform { type_, labels, annotations, finalizers } = spec;
+        let mut refusals = Refusals::default();
+        let at_type = format!("{field}.type");
+        if let Some(text) = type_ {
+            refusals.one(&at_type, syntax::secret_type(text));
+            if !secrets {
+                refusals.add(at_type, "is only for Secrets");
+            }
+        }
+        let labels = refusals.all(Edits::parse(labels, &format!("{field}.labels"), used, LABELS));
+        let annotations = refusals.all(Edits::parse(annotations, &format!("{field}.annotations"), used, ANNOTATIONS));
+        refuse_finalizers(finalizers, &format!("{field}.finalizers"), &mut refusals);
+        refusals.finish_with(labels.zip(annotations).map(|(labels, annotations)| Self {
+            secret_type: type_.clone(),
+            labels,
+            annotations,
+            finalizers: finalizers.clone(),
+        }))
+    }
+
+    /// Type of a copy, of a new object; the source's or its own if `None`.
+    pub fn secret_type(&self) -> Option<&str> {
+        self.secret_type.as_deref()
+    }
+
+    /// Finalizers of a copy, or to be added to an object, in the author's order.
+    pub fn finalizers(&self) -> &[String] {
+        &self.finalizers
+    }
+
+    /// Labels of a copy of `source`, which has the labels `from`; without Mimeo's own.
+    pub fn copy_labels(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
+        self.labels.copy(from, source)
+    }
+
+    /// Annotations of a copy of `source`, which has the annotations `from`; without Mimeo's own.
+    pub fn copy_annotations(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
+        self.annotations.copy(from, source)
+    }
+
+    /// Changes an object that is being admitted; `stored` is the old one of an UPDATE.
+    ///
+    /// A new Secret gets the type, one that is stored keeps its own: it can't be changed, and whoever re-sends the one
+    /// they once asked for must not fail. Doing this twice is doing it once. An object that is being deleted is left as
+    /// it is, otherwise its finalizers could never be removed. Mimeo's marks aren't touched.
+    pub fn rewrite(&self, object: &mut Value, stored: Option<&Value>) {
+        if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
+            return;
+        }
+        let Some(fields) = object.as_object_mut() else { return };
+        if let Some(wanted) = &self.secret_type {
+            let kept = match stored {
+                None => Some(wanted.as_str()),
+                Some(stored) => stored["type"].as_str(),
+            };
+            if let Some(kept) = kept {
+                fields.insert("type".into(), kept.into());
+            }
+        }
+        if let Some(metadata) = object_in(fields, "metadata") {
+            self.labels.rewrite(metadata, "labels");
+            self.annotations.rewrite(metadata, "annotations");
+            add_finalizers(&self.finalizers, metadata);
+        }
+    }
+
+    /// Whether nothing is changed.
+    pub fn is_noop(&self) -> bool {
+        let Self { secret_type, labels, annotations, finalizers } = self;
+        secret_type.is_none() && labels.is_noop() && annotations.is_noop() && finalizers.is_empty()
+    }
+}
+
+pub(crate) fn is_being_deleted(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// The object at `key`, made if there is none.
+fn object_in<'a>(parent: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = parent.entry(key).or_insert(Value::Null);
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    value.as_object_mut()
+}
+
+fn add_finalizers(finalizers: &[String], metadata: &mut Map<String, Value>) {
+    if finalizers.is_empty() {
+        return;
+    }
+    let value = match metadata.entry("finalizers") {
+        Entry::Vacant(vacant) => vacant.insert(Value::Array(Vec::new())),
+        Entry::Occupied(occupied) => occupied.into_mut(),
+    };
+    if value.is_null() {
+        *value = Value::Array(Vec::new());
+    }
+    let Some(there) = value.as_array_mut() else { return };
+    for finalizer in finalizers {
+        if !there.iter().any(|one| one == finalizer) {
+            there.push(finalizer.as_str().into());
+        }
+    }
+}
+
+fn refuse_finalizers(finalizers: &[String], field: &str, refusals: &mut Refusals) {
+    if finalizers.len() > FINALIZERS {
+        refusals.add(field, format!("must not have more than {FINALIZERS} items"));
+    }
+    for (i, finalizer) in finalizers.iter().enumerate() {
+        let field = format!("{field}[{i}]");
+        refusals.one(&field, syntax::finalizer(finalizer));
+        if is_ours(finalizer) {
+            refusals.add(&field, "must not be in Mimeo's own domain: nothing would remove it");
+        }
+        if finalizers[..i].contains(finalizer) {
+            refusals.add(field, format!("{finalizer:?} is there already"));
+        }
+    }
+}
+
+/// Edits of labels or of annotations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Edits {
+    include: Vec<Glob>,
+    exclude: Vec<Glob>,
+    set: BTreeMap<String, Template>,
+}
+
+/// What tells labels from annotations.
+#[derive(Clone, Copy)]
+struct Syntax {
+    key: fn(&str) -> Result<(), String>,
+    value: fn(&str) -> Result<(), String>,
+    /// Most bytes of all keys and values together.
+    size: usize,
+}
+
+const LABELS: Syntax = Syntax { key: syntax::qualified_name, value: syntax::label_value, size: usize::MAX };
+const ANNOTATIONS: Syntax = Syntax { key: syntax::annotation_key, value: |_| Ok(()), size: syntax::ANNOTATIONS_SIZE };
+
+impl Edits {
+    fn parse(edits: &mimeo_api::KeyEdits, field: &str, used: Use<'_>, syntax: Syntax) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::KeyEdits { include, exclude, set } = edits;
+        let mut refusals = Refusals::default();
+        let include = key_globs(include, &format!("{field}.include"), &mut refusals);
+        let exclude = key_globs(exclude, &format!("{field}.exclude"), &mut refusals);
+        let set = refusals.all(parse_set(set, &format!("{field}.set"), used, syntax));
+        refusals.finish_with(set.map(|set| Self { include, exclude, set }))
+    }
+
+    fn keeps(&self, key: &str) -> bool {
+        self.include.iter().any(|glob| glob.matches(key)) && !self.exclude.iter().any(|glob| glob.matches(key))
+    }
+
+    fn copy(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
+        let carried = from.into_iter().flatten().filter(|(key, _)| !never_carried(key) && self.keeps(key));
+        let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
+        let set = self.set.iter().map(|(key, template)| (key.clone(), template.render(source).into()));
+        carried.chain(set).collect()
+    }
+
+    /// Edits the labels or annotations at `key` of an object's metadata.
+    fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str) {
+        if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
+            there.retain(|key, value| {
+                let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
+                self.keeps(key) || is_ours(key) || our_label
+            });
+        }
+        if self.set.is_empty() {
+            return;
+        }
+        let Some(there) = object_in(metadata, key) else { return };
+        for (key, template) in &self.set {
+            if let Some(value) = template.literal() {
+                there.insert(key.clone(), value.into());
+            }
+        }
+    }
+
+    fn is_noop(&self) -> bool {
+        self.set.is_empty() && self.exclude.is_empty() && self.include == [Glob::new("*")]
+    }
+}
+
+fn key_globs(globs: &[String], field: &str, refusals: &mut Refusals) -> Vec<Glob> {
+    if globs.len() > KEYS {
+        refusals.add(field, format!("must not have more than {KEYS} items"));
+    }
+    for (i, glob) in globs.iter().enumerate() {
+        refusals.one(&format!("{field}[{i}]"), syntax::key_glob(glob));
+    }
+    globs.iter().map(|glob| Glob::new(glob)).collect()
+}
+
+fn parse_set(
+    set: &BTreeMap<String, String>,
+    field: &str,
+    used: Use<'_>,
+    syntax: Syntax,
+) -> Result<BTreeMap<String, Template>, Vec<Refusal>> {
+    let (mut refusals, mut parsed) = (Refusals::default(), BTreeMap::new());
+    if set.len() > KEYS {
+        refusals.add(field, format!("must not have more than {KEYS} items"));
+    }
+    for (key, text) in set {
+        let field = format!("{field}[{key}]");
+        refusals.one(&field, (syntax.key)(key));
+        if key == names::MANAGED_BY || is_ours(key) {
+            refusals.add(&field, "is Mimeo's own mark");
+        }
+        let Some(template) = refusals.one(&field, Template::parse(text)) else { continue };
+        refusals.one(&field, check_values(&template, used, syntax.value));
+        parsed.insert(key.clone(), template);
+    }
+    refusals.one(field, check_size(&parsed, used, syntax.size));
+    refusals.finish_with(Some(parsed))
+}
+
+/// Checks what the text becomes, for each source; the first that is wrong says enough.
+fn check_values(template: &Template, used: Use<'_>, check: fn(&str) -> Result<(), String>) -> Result<(), String> {
+    match (template.literal(), used) {
+        (Some(text), _) => check(text),
+        (None, Use::Admission) => Err("there is no source here that a variable could stand for".into()),
+        (None, Use::Copies(sources)) => sources.iter().try_for_each(|source| {
+            check(&template.render(source)).map_err(|why| format!("the value for {source} {why}"))
+        }),
+    }
+}
+
+fn check_size(set: &BTreeMap<String, Template>, used: Use<'_>, most: usize) -> Result<(), String> {
+    let size =
+        |value: &dyn Fn(&Template) -> usize| set.iter().map(|(key, text)| key.len() + value(text)).sum::<usize>();
+    let size = match used {
+        Use::Admission => size(&|text| text.literal().map_or(0, str::len)),
+        Use::Copies(sources) => {
+            sources.iter().map(|source| size(&|text| text.render(source).len())).max().unwrap_or_default()
+        }
+    };
+    if size > most { Err(format!("must not have more than {most} bytes in all keys and values")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::kind::GroupVersionKind;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn source() -> SourceRef {
+        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+        SourceRef { gvk, namespace: "platform".into(), name: "registry".into() }
+    }
+
+    #[track_caller]
+    fn of_copies(spec: Value) -> Transform {
+        Transform::of_copies(&serde_json::from_value(spec).unwrap(), "t", &[source()]).unwrap()
+    }
+
+    #[track_caller]
+    fn of_admission(spec: Value) -> Transform {
+        Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", true).unwrap()
+    }
+
+    fn rewritten(spec: Value, mut object: Value, stored: Option<&Value>) -> Value {
+        of_admission(spec).rewrite(&mut object, stored);
+        object
+    }
+
+    #[test]
+    fn marks_of_other_managers_are_never_carried() {
+        for key in [
+            "mimeo.dev/rule",
+            "app.kubernetes.io/managed-by",
+            "app.kubernetes.io/instance",
+            "argocd.argoproj.io/tracking-id",
+            "kustomize.toolkit.fluxcd.io/name",
+            "helm.toolkit.fluxcd.io/namespace",
+            "meta.helm.sh/release-name",
+            "helm.sh/chart",
+            "kubectl.kubernetes.io/last-applied-configuration",
+            "applyset.kubernetes.io/part-of",
+            "internal.config.kubernetes.io/path",
+            "kustomize.config.k8s.io/id",
+            "cert-manager.io/certificate-name",
+            "controller.cert-manager.io/fao",
+            "deployment.kubernetes.io/revision",
+            "clustersecret.io",
+            "clustersecret.io/version",
+            "reflector.v1.k8s.emberstack.com/reflection-allowed",
+            "replicator.v1.mittwald.de/replicate-to",
+            "kubed.appscode.com/sync",
+            "generate.kyverno.io/policy-name",
+        ] {
+            assert!(never_carried(key), "{key}");
+        }
+        for key in
+            ["app", "app.kubernetes.io/name", "kubernetes.io/x", "notmimeo.dev/x", "helm.sh", "fluxcd.io.example/x"]
+        {
+            assert!(!never_carried(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_copy_is_stripped_then_included_then_excluded_then_set() {
+        let from = json!({"app": "x", "team": "a", "team-b": "b", "helm.sh/chart": "c", "kept": "k"});
+        for (edits, want) in [
+            (json!({}), json!({"app": "x", "team": "a", "team-b": "b", "kept": "k"})),
+            (json!({"include": ["team*", "helm.sh/*"]}), json!({"team": "a", "team-b": "b"})),
+            (json!({"include": ["team*"], "exclude": ["*-b"]}), json!({"team": "a"})),
+            (json!({"include": []}), json!({})),
+            (
+                json!({"include": [], "set": {"app": "$(source.name)", "new": ""}}),
+                json!({"app": "registry", "new": ""}),
+            ),
+            (
+                json!({"exclude": ["*"], "set": {"app": "y", "helm.sh/chart": "d"}}),
+                json!({"app": "y", "helm.sh/chart": "d"}),
+            ),
+        ] {
+            let transform = of_copies(json!({"labels": edits, "annotations": edits}));
+            assert_eq!(Value::Object(transform.copy_labels(from.as_object(), &source())), want, "{edits}");
+            assert_eq!(Value::Object(transform.copy_annotations(from.as_object(), &source())), want, "{edits}");
+        }
+        let transform = of_copies(json!({"labels": {"set": {"a": "b"}}, "type": "Opaque", "finalizers": ["a.b/c"]}));
+        assert_eq!(Value::Object(transform.copy_labels(None, &source())), json!({"a": "b"}));
+        assert_eq!((transform.secret_type(), transform.finalizers()), (Some("Opaque"), &["a.b/c".to_owned()][..]));
+    }
+
+    #[test]
+    fn a_new_object_is_rewritten() {
+        let spec = json!({
+            "type": "example.com/auth", "labels": {"exclude": ["old*"], "set": {"participant": "x"}},
+            "annotations": {"set": {"a": "$(HOME)"}}, "finalizers": ["example.com/f"],
+        });
+        let object = json!({"metadata": {"name": "n", "labels": {"old-1": "", "k": "v"}}, "type": "Opaque", "data": {"d": "ZA=="}});
+        let want = json!({
+            "metadata": {
+                "name": "n", "labels": {"k": "v", "participant": "x"},
+                "annotations": {"a": "$(HOME)"}, "finalizers": ["example.com/f"],
+            },
+            "type": "example.com/auth", "data": {"d": "ZA=="},
+        });
+        assert_eq!(rewritten(spec, object, None), want);
+    }
+
+    #[test]
+    fn a_stored_secret_keeps_its_type() {
+        let object = || json!({"metadata": {"name": "n"}, "type": "old"});
+        for stored in ["new", "other", "old"] {
+            let stored_object = json!({"metadata": {"name": "n"}, "type": stored});
+            assert_eq!(rewritten(json!({"type": "new"}), object(), Some(&stored_object))["type"], stored);
+        }
+        let stored = json!({"type": "x"});
+        assert_eq!(rewritten(json!({"labels": {"set": {"a": "b"}}}), object(), Some(&stored))["type"], "old");
+    }
+
+    #[test]
+    fn what_is_being_deleted_is_left_alone() {
+        let spec = || json!({"type": "new", "finalizers": ["a.b/c"], "labels": {"set": {"a": "b"}}});
+        let object = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "type": "old"});
+        assert_eq!(rewritten(spec(), object.clone(), None), object);
+        let going = json!({"metadata": {}, "type": "old"});
+        assert_eq!(rewritten(spec(), going.clone(), Some(&object)), going);
+    }
+
+    #[test]
+    fn mimeos_marks_survive_a_rewrite() {
+        let marks = json!({"mimeo.dev/rule": "r", names::MANAGED_BY: names::MANAGED_BY_VALUE});
+        let object = json!({"metadata": {"labels": marks}});
+        let spec = || json!({"labels": {"include": []}});
+        assert_eq!(rewritten(spec(), object.clone(), None), object);
+        let others = json!({"metadata": {"labels": {names::MANAGED_BY: "Helm"}}});
+        assert_eq!(rewritten(spec(), others, None), json!({"metadata": {"labels": {}}}));
+    }
+
+    #[test]
+    fn odd_shapes_are_passed_over() {
+        let spec = || json!({"finalizers": ["a.b/c"], "labels": {"set": {"a": "b"}}});
+        assert_eq!(rewritten(spec(), json!("text"), None), json!("text"));
+        assert_eq!(rewritten(spec(), json!({"metadata": 1}), None), json!({"metadata": 1}));
+        let nulls = json!({"metadata": {"labels": null, "finalizers": null}});
+        assert_eq!(
+            rewritten(spec(), nulls, None),
+            json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["a.b/c"]}})
+        );
+    }
+
+    #[test]
+    fn parse_refuses_with_the_field_and_the_reason() {
+        let many = |n: usize| (0..n).map(|i| (format!("k{i}"), "v".repeat(5000))).collect::<BTreeMap<_, _>>();
+        for (spec, want) in [
+            (json!({"type": ""}), "t.type: must not be empty"),
+            (json!({"labels": {"include": ["a b"]}}), "t.labels.include[0]: \"a b\" is neither"),
+            (json!({"annotations": {"exclude": ["x", ""]}}), "t.annotations.exclude[1]: must not be empty"),
+            (
+                json!({"labels": {"set": {"a": "x/$(source.name)"}}}),
+                "t.labels.set[a]: the value for v1/Secret/platform/r",
+            ),
+            (json!({"labels": {"set": {"a": "$(source.x)"}}}), "t.labels.set[a]: there is no variable"),
+            (json!({"labels": {"set": {"mimeo.dev/rule": "x"}}}), "t.labels.set[mimeo.dev/rule]: is Mimeo's own mark"),
+            (
+                json!({"annotations": {"set": {"x.mimeo.dev/y": ""}}}),
+                "t.annotations.set[x.mimeo.dev/y]: is Mimeo's own",
+            ),
+            (
+                json!({"labels": {"set": {names::MANAGED_BY: "x"}}}),
+                "t.labels.set[app.kubernetes.io/managed-by]: is Mim",
+            ),
+            (json!({"annotations": {"set": many(60)}}), "t.annotations.set: must not have more than 262144 bytes"),
+            (
+                json!({"annotations": {"set": many(65).into_keys().map(|k| (k, "")).collect::<BTreeMap<_, _>>()}}),
+                "t.annotations.set: must not have more than 64 items",
+            ),
+            (json!({"finalizers": ["a.b/c", "a.b/c"]}), "t.finalizers[1]: \"a.b/c\" is there already"),
+            (json!({"finalizers": ["mimeo.dev/c"]}), "t.finalizers[0]: must not be in Mimeo's own domain"),
+            (
+                json!({"finalizers": ["foregroundDeletion"]}),
+                "t.finalizers[0]: \"foregroundDeletion\" must have a domain",
+            ),
+        ] {
+            let refusals = Transform::of_copies(&serde_json::from_value(spec).unwrap(), "t", &[source()]).unwrap_err();
+            assert_eq!(refusals.len(), 1, "{want}: {refusals:?}");
+            assert!(refusals[0].to_string().starts_with(want), "{want}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
+        let parse = |spec: Value, secrets| {
+            let refused = Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", secrets).unwrap_err();
+            refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(parse(json!({"type": "Opaque"}), false), "t.type: is only for Secrets");
+        let message = parse(json!({"labels": {"set": {"a": "$(source.name)"}}}), true);
+        assert_eq!(message, "t.labels.set[a]: there is no source here that a variable could stand for");
+        let mut config_map = source();
+        config_map.gvk.kind = "ConfigMap".into();
+        let spec = serde_json::from_value(json!({"type": "Opaque"})).unwrap();
+        assert!(Transform::of_copies(&spec, "t", &[source(), config_map]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn rewriting_twice_is_rewriting_once(
+            include in "[ab*]{0,2}", exclude in "[ab?]{0,2}", set in prop::collection::btree_map("[abc]{1,2}", "[xy]", 0..3),
+            labels in prop::option::of(prop::collection::btree_map("[abc]{1,2}", "[xyz]", 0..4)),
+            finalizers in prop::option::of(prop::collection::vec("[ab]/[ab]", 0..3)), stored in prop::option::of("[xyz]"),
+        ) {
+            let list = |glob: String| if glob.is_empty() { vec![] } else { vec![glob] };
+            let edits = json!({"include": list(include), "exclude": list(exclude), "set": set});
+            let transform = of_admission(json!({"type": "x", "labels": edits, "finalizers": ["a/a", "b/b"]}));
+            let stored = stored.map(|stored| json!({"type": stored}));
+            let mut once = json!({"metadata": {"labels": labels, "finalizers": finalizers}, "type": "y"});
+            transform.rewrite(&mut once, stored.as_ref());
+            let mut twice = once.clone();
+            transform.rewrite(&mut twice, stored.as_ref());
+            prop_assert_eq!(once, twice);
+        }
+    }
+}

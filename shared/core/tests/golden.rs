@@ -1,0 +1,153 @@
+//! What others read, compared with files in `tests/golden`: reviews and webhook configurations.
+//!
+//! `MIMEO_UPDATE_GOLDEN=1` rewrites the files.
+
+#![allow(clippy::panic)] // It is how a test fails.
+
+use std::{fs, path::PathBuf};
+
+use mimeo_api::{FailurePolicy, TransformPolicy};
+use mimeo_core::{
+    kind::{GroupVersionKind, Resource},
+    policy::Policy,
+    registration::{Endpoint, Registration, default_barrier_resources},
+    review::{self, Undecodable, Verdict},
+};
+use serde_json::{Value, json};
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[track_caller]
+fn matches_file(name: &str, value: &Value) {
+    let text = serde_json::to_string_pretty(value).expect("a Value is JSON") + "\n";
+    if std::env::var_os("MIMEO_UPDATE_GOLDEN").is_some() {
+        fs::write(path(name), text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    } else {
+        assert_eq!(read(name), text, "{name} is stale: MIMEO_UPDATE_GOLDEN=1 rewrites it");
+    }
+}
+
+fn policy(spec: Value) -> Policy {
+    let object: TransformPolicy = serde_json::from_value(spec).expect("the shape of a policy");
+    Policy::parse(&object).expect("a good policy")
+}
+
+/// Adds a label and a finalizer, and gives Secrets a type.
+fn devops() -> Policy {
+    policy(json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "devops"},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "Secret"}],
+                "objectSelector": {"matchLabels": {"origin": "devops"}},
+                "excludeNamespaces": ["devops-system"],
+            },
+            "transform": {
+                "type": "example.com/basic-auth", "labels": {"set": {"participant": "mimeo"}},
+                "annotations": {"exclude": ["note-*"]}, "finalizers": ["example.com/credential"],
+            },
+        },
+    }))
+}
+
+/// On two kinds, in chosen namespaces, failing open.
+fn team() -> Policy {
+    policy(json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "a.team"},
+        "spec": {
+            "match": {
+                "kinds": [
+                    {"apiVersion": "v1", "kind": "ConfigMap"}, {"apiVersion": "apps/v1", "kind": "Deployment"},
+                    {"apiVersion": "example.com/v1", "kind": "NotServed"},
+                ],
+                "objectSelector": {"matchExpressions": [{"key": "team", "operator": "Exists"}]},
+                "namespaceSelector": {
+                    "matchLabels": {"env": "prod"},
+                    "matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["b", "a"]}],
+                },
+            },
+            "transform": {"labels": {"set": {"a": "b"}}},
+            "failurePolicy": "Ignore",
+        },
+    }))
+}
+
+fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
+    let plural = match &*gvk.kind {
+        "Secret" => "secrets",
+        "ConfigMap" => "configmaps",
+        "Deployment" => "deployments",
+        _ => return None,
+    };
+    Some(Resource { gvk: gvk.clone(), plural: plural.into(), namespaced: true })
+}
+
+fn registration() -> Registration {
+    Registration {
+        endpoint: Endpoint::Service { namespace: "mimeo-system".into(), name: "mimeo-webhook".into(), port: 443 },
+        ca_bundle: Some("-----BEGIN CERTIFICATE-----\n".into()),
+        own_namespace: "mimeo-system".into(),
+        namespaces_failure_policy: FailurePolicy::Ignore,
+        barrier_resources: default_barrier_resources(),
+        mimeo_users: vec!["system:serviceaccount:mimeo-system:mimeo-webhook".into()],
+        owner: Some(json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "mimeo-webhook", "uid": "u-1",
+        })),
+    }
+}
+
+#[test]
+fn webhook_configurations() {
+    let registration = registration();
+    matches_file("registration-mutating.json", &registration.mutating());
+    matches_file("registration-validating.json", &registration.validating());
+    matches_file("registration-policies.json", &registration.policies(&[devops(), team()], &look_up));
+}
+
+#[test]
+fn webhook_configurations_by_url_and_strict() {
+    let registration = Registration {
+        endpoint: Endpoint::Url("https://127.0.0.1:8443".into()),
+        ca_bundle: None,
+        namespaces_failure_policy: FailurePolicy::Fail,
+        barrier_resources: vec![
+            (String::new(), "v1".into(), "pods".into()),
+            ("batch".into(), "v1".into(), "jobs".into()),
+        ],
+        mimeo_users: vec![],
+        owner: None,
+        ..registration()
+    };
+    matches_file("registration-mutating-url.json", &registration.mutating());
+}
+
+/// The answer to a review in a file, with its patch in plain sight.
+fn answer(body: &str, decide: impl FnOnce(&review::Request) -> Verdict) -> Value {
+    let bytes = match review::decode(body.as_bytes()) {
+        Ok(request) => review::encode(&request.uid, &decide(&request)),
+        Err(undecodable) => Undecodable::answer(&undecodable),
+    };
+    serde_json::from_slice(&bytes).expect("an answer is JSON")
+}
+
+#[test]
+fn reviews() {
+    let body = read("review-create.json");
+    matches_file("review-create-patched.json", &answer(&body, |request| devops().rewrite(request).into()));
+    matches_file("review-update-kept.json", &answer(&read("review-update.json"), |r| devops().rewrite(r).into()));
+    let cut_off = body.rsplit_once("\"object\"").map_or("", |(before, _)| before);
+    matches_file("review-undecodable.json", &answer(cut_off, |_| Verdict::ALLOW));
+    let deny = |_: &review::Request| Verdict::Deny {
+        code: 429,
+        reason: "TooManyRequests",
+        message: "copies are being written into namespace team; try again".into(),
+        retry_after_seconds: Some(1),
+    };
+    matches_file("review-denied.json", &answer(&body, deny));
+}

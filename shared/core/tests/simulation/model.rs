@@ -1,0 +1,311 @@
+//! What the cluster must look like once everything has settled, written from the rules' meaning and not from the engine's code.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use mimeo_core::names;
+
+use super::{
+    process::CLUSTER,
+    server::{COPIED, Key, Object, Res, Server},
+    spec::{Hold, RuleSpec, SOURCES, carried, source_name},
+};
+
+/// Who wants a cell, for which source.
+#[derive(Clone, Debug)]
+pub struct Want {
+    pub rule: String,
+    pub spec: Rc<RuleSpec>,
+    pub source: usize,
+    /// Whether other rules want it, too.
+    pub contested: bool,
+}
+
+/// What a history knows beyond what the server holds.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// Whether there are webhook replicas.
+    pub replicas: bool,
+    /// Rules that went with their CRD and have not come back.
+    pub lost: BTreeSet<String>,
+    /// Whether the CRD of rules was ever re-installed: then a rule's loss may not pass for meant.
+    pub crd_changed: bool,
+    /// Whether so many copies were lost at once that deletions may be held.
+    pub masses: bool,
+}
+
+/// The cells that a rule wants in a namespace, in its own order.
+pub fn cells_of(spec: &RuleSpec, namespace: &str, labels: &BTreeMap<String, String>) -> Vec<(Key, usize)> {
+    let mut cells = Vec::new();
+    for to in spec.targets.iter().filter(|to| !spec.invalid && to.matches(namespace, labels)) {
+        for source in &spec.sources {
+            let (res, home, name) = SOURCES[*source];
+            let copy = to.copy_name(*source);
+            let own = home == namespace && name == copy;
+            if !own {
+                cells.push((Key::new(res, namespace, &copy), *source));
+            }
+        }
+    }
+    cells
+}
+
+/// `ClusterReplication/<name>`, as copies name their rule.
+fn rule_of(object: &Object) -> Option<&str> {
+    object.annotation(names::RULE)?.strip_prefix("ClusterReplication/")
+}
+
+/// The wanted cells of a namespace with their winners, and the number of cells that each rule lost to another.
+pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap<Key, Want>, BTreeMap<String, usize>) {
+    let mut claims: BTreeMap<Key, BTreeMap<String, Want>> = BTreeMap::new();
+    for rule in server.of(Res::Rule) {
+        let spec = rule.spec.as_ref().expect("a rule has a spec");
+        for (key, source) in cells_of(spec, &namespace.key.name, &namespace.labels()) {
+            let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, contested: false };
+            claims.entry(key).or_default().entry(rule.key.name.clone()).or_insert(want);
+        }
+    }
+    let mut lost: BTreeMap<String, usize> = BTreeMap::new();
+    let mut wants = BTreeMap::new();
+    for (key, claims) in claims {
+        let copy = before.get(&key).or_else(|| server.get(&key));
+        let marked = copy.filter(|copy| copy.ours() && copy.labelled()).and_then(|copy| rule_of(copy));
+        let rank = |name: &str| {
+            let created = server.get(&Key::new(Res::Rule, "", name)).map(|rule| rule.created);
+            (marked != Some(name), created, name.to_owned())
+        };
+        let winner = claims.keys().min_by_key(|name| rank(name)).expect("no claim without a rule").clone();
+        for loser in claims.keys().filter(|name| **name != winner) {
+            *lost.entry(loser.clone()).or_default() += 1;
+        }
+        wants.insert(key, Want { contested: claims.len() > 1, ..claims[&winner].clone() });
+    }
+    (wants, lost)
+}
+
+/// What a copy is to say, mark by mark and field by field.
+pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
+    let mut fields: BTreeMap<String, String> = source
+        .fields
+        .iter()
+        .filter(|(path, _)| carried(path))
+        .map(|(path, value)| (path.clone(), value.clone()))
+        .collect();
+    let mut set = |path: String, value: &str| drop(fields.insert(path, value.to_owned()));
+    if want.spec.finalizer {
+        set("fin/example.com/held".into(), "");
+    }
+    if let Some(tier) = want.spec.tier {
+        set("label/tier".into(), tier);
+    }
+    set(format!("label/{}", names::MANAGED_BY), names::MANAGED_BY_VALUE);
+    set(format!("label/{}", names::CLUSTER_REPLICATION), &want.rule);
+    set(format!("ann/{}", names::RULE), &format!("ClusterReplication/{}", want.rule));
+    set(format!("ann/{}", names::SOURCE), &source_name(want.source));
+    set(format!("ann/{}", names::CLUSTER), CLUSTER);
+    if let Some(retention) = want.spec.retention() {
+        set(format!("ann/{}", names::RETENTION), &retention);
+    }
+    fields
+}
+
+/// Whether an object is the copy that is wanted: every field is there, and ours own exactly these.
+fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
+    let expected = copy_of(source, want);
+    for (path, value) in &expected {
+        if object.fields.get(path) != Some(value) {
+            return Err(format!("{path} is {:?}, not {value:?}", object.fields.get(path)));
+        }
+    }
+    let checksum = format!("ann/{}", names::CHECKSUM);
+    let entry = object.entries.iter().find(|entry| entry.apply && entry.manager == names::MANAGER).ok_or("not ours")?;
+    let owned: BTreeSet<&String> = entry.fields.iter().filter(|path| **path != checksum).collect();
+    if owned != expected.keys().collect() {
+        return Err(format!("our entry owns {owned:?}"));
+    }
+    Ok(())
+}
+
+/// What came of one wanted cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Synced,
+    Failed,
+    /// Neither: its source is missing, it is being deleted, its rule is suspended.
+    Open,
+    /// Who has it depends on whether anybody looked: the watch doesn't show whose mark it carries.
+    Unsure,
+}
+
+/// A source as it is, unless it is missing.
+pub fn source_of(server: &Server, index: usize) -> Option<&Rc<Object>> {
+    let (res, namespace, name) = SOURCES[index];
+    server.get(&Key::new(res, namespace, name))
+}
+
+fn same(before: Option<&Rc<Object>>, after: Option<&Rc<Object>>, why: &str) -> Result<(), String> {
+    match (before, after) {
+        (None, None) => Ok(()),
+        (Some(before), Some(after)) if before.uid == after.uid && before.version == after.version => Ok(()),
+        _ => Err(format!("should have been left alone ({why}); before: {before:?}")),
+    }
+}
+
+fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), String> {
+    match after {
+        None => Ok(()),
+        Some(after) if after.deleting && before.under("fin/").next().is_some() => Ok(()),
+        // Who removes the label, and nothing wants the copy back, takes it out of sight.
+        Some(after) if !before.labelled() && after.version == before.version => Ok(()),
+        Some(_) => Err(format!("should be gone ({why})")),
+    }
+}
+
+/// Checks one wanted cell.
+pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<State, String> {
+    let (was, is) = (before.get(key), after.get(key));
+    let ours = was.filter(|was| was.ours());
+    if let Some(foreign) = was.filter(|was| !was.ours()) {
+        // A webhook replica sees no copy but in the answers to its own writes, for as long as their namespace waits: what is
+        // taken from us meanwhile it may write once more.
+        let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;
+        if taken && same(was, is, "").is_err() {
+            return Ok(State::Unsure);
+        }
+        same(was, is, "not ours")?;
+        let known =
+            !foreign.deleting && source_of(after, want.source).is_some() && !want.spec.suspend && after.served(key.res);
+        return Ok(if known { State::Failed } else { State::Open });
+    }
+    if want.contested && ours.is_some_and(|ours| !ours.labelled()) {
+        return Ok(State::Unsure);
+    }
+    if ours.is_some_and(|ours| ours.deleting) {
+        return same(was, is, "being deleted").map(|()| State::Open);
+    }
+    if want.spec.suspend {
+        return same(was, is, "suspended").map(|()| State::Open);
+    }
+    let Some(source) = source_of(after, want.source) else {
+        let Some(ours) = ours else { return same(was, is, "no source").map(|()| State::Open) };
+        let of_this = ours.annotation(names::SOURCE) == Some(&source_name(want.source));
+        let home = after.namespace(SOURCES[want.source].1);
+        if !of_this || want.spec.keep.source || !after.served(key.res) {
+            return same(was, is, "its source is missing").map(|()| State::Open);
+        }
+        if home.is_none_or(|home| home.deleting) && facts.masses {
+            return Ok(State::Open);
+        }
+        return gone(ours, is, "its source was deleted").map(|()| State::Open);
+    };
+    if source.under("data/").any(|(_, value)| value == "bad") {
+        return same(was, is, "refused by the server").map(|()| State::Failed);
+    }
+    if was.is_none() && after.full.contains(&key.namespace) {
+        return same(was, is, "no quota").map(|()| State::Failed);
+    }
+    let Some(is) = is else { return Err("is missing".into()) };
+    right(is, want, source).map(|()| State::Synced)
+}
+
+/// Checks a copy that was there and that nobody wants.
+pub fn check_unwanted(
+    before: &Server,
+    after: &Server,
+    key: &Key,
+    settled: &BTreeMap<Key, (Want, State)>,
+    facts: &Facts,
+) -> Result<(), String> {
+    let (was, is) = (before.get(key), after.get(key));
+    let Some(ours) = was.filter(|was| was.ours()) else { return same(was, is, "not ours") };
+    if ours.deleting {
+        return same(was, is, "being deleted");
+    }
+    if ours.annotation(names::CLUSTER).is_some_and(|cluster| cluster != CLUSTER) {
+        return same(was, is, "another cluster's");
+    }
+    let Some(name) = rule_of(ours) else { return same(was, is, "no rule's") };
+    let Some(rule) = after.get(&Key::new(Res::Rule, "", name)) else {
+        if ours.annotation(names::RETENTION).is_some_and(|retention| retention.contains("rule=Retain")) {
+            return same(was, is, "retained");
+        }
+        if facts.lost.contains(name) {
+            return same(was, is, "its rule went with the CRD");
+        }
+        return if facts.crd_changed { Ok(()) } else { gone(ours, is, "its rule was deleted") };
+    };
+    let spec = rule.spec.as_ref().expect("a rule has a spec");
+    if spec.suspend || spec.invalid || spec.keep.unmatched {
+        return same(was, is, "suspended, invalid or retained");
+    }
+    let labels = after.namespace(&key.namespace).map(|namespace| namespace.labels()).unwrap_or_default();
+    if !spec.matches(&key.namespace, &labels) {
+        return if facts.masses { Ok(()) } else { gone(ours, is, "unmatched") };
+    }
+    let here = settled.iter().filter(|(other, (want, _))| other.namespace == key.namespace && want.rule == name);
+    if here.clone().any(|(_, (_, state))| *state != State::Synced) {
+        return Ok(());
+    }
+    gone(ours, is, "superseded")
+}
+
+/// Of each rule: desired, synced, failed.
+pub type Counts = BTreeMap<String, [i32; 3]>;
+
+/// Checks everything, and returns what the status of each rule has to count: desired, synced, failed.
+///
+/// None: everything is right, but who has some cell depends on who looked when, and so do the counts.
+pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Counts>, String> {
+    let mut counts: Counts = after.of(Res::Rule).map(|rule| (rule.key.name.clone(), [0; 3])).collect();
+    let mut unsure = false;
+    for namespace in after.of(Res::Namespace).filter(|namespace| !namespace.deleting) {
+        let (wants, lost) = wanted(before, after, namespace);
+        let winners = |wants: &BTreeMap<Key, Want>| wants.values().map(|want| want.rule.clone()).collect::<Vec<_>>();
+        unsure |= winners(&wants) != winners(&wanted(after, after, namespace).0);
+        for (rule, cells) in lost {
+            let count = counts.entry(rule).or_default();
+            let cells = i32::try_from(cells).expect("few");
+            count[0] += cells;
+            count[2] += cells;
+        }
+        let mut settled = BTreeMap::new();
+        for (key, want) in wants {
+            let state = check_wanted(before, after, &key, &want, facts)
+                .map_err(|why| format!("{key} for {}: {why}", want.rule))?;
+            let count = counts.entry(want.rule.clone()).or_default();
+            count[0] += 1;
+            count[1] += i32::from(state == State::Synced);
+            count[2] += i32::from(state == State::Failed);
+            unsure |= state == State::Unsure;
+            settled.insert(key, (want, state));
+        }
+        let within = |key: &&Key| key.namespace == namespace.key.name && COPIED.contains(&key.res);
+        let keys: BTreeSet<&Key> = before.objects.keys().chain(after.objects.keys()).filter(within).collect();
+        for key in keys.into_iter().filter(|key| !settled.contains_key(*key)) {
+            check_unwanted(before, after, key, &settled, facts).map_err(|why| format!("{key}: {why}"))?;
+        }
+        check_mark(namespace, after.served(Res::Rule), &settled)?;
+    }
+    for object in
+        after.objects.values().filter(|object| object.ours() && object.labelled() && COPIED.contains(&object.key.res))
+    {
+        if !after.noted().kinds.contains(&object.key.res.gvk()) {
+            return Err(format!("{} is there, its kind isn't in the kinds ConfigMap", object.key));
+        }
+    }
+    Ok((!unsure).then_some(counts))
+}
+
+/// A mark stays only while a required copy cannot be there, or while nobody can say which rules there are.
+fn check_mark(namespace: &Object, ruled: bool, settled: &BTreeMap<Key, (Want, State)>) -> Result<(), String> {
+    let marked = namespace.field(&format!("label/{}", names::MARK)).is_some();
+    let hindered = settled
+        .values()
+        .any(|(want, state)| want.spec.hold == Hold::Required && !want.spec.suspend && *state != State::Synced);
+    if marked && !hindered && ruled {
+        return Err(format!("namespace {} is still marked", namespace.key.name));
+    }
+    Ok(())
+}

@@ -1,0 +1,642 @@
+//! An API server in memory, by the rules that the engine leans on: uids, one resourceVersion counter, server-side apply with
+//! `managedFields`, preconditions, the life of namespaces. What others do to objects goes through [`Server::edit`] and its
+//! like, what Mimeo does through [`Server::apply`] and [`Server::delete`], which note every change that Mimeo made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta, Status, Time},
+    jiff::Timestamp,
+};
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_core::{
+    kind::{GroupVersionKind, Resource},
+    names,
+};
+use serde_json::{Map, Value, json};
+
+use super::spec::RuleSpec;
+
+/// What objects there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Res {
+    Namespace,
+    Rule,
+    Secret,
+    ConfigMap,
+    Widget,
+}
+
+/// Kinds that are copied.
+pub const COPIED: [Res; 3] = [Res::Secret, Res::ConfigMap, Res::Widget];
+
+impl Res {
+    pub fn gvk(self) -> GroupVersionKind {
+        let (api, kind) = match self {
+            Self::Namespace => ("v1", "Namespace"),
+            Self::Rule => ("mimeo.dev/v1alpha1", "ClusterReplication"),
+            Self::Secret => ("v1", "Secret"),
+            Self::ConfigMap => ("v1", "ConfigMap"),
+            Self::Widget => ("example.com/v1", "Widget"),
+        };
+        GroupVersionKind::parse(api, kind).expect("well formed")
+    }
+
+    pub fn of(group: &str, kind: &str) -> Self {
+        *COPIED
+            .iter()
+            .find(|res| *res.gvk().kind == *kind && *res.gvk().group == *group)
+            .expect("a kind that is copied")
+    }
+
+    pub fn resource(self) -> Resource {
+        let plural = format!("{self:?}s").to_lowercase();
+        Resource { gvk: self.gvk(), plural: plural.into(), namespaced: true }
+    }
+}
+
+/// Where an object is. A namespace and a rule are in the namespace "".
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub res: Res,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    pub fn new(res: Res, namespace: &str, name: &str) -> Self {
+        Self { res, namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {}/{}", self.res, self.namespace, self.name)
+    }
+}
+
+/// One entry of `managedFields`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub manager: String,
+    pub apply: bool,
+    pub fields: BTreeSet<String>,
+    /// Version of its last change; stands for the time.
+    pub time: u64,
+}
+
+/// An object, its fields flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `spec/k`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    pub key: Key,
+    pub uid: String,
+    pub version: u64,
+    pub deleting: bool,
+    pub fields: BTreeMap<String, String>,
+    pub entries: Vec<Entry>,
+    /// Of a rule.
+    pub spec: Option<Rc<RuleSpec>>,
+    pub status: Option<ClusterReplicationStatus>,
+    pub generation: i64,
+    /// Seconds of the clock when it was created.
+    pub created: u64,
+}
+
+impl Object {
+    /// Whether our manager has an apply entry.
+    pub fn ours(&self) -> bool {
+        self.entries.iter().any(|entry| entry.apply && entry.manager == names::MANAGER)
+    }
+
+    pub fn field(&self, path: &str) -> Option<&str> {
+        self.fields.get(path).map(String::as_str)
+    }
+
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.field(&format!("ann/{key}"))
+    }
+
+    pub fn labelled(&self) -> bool {
+        self.field(&format!("label/{}", names::MANAGED_BY)) == Some(names::MANAGED_BY_VALUE)
+    }
+
+    /// The fields whose path begins so, without the beginning.
+    pub fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (String, String)> + 'a {
+        self.fields.iter().filter_map(move |(path, value)| Some((path.strip_prefix(prefix)?.to_owned(), value.clone())))
+    }
+
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        self.under("label/").collect()
+    }
+
+    fn finalized(&self) -> bool {
+        !self.fields.keys().any(|path| path.starts_with("fin/"))
+    }
+
+    pub fn meta(&self) -> ObjectMeta {
+        let time =
+            |seconds: u64| Time(Timestamp::from_second(i64::try_from(seconds).expect("small")).expect("in range"));
+        let entry = |entry: &Entry| ManagedFieldsEntry {
+            api_version: Some(self.key.res.gvk().api_version()),
+            fields_type: Some("FieldsV1".into()),
+            fields_v1: Some(FieldsV1(
+                entry.fields.iter().map(|path| (format!("f:{path}"), json!({}))).collect::<Map<_, _>>().into(),
+            )),
+            manager: Some(entry.manager.clone()),
+            operation: Some(if entry.apply { "Apply" } else { "Update" }.into()),
+            subresource: None,
+            time: Some(time(entry.time)),
+        };
+        let finalizers: Vec<String> = self.under("fin/").map(|(name, _)| name).collect();
+        ObjectMeta {
+            name: Some(self.key.name.clone()),
+            namespace: (!self.key.namespace.is_empty()).then(|| self.key.namespace.clone()),
+            uid: Some(self.uid.clone()),
+            resource_version: Some(self.version.to_string()),
+            generation: Some(self.generation),
+            creation_timestamp: Some(time(self.created)),
+            deletion_timestamp: self.deleting.then(|| time(self.version)),
+            labels: Some(self.labels()),
+            annotations: Some(self.under("ann/").collect()),
+            finalizers: Some(finalizers),
+            managed_fields: Some(self.entries.iter().map(entry).collect()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        let map = |prefix: &str| self.under(prefix).collect::<BTreeMap<String, String>>();
+        let mut object = json!({
+            "apiVersion": self.key.res.gvk().api_version(), "kind": *self.key.res.gvk().kind,
+            "metadata": {
+                "name": self.key.name, "namespace": self.key.namespace, "uid": self.uid,
+                "resourceVersion": self.version.to_string(), "labels": map("label/"), "annotations": map("ann/"),
+            },
+        });
+        let part = if self.key.res == Res::Widget { "spec" } else { "data" };
+        object[part] = json!(map(&format!("{part}/")));
+        if let Some(kind) = self.field("type") {
+            object["type"] = kind.into();
+        }
+        object
+    }
+}
+
+/// The fields of an applied body.
+pub fn flatten(body: &Value) -> BTreeMap<String, String> {
+    let mut fields = BTreeMap::new();
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut take = |prefix: &str, part: Option<&Value>| {
+        for (key, value) in part.and_then(Value::as_object).into_iter().flatten() {
+            fields.insert(format!("{prefix}/{key}"), text(value));
+        }
+    };
+    take("label", body.pointer("/metadata/labels"));
+    take("ann", body.pointer("/metadata/annotations"));
+    take("data", body.get("data"));
+    take("spec", body.get("spec"));
+    for name in body.pointer("/metadata/finalizers").and_then(Value::as_array).into_iter().flatten() {
+        fields.insert(format!("fin/{}", text(name)), String::new());
+    }
+    if let Some(kind) = body.get("type") {
+        fields.insert("type".into(), text(kind));
+    }
+    fields
+}
+
+/// A change, as watches tell of it.
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub version: u64,
+    pub key: Key,
+    pub old: Option<Rc<Object>>,
+    pub new: Option<Rc<Object>>,
+}
+
+/// A refusal: code and `Status`.
+pub type Refusal = (u16, Status);
+
+fn refuse(code: u16, body: Value) -> Refusal {
+    (code, serde_json::from_value(body).expect("a Status"))
+}
+
+/// What the written object must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pre {
+    Absent,
+    Is(String),
+}
+
+/// A change that Mimeo made.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub key: Key,
+    /// create, apply, delete, unmark, status.
+    pub verb: &'static str,
+}
+
+/// The server and all it holds.
+#[derive(Clone, Debug, Default)]
+pub struct Server {
+    pub objects: BTreeMap<Key, Rc<Object>>,
+    pub log: Vec<Event>,
+    pub version: u64,
+    uids: u64,
+    /// Seconds of the clock.
+    pub seconds: u64,
+    pub unserved: BTreeSet<Res>,
+    /// Namespaces whose quota is used up.
+    pub full: BTreeSet<String>,
+    /// What the kinds `ConfigMap` said, version by version: kinds, uid of the CRD, confirmations.
+    pub notes: Vec<Notes>,
+    /// Uid of the rules' CRD, version by version.
+    pub crds: Vec<Option<String>>,
+    pub writes: Vec<Write>,
+    /// Uids of objects that our manager ever had an entry in.
+    pub ever_ours: BTreeSet<String>,
+    /// Copies that somebody else removed or took, by the uid of their namespace.
+    pub meddled: BTreeSet<(String, Key)>,
+    /// What Mimeo must never do and did.
+    pub violations: Vec<String>,
+}
+
+/// The kinds `ConfigMap`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    pub kinds: BTreeSet<GroupVersionKind>,
+    pub crd: Option<String>,
+    pub confirmed: Vec<String>,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        let mut server = Self { notes: vec![Notes::default()], ..Self::default() };
+        let crd = server.uid();
+        server.crds.push(Some(crd));
+        server
+    }
+
+    pub fn uid(&mut self) -> String {
+        self.uids += 1;
+        format!("{:08x}-0000-4000-8000-{:012x}", self.uids, self.uids * 7)
+    }
+
+    pub fn get(&self, key: &Key) -> Option<&Rc<Object>> {
+        self.objects.get(key)
+    }
+
+    pub fn of(&self, res: Res) -> impl Iterator<Item = &Rc<Object>> {
+        self.objects.values().filter(move |object| object.key.res == res)
+    }
+
+    pub fn namespace(&self, name: &str) -> Option<&Rc<Object>> {
+        self.get(&Key::new(Res::Namespace, "", name))
+    }
+
+    pub fn served(&self, res: Res) -> bool {
+        !self.unserved.contains(&res) && (res != Res::Rule || self.crd().is_some())
+    }
+
+    pub fn crd(&self) -> Option<&String> {
+        self.crds.last().and_then(Option::as_ref)
+    }
+
+    pub fn noted(&self) -> &Notes {
+        self.notes.last().expect("never empty")
+    }
+
+    pub fn note(&mut self, change: impl FnOnce(&mut Notes)) {
+        let mut notes = self.noted().clone();
+        change(&mut notes);
+        if notes != *self.noted() {
+            self.notes.push(notes);
+        }
+    }
+
+    fn put(&mut self, key: &Key, new: Option<Object>) -> Option<Rc<Object>> {
+        self.version += 1;
+        let old = self.objects.remove(key);
+        let new = new.map(|object| Rc::new(Object { version: self.version, ..object }));
+        if let Some(new) = &new {
+            self.objects.insert(key.clone(), new.clone());
+            if new.ours() {
+                self.ever_ours.insert(new.uid.clone());
+            }
+        }
+        self.log.push(Event { version: self.version, key: key.clone(), old, new: new.clone() });
+        new
+    }
+
+    fn fresh(&mut self, key: &Key) -> Object {
+        Object {
+            key: key.clone(),
+            uid: self.uid(),
+            version: 0,
+            deleting: false,
+            fields: BTreeMap::new(),
+            entries: Vec::new(),
+            spec: None,
+            status: None,
+            generation: 1,
+            created: self.seconds,
+        }
+    }
+
+    fn meddle(&mut self, key: &Key) {
+        if let Some(namespace) = self.namespace(&key.namespace) {
+            let uid = namespace.uid.clone();
+            self.meddled.insert((uid, key.clone()));
+        }
+    }
+
+    // ---- what others do ----
+
+    /// Creates an object of `manager`'s, if its place is free.
+    pub fn create(&mut self, key: &Key, fields: &[(&str, &str)], manager: &str) -> bool {
+        let open =
+            key.namespace.is_empty() || self.namespace(&key.namespace).is_some_and(|namespace| !namespace.deleting);
+        if !open || !self.served(key.res) || self.objects.contains_key(key) {
+            return false;
+        }
+        let mut object = self.fresh(key);
+        object.fields = fields.iter().map(|(path, value)| ((*path).to_owned(), (*value).to_owned())).collect();
+        if key.res == Res::Secret {
+            object.fields.entry("type".into()).or_insert_with(|| "Opaque".into());
+        }
+        let fields = object.fields.keys().cloned().collect();
+        object.entries.push(Entry { manager: manager.into(), apply: false, fields, time: self.version });
+        if key.res == Res::Namespace {
+            object.fields.insert("label/kubernetes.io/metadata.name".into(), key.name.clone());
+        }
+        self.meddle(key);
+        self.put(key, Some(object));
+        true
+    }
+
+    /// Creates a rule.
+    pub fn create_rule(&mut self, name: &str, spec: RuleSpec) -> bool {
+        let key = Key::new(Res::Rule, "", name);
+        if !self.served(Res::Rule) || self.objects.contains_key(&key) {
+            return false;
+        }
+        let object = Object { spec: Some(Rc::new(spec)), ..self.fresh(&key) };
+        self.put(&key, Some(object));
+        true
+    }
+
+    /// Changes an object: its values go over to `manager` where they change. Tells whether anything did.
+    pub fn edit(&mut self, key: &Key, manager: &str, change: impl FnOnce(&mut Object)) -> bool {
+        let Some(old) = self.objects.get(key).cloned() else { return false };
+        let mut new = (*old).clone();
+        change(&mut new);
+        let changed: BTreeSet<&String> = new
+            .fields
+            .iter()
+            .filter(|(path, value)| old.fields.get(*path) != Some(value))
+            .map(|(path, _)| path)
+            .collect();
+        for entry in &mut new.entries {
+            let kept =
+                |path: &String| new.fields.contains_key(path) && (entry.manager == manager || !changed.contains(path));
+            entry.fields = std::mem::take(&mut entry.fields).into_iter().filter(|path| kept(path)).collect();
+        }
+        if !changed.is_empty() {
+            let time = self.version;
+            if let Some(entry) = new.entries.iter_mut().find(|entry| !entry.apply && entry.manager == manager) {
+                entry.fields.extend(changed.into_iter().cloned());
+                entry.time = time;
+            } else {
+                let fields = changed.into_iter().cloned().collect();
+                new.entries.push(Entry { manager: manager.into(), apply: false, fields, time });
+            }
+        }
+        new.entries.retain(|entry| !entry.fields.is_empty());
+        if new == *old {
+            return false;
+        }
+        if new.spec != old.spec {
+            new.generation += 1;
+        }
+        if old.ours() && !new.ours() {
+            self.meddle(key);
+        }
+        if new.deleting && new.finalized() && key.res != Res::Namespace {
+            self.meddle(key);
+            self.put(key, None);
+        } else {
+            self.put(key, Some(new));
+        }
+        true
+    }
+
+    /// Deletes an object as anybody may.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        let Some(old) = self.objects.get(key).cloned() else { return false };
+        self.meddle(key);
+        if old.finalized() && key.res != Res::Namespace {
+            self.put(key, None);
+            return true;
+        }
+        !old.deleting && self.put(key, Some(Object { deleting: true, ..(*old).clone() })).is_some()
+    }
+
+    /// Ends a terminating namespace: its contents go one by one, then it.
+    pub fn reap(&mut self, name: &str) -> bool {
+        if !self.namespace(name).is_some_and(|namespace| namespace.deleting) {
+            return false;
+        }
+        let within: Vec<Key> = self.objects.keys().filter(|key| key.namespace == name).cloned().collect();
+        for key in within {
+            self.put(&key, None);
+        }
+        self.put(&Key::new(Res::Namespace, "", name), None);
+        true
+    }
+
+    /// Removes a CRD, with its objects.
+    pub fn unserve(&mut self, res: Res) -> bool {
+        if !self.served(res) {
+            return false;
+        }
+        let all: Vec<Key> = self.of(res).map(|object| object.key.clone()).collect();
+        for key in all {
+            self.put(&key, None);
+        }
+        match res {
+            Res::Rule => self.crds.push(None),
+            _ => drop(self.unserved.insert(res)),
+        }
+        true
+    }
+
+    /// Installs it (again).
+    pub fn serve(&mut self, res: Res) -> bool {
+        if self.served(res) {
+            return false;
+        }
+        if res == Res::Rule {
+            let uid = self.uid();
+            self.crds.push(Some(uid));
+        }
+        self.unserved.remove(&res);
+        true
+    }
+
+    // ---- what Mimeo does ----
+
+    fn writable(&self, key: &Key) -> Result<(), Refusal> {
+        if !self.served(key.res) {
+            return Err(refuse(
+                404,
+                json!({"reason": "NotFound", "message": "the server could not find the requested resource"}),
+            ));
+        }
+        let Some(namespace) = self.namespace(&key.namespace) else {
+            let details = json!({"kind": "namespaces", "name": key.namespace});
+            return Err(refuse(404, json!({"reason": "NotFound", "details": details})));
+        };
+        if namespace.deleting && !self.objects.contains_key(key) {
+            let details = json!({"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]});
+            return Err(refuse(
+                403,
+                json!({"reason": "Forbidden", "message": "is being terminated", "details": details}),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Forced server-side apply.
+    pub fn apply(
+        &mut self,
+        key: &Key,
+        config: &BTreeMap<String, String>,
+        pre: &Pre,
+        dry: bool,
+    ) -> Result<Rc<Object>, Refusal> {
+        self.writable(key)?;
+        let conflict = || refuse(409, json!({"reason": "Conflict", "details": {"name": key.name, "kind": "things"}}));
+        let old = match (self.objects.get(key).cloned(), pre) {
+            (Some(old), Pre::Is(uid)) if old.uid == *uid => Some(old),
+            (None, Pre::Absent) => None,
+            _ => return Err(conflict()),
+        };
+        if config.iter().any(|(path, value)| path.starts_with("data/") && value.as_str() == "bad") {
+            let details = json!({"name": key.name, "causes": [{"field": "data"}]});
+            return Err(refuse(422, json!({"reason": "Invalid", "details": details})));
+        }
+        if old.is_none() && self.full.contains(&key.namespace) {
+            return Err(refuse(
+                403,
+                json!({"reason": "Forbidden", "message": "exceeded quota: q", "details": {"name": key.name}}),
+            ));
+        }
+        let mut new = match &old {
+            Some(old) => (**old).clone(),
+            None => self.fresh(key),
+        };
+        merge(&mut new, config, self.version);
+        if old.as_deref() == Some(&new) || dry {
+            return Ok(Rc::new(new));
+        }
+        self.judge(key, old.as_deref());
+        let verb = if old.is_some() { "apply" } else { "create" };
+        self.writes.push(Write { key: key.clone(), verb });
+        Ok(self.put(key, Some(new)).expect("it was put there"))
+    }
+
+    /// Whatever was asked: what was never ours is not changed, and what is being deleted isn't either.
+    fn judge(&mut self, key: &Key, old: Option<&Object>) {
+        let Some(old) = old else { return };
+        if !self.ever_ours.contains(&old.uid) {
+            self.violations.push(format!("{key} was written though it was never ours"));
+        }
+    }
+
+    pub fn look(&self, key: &Key) -> Result<Rc<Object>, Refusal> {
+        if !self.served(key.res) {
+            return Err(refuse(404, json!({"reason": "NotFound"})));
+        }
+        let missing = || refuse(404, json!({"reason": "NotFound", "details": {"kind": "things", "name": key.name}}));
+        self.objects.get(key).cloned().ok_or_else(missing)
+    }
+
+    /// Deletes; answers with the object where finalizers keep it.
+    pub fn delete(&mut self, key: &Key, uid: &str, version: u64) -> Result<Option<Rc<Object>>, Refusal> {
+        let old = self.look(key)?;
+        if old.uid != uid || old.version != version {
+            return Err(refuse(409, json!({"reason": "Conflict", "details": {"name": key.name}})));
+        }
+        self.judge(key, Some(&old));
+        if !old.finalized() && old.deleting {
+            return Ok(Some(old));
+        }
+        self.writes.push(Write { key: key.clone(), verb: "delete" });
+        if old.finalized() {
+            self.put(key, None);
+            return Ok(None);
+        }
+        Ok(self.put(key, Some(Object { deleting: true, ..(*old).clone() })))
+    }
+
+    /// The mark's removal: a JSON patch that tests token and version.
+    pub fn unmark(&mut self, namespace: &str, token: &str, version: u64) -> bool {
+        let key = Key::new(Res::Namespace, "", namespace);
+        let path = format!("label/{}", names::MARK);
+        let fits = self.get(&key).is_some_and(|object| object.version == version && object.field(&path) == Some(token));
+        if fits {
+            self.writes.push(Write { key: key.clone(), verb: "unmark" });
+            self.edit(&key, names::MANAGER, |object| drop(object.fields.remove(&path)));
+        }
+        fits
+    }
+
+    /// A rule's status.
+    pub fn status(&mut self, rule: &str, status: ClusterReplicationStatus) -> bool {
+        let key = Key::new(Res::Rule, "", rule);
+        let Some(old) = self.get(&key).cloned() else { return false };
+        self.writes.push(Write { key: key.clone(), verb: "status" });
+        if old.status.as_ref() != Some(&status) {
+            self.put(&key, Some(Object { status: Some(status), ..(*old).clone() }));
+        }
+        true
+    }
+}
+
+/// What a forced apply of `config` makes of an object.
+fn merge(object: &mut Object, config: &BTreeMap<String, String>, time: u64) {
+    let ours = |entry: &Entry| entry.apply && entry.manager == names::MANAGER;
+    let before: BTreeSet<String> = object.entries.iter().filter(|e| ours(e)).flat_map(|e| e.fields.clone()).collect();
+    for path in before.iter().filter(|path| !config.contains_key(*path)) {
+        if !object.entries.iter().any(|entry| !ours(entry) && entry.fields.contains(path)) {
+            object.fields.remove(path);
+        }
+    }
+    let mut changed = false;
+    for (path, value) in config {
+        if object.fields.get(path) == Some(value) {
+            continue;
+        }
+        changed = true;
+        object.fields.insert(path.clone(), value.clone());
+        for entry in object.entries.iter_mut().filter(|entry| !ours(entry)) {
+            entry.fields.remove(path);
+        }
+    }
+    if object.key.res == Res::Secret {
+        object.fields.entry("type".into()).or_insert_with(|| "Opaque".into());
+    }
+    let fields: BTreeSet<String> = config.keys().cloned().collect();
+    match object.entries.iter_mut().find(|entry| ours(entry)) {
+        Some(entry) => {
+            if changed || entry.fields != fields {
+                entry.time = time;
+            }
+            entry.fields = fields;
+        }
+        None => object.entries.insert(0, Entry { manager: names::MANAGER.into(), apply: true, fields, time }),
+    }
+    object.entries.retain(|entry| !entry.fields.is_empty());
+}

@@ -1,0 +1,201 @@
+//! Rules as the histories write them: a smaller language than the API's, with a meaning of its own to check the engine by.
+
+use std::collections::BTreeMap;
+
+use mimeo_core::names;
+use serde_json::{Value, json};
+
+use super::server::Res;
+
+/// The sources that rules may name. No copy ever gets a source's name in its namespace, so no copy is a source.
+pub const SOURCES: [(Res, &str, &str); 5] = [
+    (Res::Secret, "p", "s1"),
+    (Res::ConfigMap, "p", "s1"),
+    (Res::Secret, "q", "s2"),
+    (Res::Widget, "p", "w1"),
+    (Res::Secret, "p", "s3"),
+];
+
+/// Which namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Select {
+    All,
+    Team(&'static str),
+    Names(&'static [&'static str]),
+    Pattern(&'static str),
+}
+
+impl Select {
+    pub fn matches(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        let system = ["kube-system", "kube-public", "kube-node-lease"].contains(&name);
+        match self {
+            Self::All => !system,
+            Self::Team(team) => !system && labels.get("team").map(String::as_str) == Some(team),
+            Self::Names(globs) => globs.iter().any(|glob| match glob.strip_suffix('*') {
+                Some(beginning) => !system && name.starts_with(beginning),
+                None => *glob == name,
+            }),
+            // The patterns in use are all of the form `t[0-1]`.
+            Self::Pattern(pattern) => {
+                let letter = &pattern[..1];
+                let range = &pattern[2..5];
+                let (low, high) = range.split_once('-').expect("a range");
+                let digit = name.strip_prefix(letter).unwrap_or_default();
+                !system && digit.len() == 1 && (low..=high).contains(&digit)
+            }
+        }
+    }
+
+    fn json(&self) -> Value {
+        match self {
+            Self::All => json!({"namespaceSelector": {}}),
+            Self::Team(team) => json!({"namespaceSelector": {"matchLabels": {"team": team}}}),
+            Self::Names(names) => json!({"namespaces": names}),
+            Self::Pattern(pattern) => json!({"namespacePattern": pattern}),
+        }
+    }
+}
+
+/// One target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct To {
+    pub select: Select,
+    pub exclude: Option<Select>,
+    /// Whether copies are named `<source>-x`.
+    pub renamed: bool,
+}
+
+impl To {
+    pub fn matches(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        // The system namespaces can be excluded by a glob all the same.
+        let plain = |select: &Select| match (select, name) {
+            (Select::All, _) => true,
+            (Select::Team(team), _) => labels.get("team").map(String::as_str) == Some(team),
+            (select, _) => select.matches(name, labels),
+        };
+        self.select.matches(name, labels) && !self.exclude.as_ref().is_some_and(plain)
+    }
+
+    pub fn copy_name(&self, source: usize) -> String {
+        let name = SOURCES[source].2;
+        if self.renamed { format!("{name}-x") } else { name.to_owned() }
+    }
+}
+
+/// `whenRuleDeleted`, `whenUnmatched`, `whenSourceDeleted`: whether to retain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    pub rule: bool,
+    pub unmatched: bool,
+    pub source: bool,
+}
+
+/// `barrier`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    None,
+    BestEffort,
+    Required,
+}
+
+/// A rule's spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSpec {
+    /// Indices into [`SOURCES`].
+    pub sources: Vec<usize>,
+    pub targets: Vec<To>,
+    pub keep: Keep,
+    pub grace: i32,
+    pub hold: Hold,
+    pub suspend: bool,
+    /// Sets this finalizer.
+    pub finalizer: bool,
+    /// Sets the label `tier`.
+    pub tier: Option<&'static str>,
+    /// Something that the parser refuses.
+    pub invalid: bool,
+}
+
+impl RuleSpec {
+    /// The shortest rule: one source to all namespaces, by `to`.
+    pub fn of(source: usize, select: Select) -> Self {
+        Self {
+            sources: vec![source],
+            targets: vec![To { select, exclude: None, renamed: false }],
+            keep: Keep::default(),
+            grace: 0,
+            hold: Hold::None,
+            suspend: false,
+            finalizer: false,
+            tier: None,
+            invalid: false,
+        }
+    }
+
+    pub fn matches(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        self.targets.iter().any(|to| to.matches(name, labels))
+    }
+
+    /// `mimeo.dev/retention` on the copies.
+    pub fn retention(&self) -> Option<String> {
+        let Keep { rule, unmatched, source } = self.keep;
+        let parts = [(rule, "rule=Retain"), (unmatched, "unmatched=Retain"), (source, "source=Retain")];
+        let parts: Vec<&str> = parts.into_iter().filter(|(keep, _)| *keep).map(|(_, text)| text).collect();
+        (!parts.is_empty()).then(|| parts.join(","))
+    }
+
+    pub fn json(&self) -> Value {
+        let source = |index: &usize| {
+            let (res, namespace, name) = SOURCES[*index];
+            let gvk = res.gvk();
+            json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "namespace": namespace, "name": name})
+        };
+        let target = |to: &To| {
+            let mut json = to.select.json();
+            if let Some(exclude) = &to.exclude {
+                json["exclude"] = exclude.json();
+            }
+            if to.renamed {
+                json["name"] = "$(source.name)-x".into();
+            }
+            if self.invalid {
+                json["namespaces"] = json!(["Not A Name"]);
+            }
+            json
+        };
+        let retain = |keep: bool| if keep { "Retain" } else { "Delete" };
+        let finalizers: &[&str] = if self.finalizer { &["example.com/held"] } else { &[] };
+        let set: BTreeMap<&str, &str> = self.tier.iter().map(|tier| ("tier", *tier)).collect();
+        json!({
+            "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
+            "targets": self.targets.iter().map(target).collect::<Vec<_>>(),
+            "transform": {"finalizers": finalizers, "labels": {"set": set}},
+            "retentionPolicy": {
+                "whenRuleDeleted": retain(self.keep.rule),
+                "whenUnmatched": retain(self.keep.unmatched),
+                "whenSourceDeleted": retain(self.keep.source),
+                "sourceGracePeriodSeconds": self.grace,
+            },
+            "barrier": match self.hold { Hold::None => "None", Hold::BestEffort => "BestEffort", Hold::Required => "Required" },
+            "suspend": self.suspend,
+        })
+    }
+}
+
+/// `apiVersion/Kind/namespace/name` of a source, as copies and failures name it.
+pub fn source_name(index: usize) -> String {
+    let (res, namespace, name) = SOURCES[index];
+    format!("{}/{namespace}/{name}", res.gvk())
+}
+
+/// What a copy carries of its source's fields: everything but other tools' marks.
+pub fn carried(path: &str) -> bool {
+    let mark = |key: &str| {
+        key.starts_with("kubectl.kubernetes.io/") || key.starts_with(names::PREFIX) || key == names::MANAGED_BY
+    };
+    match path.split_once('/') {
+        Some(("label" | "ann", key)) => !mark(key),
+        Some(("fin", _)) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,143 @@
+//! One request to the API server and its whole answer, for [`discovery`](crate::discovery) and [`writer`](crate::writer).
+//!
+//! What an answer means is left to whoever asked. Answers may hold Secrets: nothing here logs or prints one.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, Method, Request, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
+};
+use http_body_util::{BodyExt, Limited};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::{Client, client::Body};
+use serde::de::DeserializeOwned;
+
+use crate::client::Fault;
+
+/// Asks for an object's metadata alone; servers that can't reduce objects send them whole.
+pub(crate) const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// [`METADATA`] for lists.
+pub(crate) const METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// Asks for whole objects.
+pub(crate) const JSON: &str = "application/json";
+
+/// Twice what an API server takes as an object with room for its managed fields; an answer beyond it is none.
+const LARGEST_ANSWER: usize = 4 << 20;
+
+/// Why there is no answer. Whether the request was carried out isn't known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// The deadline passed.
+    Late,
+    /// No connection, or it broke.
+    Broken(Box<str>),
+}
+
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Late => f.write_str("no answer within the deadline"),
+            Self::Broken(why) => f.write_str(why),
+        }
+    }
+}
+
+/// An answer, read to its end.
+pub(crate) struct Answer {
+    /// The HTTP status.
+    pub(crate) code: StatusCode,
+    /// The server's wish for how long to wait.
+    pub(crate) retry_after: Option<Duration>,
+    body: Bytes,
+}
+
+impl Answer {
+    /// What a 2xx holds; none if it isn't JSON of that shape.
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_slice(&self.body).ok()
+    }
+
+    /// What the server says of an error; empty where a proxy or a bare HTTP error page answers.
+    pub(crate) fn status(&self) -> Status {
+        self.parse().unwrap_or_default()
+    }
+
+    /// Whether this is a 404 for the very object that was asked for, and not for its kind.
+    pub(crate) fn is_absence(&self) -> bool {
+        let name = self.status().details.and_then(|details| details.name);
+        self.code == StatusCode::NOT_FOUND && name.is_some_and(|name| !name.is_empty())
+    }
+}
+
+/// A request without a body.
+pub(crate) fn read(method: Method, uri: &str, accept: &str) -> Result<Request<Body>, Silence> {
+    let request = Request::builder().method(method).uri(uri).header(ACCEPT, accept).body(Body::empty());
+    request.map_err(|error| invalid(&error))
+}
+
+/// A request that carries JSON, of which the answer's metadata alone is wanted.
+pub(crate) fn write(method: Method, uri: &str, content_type: &str, body: Body) -> Result<Request<Body>, Silence> {
+    let request =
+        Request::builder().method(method).uri(uri).header(ACCEPT, METADATA).header(CONTENT_TYPE, content_type);
+    request.body(body).map_err(|error| invalid(&error))
+}
+
+// Names come from the API server or were checked at admission, so this says more about us than about them.
+fn invalid(error: &http::Error) -> Silence {
+    Silence::Broken(format!("the request can't be built: {error}").into())
+}
+
+/// Sends a request and reads its answer, all within `deadline`.
+pub(crate) async fn call(client: &Client, request: Request<Body>, deadline: Duration) -> Result<Answer, Silence> {
+    let exchange = async {
+        let response = client.send(request).await.map_err(|error| Silence::Broken(Fault(&error).to_string().into()))?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        // The cause is left out: it may be a decoder's, and quote.
+        let body = body.map_err(|_| Silence::Broken("the answer broke off or is over 4 MiB".into()))?.to_bytes();
+        Ok(Answer { code: head.status, retry_after: retry_after(&head.headers), body })
+    };
+    tokio::time::timeout(deadline, exchange).await.unwrap_or(Err(Silence::Late))
+}
+
+/// The header's seconds, up to a minute; API servers never send the form that is a date.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds.min(60)))
+}
+
+/// A path segment or query value with everything encoded that may mean something in a URL. Names of objects come out as they
+/// are, selectors don't.
+pub(crate) fn encode(text: &str) -> String {
+    use fmt::Write as _;
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => encoded.push(byte.into()),
+            // Writing to a String never fails.
+            _ => drop(write!(encoded, "%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encode_leaves_names_alone() {
+        for (text, want) in [
+            ("team-a.example", "team-a.example"),
+            ("system:node", "system:node"),
+            ("a/../b?c#d", "a%2F..%2Fb%3Fc%23d"),
+            ("app.kubernetes.io/managed-by=mimeo", "app.kubernetes.io%2Fmanaged-by%3Dmimeo"),
+            ("ä&+ %", "%C3%A4%26%2B%20%25"),
+        ] {
+            assert_eq!(encode(text), want);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The certificate from mounted files, as cert-manager's Secret in a volume.
+//!
+//! Compares contents on a short period: kubelet swaps a symbolic link two levels above the files, which watching the
+//! files would miss, and what watching the folders would catch depends on the file system.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use super::{ServingMaterial, not_after};
+use crate::tls::{self, TlsError};
+
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// Reads `tls.crt`, `tls.key` and, if it is there, `ca.crt` from the folder, again and again until nobody receives any
+/// more. What can't be used (half written, say) changes nothing and is warned of once.
+pub fn start(folder: PathBuf) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
+    let (publish, receiver) = watch::channel(None);
+    tokio::spawn(async move {
+        let mut folder = Folder { path: folder, last: None };
+        while !publish.is_closed() {
+            match folder.changed().await {
+                Ok(None) => {}
+                Ok(Some(material)) => {
+                    info!(folder = %folder.path.display(), not_after = %material.not_after, "certificate loaded");
+                    publish.send_replace(Some(Arc::new(material)));
+                }
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    warn!(folder = %folder.path.display(), %error, cause, "certificate can't be used, keeping the last one");
+                }
+            }
+            sleep(PERIOD).await;
+        }
+    });
+    receiver
+}
+
+#[derive(Debug, thiserror::Error)]
+enum MountedError {
+    #[error("failed to read {0}")]
+    Read(&'static str, #[source] io::Error),
+    #[error("the files can't be used")]
+    Unusable(#[from] TlsError),
+    #[error("{0} is no certificate in PEM")]
+    Unreadable(&'static str),
+}
+
+/// What was read; without Debug, for it has the key.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    ca: Option<Vec<u8>>,
+}
+
+struct Folder {
+    path: PathBuf,
+    /// What was seen last, usable or not: the contents, or which file couldn't be read and how.
+    last: Option<Result<Contents, (&'static str, io::ErrorKind)>>,
+}
+
+impl Folder {
+    /// What is there now, if it isn't what was there before.
+    async fn changed(&mut self) -> Result<Option<ServingMaterial>, MountedError> {
+        let seen = read(&self.path).await;
+        let (last, outcome) = match seen {
+            Ok(contents) => (Ok(contents), None),
+            Err((name, error)) => (Err((name, error.kind())), Some(MountedError::Read(name, error))),
+        };
+        if self.last.as_ref() == Some(&last) {
+            return Ok(None);
+        }
+        let last = self.last.insert(last);
+        match (last, outcome) {
+            (Ok(contents), _) => contents.material().map(Some),
+            (Err(_), Some(error)) => Err(error),
+            (Err(_), None) => Ok(None),
+        }
+    }
+}
+
+impl Contents {
+    fn material(&self) -> Result<ServingMaterial, MountedError> {
+        let certified_key = Arc::new(tls::certified_key(&self.certificate, &self.key)?);
+        let ca_bundle = self.ca.as_deref().map(|ca| certificates(ca, "ca.crt")).transpose()?;
+        Ok(ServingMaterial { certified_key, ca_bundle, not_after: expiry(&self.certificate)? })
+    }
+}
+
+fn certificates(pem: &[u8], name: &'static str) -> Result<String, MountedError> {
+    let text = str::from_utf8(pem).map_err(|_| MountedError::Unreadable(name))?;
+    not_after(text).ok_or(MountedError::Unreadable(name))?;
+    Ok(text.to_owned())
+}
+
+fn expiry(pem: &[u8]) -> Result<Timestamp, MountedError> {
+    str::from_utf8(pem).ok().and_then(not_after).ok_or(MountedError::Unreadable("tls.crt"))
+}
+
+async fn read(folder: &Path) -> Result<Contents, (&'static str, io::Error)> {
+    let file = async |name: &'static str| tokio::fs::read(folder.join(name)).await.map_err(|error| (name, error));
+    let ca = match file("ca.crt").await {
+        // cert-manager leaves it empty where the issuer doesn't tell.
+        Ok(ca) => Some(ca).filter(|ca| !ca.is_empty()),
+        Err((_, error)) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Contents { certificate: file("tls.crt").await?, key: file("tls.key").await?, ca })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+    use crate::certificates::{Bundle, Lifetimes, ServingNames};
+
+    fn bundle() -> Bundle {
+        Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), Timestamp::now()).expect("a bundle")
+    }
+
+    fn write(folder: &Path, bundle: &Bundle) {
+        fs::create_dir_all(folder).expect("a folder");
+        fs::write(folder.join("tls.crt"), bundle.serving().certificate()).expect("written");
+        fs::write(folder.join("tls.key"), bundle.serving().key().expose()).expect("written");
+        fs::write(folder.join("ca.crt"), bundle.ca_bundle()).expect("written");
+    }
+
+    #[tokio::test]
+    async fn a_swapped_link_is_noticed_once() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let (one, two) = (bundle(), bundle());
+        write(&root.path().join("1"), &one);
+        write(&root.path().join("2"), &two);
+        symlink("1", root.path().join("data")).expect("a link");
+        let mut folder = Folder { path: root.path().join("data"), last: None };
+        let first = folder.changed().await.expect("usable").expect("new");
+        assert_eq!(first.ca_bundle, Some(one.ca_bundle()));
+        assert!(folder.changed().await.expect("usable").is_none());
+
+        symlink("2", root.path().join("swap")).expect("a link");
+        fs::rename(root.path().join("swap"), root.path().join("data")).expect("swapped");
+        let second = folder.changed().await.expect("usable").expect("new");
+        assert!(!second.is_same(&first));
+        assert!(second.is_same(&two.material().expect("material")));
+    }
+
+    #[tokio::test]
+    async fn a_half_written_pair_is_told_once_and_taken_when_whole() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let (one, two) = (bundle(), bundle());
+        let mut folder = Folder { path: root.path().to_owned(), last: None };
+        assert!(matches!(folder.changed().await, Err(MountedError::Read("tls.crt", _))));
+        assert!(folder.changed().await.expect("told before").is_none());
+        write(root.path(), &one);
+        folder.changed().await.expect("usable").expect("new");
+
+        fs::write(root.path().join("tls.crt"), two.serving().certificate()).expect("written");
+        assert!(matches!(folder.changed().await, Err(MountedError::Unusable(_))));
+        assert!(folder.changed().await.expect("told before").is_none());
+        write(root.path(), &two);
+        folder.changed().await.expect("usable").expect("new");
+
+        fs::remove_file(root.path().join("ca.crt")).expect("removed");
+        let without = folder.changed().await.expect("usable").expect("new");
+        assert_eq!(without.ca_bundle, None);
+    }
+}

@@ -1,0 +1,254 @@
+//! Which kinds the API server serves, and where.
+//!
+//! Asked only about kinds that somebody named: whatever else the server serves is never looked at. When a kind may have
+//! come or gone is for the caller to notice, who then has the answer forgotten.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use http::{Method, StatusCode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, APIResourceList};
+use kube::Client;
+use mimeo_core::kind::{GroupVersionKind, Resource};
+use tracing::debug;
+
+use crate::call::{self, encode};
+
+/// What Mimeo does with objects of a kind. One that lacks any of it can't be kept.
+const VERBS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
+
+/// For one question.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Looks kinds up and remembers what it was told.
+pub struct Discovery {
+    client: Client,
+    known: Mutex<Known>,
+}
+
+impl fmt::Debug for Discovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Discovery").finish_non_exhaustive()
+    }
+}
+
+/// Why it isn't known whether a kind is served. Never to be read as "not served".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DiscoveryError {
+    /// Mimeo may not ask.
+    #[error("not allowed to discover {group_version} ({code})")]
+    Denied {
+        /// The group and version.
+        group_version: String,
+        /// 401 or 403.
+        code: u16,
+    },
+    /// The server, or the one behind it that serves this group, can't answer now.
+    #[error("failed to discover {group_version}: the API server answered {code}")]
+    Unavailable {
+        /// The group and version.
+        group_version: String,
+        /// The HTTP status.
+        code: u16,
+    },
+    /// No answer, or none that makes sense.
+    #[error("failed to discover {group_version}: {why}")]
+    Silent {
+        /// The group and version.
+        group_version: String,
+        /// What happened.
+        why: String,
+    },
+}
+
+/// What is served, by group and version.
+type Known = BTreeMap<(Box<str>, Box<str>), Arc<[Served]>>;
+
+/// One kind of a group and version, as far as it matters.
+struct Served {
+    kind: Box<str>,
+    plural: Box<str>,
+    namespaced: bool,
+    /// The first verb that it lacks.
+    lacks: Option<&'static str>,
+}
+
+impl Discovery {
+    /// Has asked nothing yet.
+    pub fn new(client: Client) -> Self {
+        Self { client, known: Mutex::default() }
+    }
+
+    /// How a kind is served; none if it isn't, or not in this version, or not with all that Mimeo does with objects.
+    ///
+    /// # Errors
+    /// When that can't be told, above all while the server of an aggregated API is down.
+    pub async fn find(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+        let Some(served) = self.served(gvk).await? else { return Ok(None) };
+        let Some(found) = served.iter().find(|served| served.kind == gvk.kind) else { return Ok(None) };
+        if let Some(verb) = found.lacks {
+            debug!(%gvk, verb, "kind counts as not served: it lacks a verb");
+            return Ok(None);
+        }
+        Ok(Some(Resource { gvk: gvk.clone(), plural: found.plural.clone(), namespaced: found.namespaced }))
+    }
+
+    /// Forgets everything: the next question goes to the server.
+    pub fn forget(&self) {
+        self.known().clear();
+    }
+
+    /// Forgets one group, such as that of a CRD that came, changed or went.
+    pub fn forget_group(&self, group: &str) {
+        self.known().retain(|(known, _), _| **known != *group);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Entries are added and removed whole.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the kind's group and version has; none if the server doesn't serve it. That alone isn't remembered: nobody tells
+    /// when it changes.
+    async fn served(&self, gvk: &GroupVersionKind) -> Result<Option<Arc<[Served]>>, DiscoveryError> {
+        let key = (gvk.group.clone(), gvk.version.clone());
+        if let Some(known) = self.known().get(&key) {
+            return Ok(Some(known.clone()));
+        }
+        let Some(list) = self.ask(gvk).await? else { return Ok(None) };
+        let served: Arc<[Served]> = list.resources.into_iter().filter_map(reduce).collect();
+        self.known().insert(key, served.clone());
+        Ok(Some(served))
+    }
+
+    async fn ask(&self, gvk: &GroupVersionKind) -> Result<Option<APIResourceList>, DiscoveryError> {
+        let group_version = || gvk.api_version();
+        let silent = |why: String| DiscoveryError::Silent { group_version: group_version(), why };
+        let request = call::read(Method::GET, &group_path(gvk), call::JSON).map_err(|why| silent(why.to_string()))?;
+        let answer = call::call(&self.client, request, DEADLINE).await.map_err(|why| silent(why.to_string()))?;
+        let code = answer.code.as_u16();
+        match answer.code {
+            StatusCode::NOT_FOUND => Ok(None),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(DiscoveryError::Denied { group_version: group_version(), code })
+            }
+            StatusCode::OK => answer.parse().map(Some).ok_or_else(|| silent("undecodable answer".into())),
+            _ => Err(DiscoveryError::Unavailable { group_version: group_version(), code }),
+        }
+    }
+}
+
+fn reduce(resource: APIResource) -> Option<Served> {
+    // `secrets/status` and the like are parts of objects.
+    if resource.name.contains('/') {
+        return None;
+    }
+    let lacks = VERBS.into_iter().find(|verb| !resource.verbs.iter().any(|has| has == verb));
+    Some(Served { kind: resource.kind.into(), plural: resource.name.into(), namespaced: resource.namespaced, lacks })
+}
+
+fn group_path(gvk: &GroupVersionKind) -> String {
+    let GroupVersionKind { group, version, .. } = gvk;
+    if group.is_empty() {
+        format!("/api/{}", encode(version))
+    } else {
+        format!("/apis/{}/{}", encode(group), encode(version))
+    }
+}
+
+/// Where objects of a kind are: all of them, those of one namespace, or one. Kinds outside namespaces ignore `namespace`.
+pub fn resource_path(resource: &Resource, namespace: Option<&str>, name: Option<&str>) -> String {
+    let mut path = group_path(&resource.gvk);
+    if let Some(namespace) = namespace.filter(|_| resource.namespaced) {
+        path.push_str("/namespaces/");
+        path.push_str(&encode(namespace));
+    }
+    path.push('/');
+    path.push_str(&encode(&resource.plural));
+    if let Some(name) = name {
+        path.push('/');
+        path.push_str(&encode(name));
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{Script, Server};
+
+    fn gvk(api_version: &str, kind: &str) -> GroupVersionKind {
+        GroupVersionKind::parse(api_version, kind).expect("a kind")
+    }
+
+    fn list() -> Script {
+        let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+        Script::json(
+            200,
+            &json!({
+                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "example.com/v1",
+                "resources": [
+                    {"name": "widgets", "singularName": "widget", "namespaced": true, "kind": "Widget", "verbs": verbs},
+                    {"name": "widgets/scale", "singularName": "", "namespaced": true, "kind": "Scale", "verbs": verbs},
+                    {"name": "reviews", "singularName": "", "namespaced": false, "kind": "Review", "verbs": ["create"]},
+                ]
+            }),
+        )
+    }
+
+    #[tokio::test]
+    async fn finds_what_is_served_and_remembers_it() {
+        let server = Server::start([list(), list()]).await;
+        let discovery = Discovery::new(server.client());
+        let widget = gvk("example.com/v1", "Widget");
+        let found = discovery.find(&widget).await;
+        let want = Resource { gvk: widget.clone(), plural: "widgets".into(), namespaced: true };
+        assert_eq!(found, Ok(Some(want.clone())));
+        for kind in ["Scale", "Review", "Other"] {
+            assert_eq!(discovery.find(&gvk("example.com/v1", kind)).await, Ok(None), "{kind}");
+        }
+        assert_eq!(server.requests(), ["GET /apis/example.com/v1"]);
+        discovery.forget_group("");
+        discovery.forget_group("example.com");
+        assert_eq!(discovery.find(&widget).await, Ok(Some(want)));
+        assert_eq!(server.requests().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn silence_is_not_absence() {
+        let error = |code| Script::json(code, &json!({"kind": "Status", "apiVersion": "v1"}));
+        let server = Server::start([error(404), error(503), error(403), Script::json(200, &json!("?"))]).await;
+        let discovery = Discovery::new(server.client());
+        let secret = gvk("v1", "Secret");
+        assert_eq!(discovery.find(&secret).await, Ok(None));
+        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Unavailable { code: 503, .. })));
+        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Denied { code: 403, .. })));
+        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Silent { .. })));
+        assert_eq!(server.requests(), ["GET /api/v1"; 4]);
+    }
+
+    #[test]
+    fn paths_are_those_of_the_api() {
+        let resource = |api_version: &str, plural: &str, namespaced| Resource {
+            gvk: gvk(api_version, "X"),
+            plural: plural.into(),
+            namespaced,
+        };
+        let secrets = resource("v1", "secrets", true);
+        let cases = [
+            (resource_path(&secrets, None, None), "/api/v1/secrets"),
+            (resource_path(&secrets, Some("a"), None), "/api/v1/namespaces/a/secrets"),
+            (resource_path(&secrets, Some("a"), Some("b/../c")), "/api/v1/namespaces/a/secrets/b%2F..%2Fc"),
+            (resource_path(&resource("apps/v1", "xs", false), Some("a"), Some("b")), "/apis/apps/v1/xs/b"),
+        ];
+        for (got, want) in cases {
+            assert_eq!(got, want);
+        }
+    }
+}

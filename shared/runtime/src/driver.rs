@@ -1,0 +1,317 @@
+//! Drives one [`Engine`]: events in from the watches, requests out through the writer. Both binaries run this; what differs
+//! between them is the engine's role.
+//!
+//! The engine sits behind one mutex, held for microseconds and never across an await.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use mimeo_core::{
+    engine::{Action, Engine, Errand, Notice, Request, Role, Tick, Verb},
+    outcome::Outcome,
+};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tokio::sync::{Notify, watch};
+use tracing::{debug, info, warn};
+
+use crate::{
+    discovery::Discovery,
+    limiter::Limiter,
+    writer::{Answer, Writer},
+};
+
+/// A shared engine. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Mutex<Engine>,
+    started: Instant,
+    /// There may be something to do.
+    work: Notify,
+    /// Counts changes: whoever waits for a namespace looks again.
+    changes: watch::Sender<u64>,
+    counts: CopyRequests,
+}
+
+/// Counts requests that create, change or delete copies. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct CopyRequests(Family<Written, Counter>);
+
+/// What became of a write.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Written {
+    verb: &'static str,
+    result: &'static str,
+}
+
+impl CopyRequests {
+    /// Counts in this registry.
+    pub fn new(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        let help = "Requests that create, change or delete copies, by verb and result";
+        registry.register("copy_requests", help, this.0.clone());
+        this
+    }
+
+    fn count(&self, verb: Verb, outcome: &Outcome) {
+        let verb = match verb {
+            Verb::Create => "create",
+            Verb::Apply(_) => "apply",
+            Verb::Delete(..) => "delete",
+            Verb::Learn(_) | Verb::Look => return,
+        };
+        let result = match outcome {
+            Outcome::Object(_) | Outcome::Absent => "done",
+            Outcome::Conflict => "conflict",
+            Outcome::Refused(_) => "refused",
+            Outcome::NamespaceGone | Outcome::NotServed => "gone",
+            Outcome::Unavailable { .. } => "unavailable",
+        };
+        self.0.get_or_create(&Written { verb, result }).inc();
+    }
+}
+
+impl Handle {
+    /// Of this engine; its clock starts now.
+    pub fn new(engine: Engine) -> Self {
+        Self::counting(engine, CopyRequests::default())
+    }
+
+    /// The same, with its requests counted.
+    pub fn counting(engine: Engine, counts: CopyRequests) -> Self {
+        let shared = Shared {
+            engine: Mutex::new(engine),
+            started: Instant::now(),
+            work: Notify::new(),
+            changes: watch::Sender::new(0),
+            counts,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The engine's time.
+    pub fn now(&self) -> Tick {
+        self.shared.started.elapsed()
+    }
+
+    /// Asks or tells the engine something, at the present time. Must not wait inside.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
+        let result = self.look(f);
+        self.shared.work.notify_one();
+        self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
+        result
+    }
+
+    /// The same where nothing is told: nobody is woken for it.
+    pub fn look<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
+        // A panic in the engine would be a bug that a restart mends; the state is whole between calls.
+        let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        f(&mut engine, self.shared.started.elapsed())
+    }
+
+    /// Tells of every change from now on.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+}
+
+/// What an engine's actions are carried out with.
+#[derive(Clone)]
+pub struct Tools {
+    /// Carries out requests and errands.
+    pub writer: Writer,
+    /// How many requests at once.
+    pub limiter: Limiter,
+    /// Finds the resources of sources to confirm.
+    pub discovery: Arc<Discovery>,
+}
+
+/// Carries out what the engine wants, for as long as `active` says so (a standby plans along but writes nothing). Runs until
+/// dropped.
+pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<bool>) {
+    loop {
+        if active.wait_for(|active| *active).await.is_err() {
+            return;
+        }
+        let permit = tools.limiter.acquire().await;
+        let action = tokio::select! {
+            action = next_action(&handle) => action,
+            _ = active.wait_for(|active| !*active) => continue,
+        };
+        let (handle, tools) = (handle.clone(), tools.clone());
+        match action {
+            Action::Request(request) => {
+                tokio::spawn(async move {
+                    let outcome = tools.writer.carry_out(&request, permit).await;
+                    note(&request, &outcome);
+                    handle.shared.counts.count(request.ticket.verb, &outcome);
+                    let notices = handle.with(|engine, now| {
+                        engine.outcome(&request.ticket, outcome, now);
+                        engine.notices()
+                    });
+                    tell(&notices);
+                });
+            }
+            Action::Errand(errand) => {
+                drop(permit);
+                tokio::spawn(async move { run(&handle, &tools, errand).await });
+            }
+        }
+    }
+}
+
+async fn next_action(handle: &Handle) -> Action {
+    loop {
+        let woken = handle.shared.work.notified();
+        let (action, wake_at, notices) = handle.look(|engine, now| {
+            let action = engine.next(now);
+            let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
+            (action, wake_at, engine.notices())
+        });
+        tell(&notices);
+        if let Some(action) = action {
+            return action;
+        }
+        // Planning may have settled what somebody waits for, without any request.
+        handle.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
+        let pause = tokio::time::sleep(wake_at.unwrap_or(Duration::from_hours(1)));
+        tokio::select! {
+            () = woken => {}
+            () = pause => {}
+        }
+    }
+}
+
+/// One line per change made; reads and dry runs change nothing.
+fn note(request: &Request, outcome: &Outcome) {
+    let (Some(why), ticket) = (request.why, &request.ticket) else { return };
+    let message = match (ticket.verb, outcome) {
+        (Verb::Create | Verb::Apply(_), Outcome::Object(_)) => "copy written",
+        (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",
+        _ => {
+            let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
+            debug!(%kind, %namespace, %name, verb = ?ticket.verb, ?outcome, "request not carried out");
+            return;
+        }
+    };
+    let rule = request.rule.as_ref().map(ToString::to_string).unwrap_or_default();
+    info!(rule, kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, reason = ?why, "{message}");
+}
+
+fn tell(notices: &[Notice]) {
+    for Notice { rule, kind, namespace, name, failure } in notices {
+        let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
+        warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not written");
+    }
+}
+
+async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
+    let writer = &tools.writer;
+    match errand {
+        Errand::Record(gvk) => retry("record kind", || writer.record(&gvk)).await,
+        Errand::Unrecord(kind) => retry("unrecord kind", || writer.unrecord(&kind)).await,
+        Errand::RecordCrd(uid) => retry("record CRD", || writer.record_crd(&uid)).await,
+        Errand::ConfirmRule(id) => {
+            let read = writer.read_rule(&id).await;
+            handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
+        }
+        Errand::ConfirmSource(source) => {
+            let meant = match tools.discovery.find(&source.gvk).await {
+                Ok(Some(resource)) => writer.read_source(&source, &resource).await,
+                // Without its kind nothing is known of the source.
+                _ => None,
+            };
+            handle.with(|engine, now| engine.source_read(&source, meant, now));
+        }
+        Errand::Unmark { namespace, token, version } => {
+            let answer = writer.unmark(&namespace, &token, version).await;
+            if let Err(error) = &answer {
+                debug!(%namespace, %error, "mark not removed");
+            }
+            handle.with(|engine, now| engine.unmarked(&namespace, matches!(answer, Ok(true)), now));
+        }
+    }
+}
+
+/// Until it works: what these record must be recorded, and costs nothing while it can't be.
+async fn retry<F: Future<Output = Answer<()>>>(what: &str, mut attempt: impl FnMut() -> F) {
+    let mut pause = Duration::from_millis(250);
+    while let Err(error) = attempt().await {
+        warn!(%error, "cannot {what}");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(30));
+    }
+}
+
+/// Writes statuses as they come due, at most one at a time per rule. Only the keeper's engine has any. Runs until dropped.
+pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
+    let mut changes = handle.changes();
+    loop {
+        if active.wait_for(|active| *active).await.is_err() {
+            return;
+        }
+        changes.mark_unchanged();
+        let (updates, due) = handle.look(|engine, now| {
+            let updates = engine.statuses(now, Timestamp::now());
+            (updates, engine.status_due().map(|due| due.saturating_sub(now)))
+        });
+        for update in &updates {
+            if let Err(error) = writer.write_status(update).await {
+                warn!(rule = %update.id, %error, "status not written");
+                handle.look(|engine, now| engine.status_failed(&update.id, now));
+            }
+        }
+        // Changes come by the thousand while copies are written; a status is worth at most one look in a while.
+        let pause = due.unwrap_or(Duration::from_hours(1)).max(Duration::from_millis(100));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once each.
+pub async fn remind(handle: Handle) {
+    let mut told: BTreeSet<String> = BTreeSet::new();
+    let mut changes = handle.changes();
+    while changes.changed().await.is_ok() {
+        let held = handle.look(|engine, _| {
+            engine.held().map(|(id, count, nonce)| (id.to_string(), count, nonce.to_owned())).collect::<Vec<_>>()
+        });
+        for (rule, copies, nonce) in held {
+            if told.insert(nonce.clone()) {
+                warn!(
+                    rule,
+                    copies,
+                    nonce,
+                    "deletion held: the rule is gone with its CRD; to delete its copies annotate the ConfigMap mimeo-kinds with mimeo.dev/confirm-deletion=<nonce>"
+                );
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Which of the two an engine is, for logs.
+pub fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Keeper => "keeper",
+        Role::Injector => "injector",
+    }
+}

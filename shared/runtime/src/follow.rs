@@ -1,0 +1,207 @@
+//! Follows one named object: one LIST, then one watch, reopened for as long as it is asked.
+//!
+//! For the few objects of Mimeo's own (its Secret, its Lease), where each replica wants the newest state and nothing else.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    ops::ControlFlow,
+    pin::Pin,
+    time::Duration,
+};
+
+use futures::{Stream, StreamExt};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use crate::client::{Fault, status, within};
+
+const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Grows twofold from a first pause to a longest one, each shortened by up to a half at random, so that replicas which
+/// failed together don't come back together.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    /// Starts with `first` and never exceeds `longest`.
+    pub fn new(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, next: first }
+    }
+
+    /// How long to wait now.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.next.min(self.longest);
+        self.next = pause.saturating_mul(2);
+        let random = RandomState::new().hash_one(()) % 500;
+        pause.mul_f64(1.0 - f64::from(u32::try_from(random).unwrap_or(0)) / 1_000.0)
+    }
+
+    /// Begins anew: something went well.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+type Events<K> = Pin<Box<dyn Stream<Item = Result<WatchEvent<K>, kube::Error>> + Send>>;
+
+enum State<K> {
+    Unknown,
+    Known { version: String },
+    Watching { version: String, events: Events<K> },
+}
+
+/// The successive states of one object.
+///
+/// Needs the verbs `list` and `watch` on that name. Failures are logged and retried without end.
+pub struct Follower<K> {
+    api: Api<K>,
+    name: String,
+    state: State<K>,
+    /// No request before this.
+    not_before: Instant,
+    backoff: Backoff,
+}
+
+impl<K> fmt::Debug for Follower<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follower").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<K> Follower<K>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    /// Follows the object `name` of `api`, whose client should be the one for watches.
+    pub fn new(api: Api<K>, name: impl Into<String>) -> Self {
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
+        Self { api, name: name.into(), state: State::Unknown, not_before: Instant::now(), backoff }
+    }
+
+    /// The next state: the object, or `None` when there is none. The first call returns how things are, later ones wait
+    /// for a change (and may repeat what is known already). Cancel safe.
+    pub async fn next(&mut self) -> Option<K> {
+        loop {
+            sleep_until(self.not_before).await;
+            match &mut self.state {
+                State::Unknown => {
+                    if let ControlFlow::Break(found) = self.list().await {
+                        return found;
+                    }
+                }
+                State::Known { version } => {
+                    let version = version.clone();
+                    self.watch(version).await;
+                }
+                State::Watching { events, .. } => {
+                    let event = events.next().await;
+                    if let ControlFlow::Break(change) = self.take(event) {
+                        return change;
+                    }
+                }
+            }
+        }
+    }
+
+    fn selector(&self) -> String {
+        format!("metadata.name={}", self.name)
+    }
+
+    async fn list(&mut self) -> ControlFlow<Option<K>> {
+        match within(REQUEST_DEADLINE, self.api.list(&ListParams::default().fields(&self.selector()))).await {
+            Ok(list) => {
+                self.state = State::Known { version: list.metadata.resource_version.unwrap_or_default() };
+                ControlFlow::Break(list.items.into_iter().next())
+            }
+            Err(error) => {
+                self.failed(&error);
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    async fn watch(&mut self, version: String) {
+        let params = WatchParams::default().fields(&self.selector());
+        match within(REQUEST_DEADLINE, self.api.watch(&params, &version)).await {
+            Ok(events) => self.state = State::Watching { version, events: events.boxed() },
+            Err(error) if status(&error) == Some(410) => self.state = State::Unknown,
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// What an event says of the object; `Continue` if nothing.
+    fn take(&mut self, event: Option<Result<WatchEvent<K>, kube::Error>>) -> ControlFlow<Option<K>> {
+        let State::Watching { version, .. } = &mut self.state else { return ControlFlow::Continue(()) };
+        let change = match event {
+            Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
+                *version = object.resource_version().unwrap_or_default();
+                ControlFlow::Break(Some(object))
+            }
+            Some(Ok(WatchEvent::Deleted(object))) => {
+                *version = object.resource_version().unwrap_or_default();
+                ControlFlow::Break(None)
+            }
+            Some(Ok(WatchEvent::Bookmark(bookmark))) => {
+                version.clone_from(&bookmark.metadata.resource_version);
+                ControlFlow::Continue(())
+            }
+            Some(Ok(WatchEvent::Error(status))) => {
+                debug!(name = self.name, code = status.code, "watch expired");
+                self.state = State::Unknown;
+                self.pause();
+                return ControlFlow::Continue(());
+            }
+            Some(Err(error)) => {
+                let version = std::mem::take(version);
+                self.state = State::Known { version };
+                self.failed(&error);
+                return ControlFlow::Continue(());
+            }
+            None => {
+                let version = std::mem::take(version);
+                self.state = State::Known { version };
+                // The server ends a watch after minutes; one that ends sooner and sooner waits longer and longer.
+                self.pause();
+                return ControlFlow::Continue(());
+            }
+        };
+        self.backoff.reset();
+        change
+    }
+
+    fn failed(&mut self, error: &kube::Error) {
+        warn!(name = self.name, error = %Fault(error), "failed to follow, retrying");
+        self.pause();
+    }
+
+    fn pause(&mut self) {
+        self.not_before = Instant::now() + self.backoff.pause();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backoff_doubles_up_to_its_longest_and_begins_anew() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
+        for full in [1, 2, 4, 5, 5] {
+            let pause = backoff.pause();
+            let full = Duration::from_secs(full);
+            assert!(pause > full / 2 && pause <= full, "{pause:?} of {full:?}");
+        }
+        backoff.reset();
+        assert!(backoff.pause() <= Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,24 @@
+//! The IO that Mimeo's two programs share: connections to the API server, certificates, leases, telemetry and shutdown.
+//!
+//! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-core`.
+
+pub mod body;
+mod call;
+pub mod certificates;
+pub mod client;
+pub mod discovery;
+pub mod driver;
+pub mod duration;
+pub mod follow;
+pub mod identity;
+pub mod lease;
+pub mod limiter;
+pub mod observer;
+pub mod server;
+pub mod shutdown;
+pub mod telemetry;
+#[cfg(test)]
+mod testing;
+pub mod tls;
+pub mod watch;
+pub mod writer;

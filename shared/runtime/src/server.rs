@@ -1,0 +1,151 @@
+//! The operations server: `/healthz`, `/readyz` and `/metrics` in plain HTTP on a port of their own.
+//!
+//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use clap::Args;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tracing::{error, info};
+
+use crate::{
+    shutdown::Shutdown,
+    telemetry::{METRICS_CONTENT_TYPE, encode_metrics},
+};
+
+/// Flags of the operations server.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Operations")]
+pub struct OpsArgs {
+    /// Address of /healthz, /readyz and /metrics, in plain HTTP; port 0 takes a free one, which is logged
+    #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    pub ops_listen: SocketAddr,
+}
+
+/// Whether the program is ready: all of its named checks hold and no shutdown has begun.
+#[derive(Debug, Clone)]
+pub struct Readiness {
+    checks: Arc<Mutex<BTreeMap<&'static str, bool>>>,
+    shutdown: Shutdown,
+}
+
+impl Readiness {
+    /// Ready at once as long as no check is added.
+    pub fn new(shutdown: Shutdown) -> Self {
+        Self { checks: Arc::default(), shutdown }
+    }
+
+    /// Adds a check that doesn't hold yet. Adding it again resets it.
+    pub fn check(&self, name: &'static str) -> Check {
+        let check = Check { name, readiness: self.clone() };
+        check.set(false);
+        check
+    }
+
+    /// Names of what is missing, in order; empty means ready.
+    pub fn missing(&self) -> Vec<&'static str> {
+        let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
+        checks.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).chain(shutdown).collect()
+    }
+}
+
+/// One of the things that must hold before the program is ready.
+#[derive(Debug, Clone)]
+pub struct Check {
+    name: &'static str,
+    readiness: Readiness,
+}
+
+impl Check {
+    /// Says whether it holds now.
+    pub fn set(&self, holds: bool) {
+        self.readiness.checks.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, holds);
+    }
+}
+
+/// Binds the address and serves in the background; returns the address that was bound, which is logged too.
+pub async fn serve(args: &OpsArgs, readiness: Readiness, registry: Arc<Registry>) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(args.ops_listen).await?;
+    let address = listener.local_addr()?;
+    info!(%address, "operations server listening");
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router(readiness, registry)).await {
+            error!(%error, "operations server ended");
+        }
+    });
+    Ok(address)
+}
+
+fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready).with_state(readiness))
+        .route("/metrics", get(metrics).with_state(registry))
+}
+
+async fn ready(State(readiness): State<Readiness>) -> Response {
+    let missing = readiness.missing();
+    if missing.is_empty() {
+        return "ok\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("missing: {}\n", missing.join(", "))).into_response()
+}
+
+async fn metrics(State(registry): State<Arc<Registry>>) -> Response {
+    match encode_metrics(&registry) {
+        Ok(text) => ([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            error!(%error, "failed to encode metrics");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("it answers");
+        answer
+    }
+
+    #[tokio::test]
+    async fn ready_while_all_checks_hold_and_no_shutdown_began() {
+        let shutdown = Shutdown::new();
+        let readiness = Readiness::new(shutdown.clone());
+        let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
+        let args = OpsArgs { ops_listen: ([127, 0, 0, 1], 0).into() };
+        let address = serve(&args, readiness, Arc::new(crate::telemetry::registry())).await.expect("a free port");
+
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        assert!(get(address, "/metrics").await.contains("openmetrics-text"));
+        certificate.set(true);
+        let answer = get(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: caches\n"), "{answer}");
+        caches.set(true);
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+        shutdown.trigger();
+        let answer = get(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"), "{answer}");
+    }
+}

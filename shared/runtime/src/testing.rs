@@ -1,0 +1,164 @@
+//! A scripted HTTP server for tests: injects what a real API server can't be made to do on demand.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    response::Response,
+};
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::HeaderMap;
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
+use kube::{Client, Config, client::ConfigExt};
+use serde_json::Value;
+use tower::{BoxError, ServiceBuilder};
+
+use crate::body::{Outgoing, unpack};
+
+/// One answer.
+pub(crate) struct Script {
+    code: u16,
+    headers: Vec<(&'static str, String)>,
+    steps: Vec<Step>,
+}
+
+enum Step {
+    Send(Bytes),
+    Pause(Duration),
+}
+
+impl Script {
+    /// An answer of this text.
+    pub(crate) fn text(code: u16, text: impl Into<Bytes>) -> Self {
+        Self { code, headers: Vec::new(), steps: Vec::new() }.send(text)
+    }
+
+    /// An answer of this JSON.
+    pub(crate) fn json(code: u16, json: &Value) -> Self {
+        Self::text(code, json.to_string())
+    }
+
+    /// A watch that brings these lines and ends.
+    pub(crate) fn lines<const N: usize>(lines: [Value; N]) -> Self {
+        Self::text(200, lines.map(|line| format!("{line}\n")).concat())
+    }
+
+    /// One more piece of the body.
+    pub(crate) fn send(mut self, piece: impl Into<Bytes>) -> Self {
+        self.steps.push(Step::Send(piece.into()));
+        self
+    }
+
+    /// A wait before the next piece, or before the end.
+    pub(crate) fn pause(mut self, time: Duration) -> Self {
+        self.steps.push(Step::Pause(time));
+        self
+    }
+
+    /// No end after the last piece.
+    pub(crate) fn hold(self) -> Self {
+        self.pause(Duration::from_hours(1))
+    }
+
+    /// With this header.
+    pub(crate) fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    fn response(self) -> Response {
+        let body = stream::iter(self.steps).filter_map(|step| async {
+            match step {
+                Step::Send(piece) => Some(Ok::<_, std::convert::Infallible>(piece)),
+                Step::Pause(time) => {
+                    tokio::time::sleep(time).await;
+                    None
+                }
+            }
+        });
+        let response = self
+            .headers
+            .into_iter()
+            .fold(Response::builder().status(self.code), |response, (name, value)| response.header(name, value));
+        response.body(axum::body::Body::from_stream(body)).expect("scripts are well-formed")
+    }
+}
+
+/// A request that came.
+#[derive(Clone)]
+pub(crate) struct Came {
+    /// `METHOD path?query`.
+    pub(crate) line: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+type Shared = Arc<Mutex<(VecDeque<Script>, Vec<Came>)>>;
+
+/// Answers each request with the next script; when there is none left, never.
+pub(crate) struct Server {
+    uri: String,
+    shared: Shared,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    pub(crate) async fn start(scripts: impl IntoIterator<Item = Script>) -> Self {
+        let shared: Shared = Arc::new(Mutex::new((scripts.into_iter().collect(), Vec::new())));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let uri = format!("http://{}", listener.local_addr().expect("an address"));
+        let router = Router::new().fallback(answer).with_state(shared.clone());
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("a server") });
+        Self { uri, shared, task }
+    }
+
+    /// A client of this server, as the programs have one.
+    pub(crate) fn client(&self) -> Client {
+        let config = Config::new(self.uri.parse().expect("a URI"));
+        let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+            .build::<_, Outgoing>(HttpConnector::new());
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .map_err(BoxError::from)
+            .map_request(unpack)
+            .service(http);
+        Client::new(service, "default")
+    }
+
+    /// The requests that came so far.
+    pub(crate) fn came(&self) -> Vec<Came> {
+        self.shared.lock().expect("no panic").1.clone()
+    }
+
+    /// Their first lines.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.came().into_iter().map(|came| came.line).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn answer(State(shared): State<Shared>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 16 << 20).await.expect("a body");
+    let script = {
+        let mut shared = shared.lock().expect("no panic");
+        let path = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+        shared.1.push(Came { line: format!("{} {path}", head.method), headers: head.headers, body });
+        shared.0.pop_front()
+    };
+    match script {
+        Some(script) => script.response(),
+        None => std::future::pending().await,
+    }
+}

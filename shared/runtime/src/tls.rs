@@ -1,0 +1,370 @@
+//! Serves an axum router over TLS: certificates that change while it runs, and an end that loses no request.
+//!
+//! Where certificates come from is the business of [`crate::certificates`]; body limits and deadlines are the router's.
+
+use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
+
+use axum::Router;
+use clap::Args;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use rustls::{
+    ServerConfig,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use tokio::{
+    io::AsyncBufReadExt,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tracing::{debug, info, warn};
+
+use crate::{certificates::ServingMaterial, duration, shutdown::Shutdown};
+
+/// From the accepted connection to the first byte of the first request.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Hyper counts idle time between requests as time to read the next head. This is longer than Go keeps idle
+/// connections (90 s), so that it is the client who closes them, who can't lose a request that way.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(100);
+/// An HTTP/2 client that has been silent for this long is pinged,
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// and dropped unless it answers within this.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// An API server multiplexes all its reviews over one connection; below this it would open further ones.
+const CONCURRENT_STREAMS: u32 = 1_000;
+/// How long to wait after the operating system refused to accept (as when there are no file descriptors left).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Flags of the end.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Shutdown")]
+pub struct DrainArgs {
+    /// How long to go on accepting connections after SIGTERM, until clients have learnt to go elsewhere (as in 500ms, 5s)
+    #[arg(long, env = "MIMEO_SHUTDOWN_DELAY", value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
+    pub shutdown_delay: Duration,
+    /// How long requests in flight may take to end after that (as in 15s, 1m)
+    #[arg(long, env = "MIMEO_DRAIN_TIMEOUT", value_name = "DURATION", default_value = "20s", value_parser = duration::parse)]
+    pub drain_timeout: Duration,
+}
+
+/// Why a certificate and a key can't be served.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// No certificate in the PEM text, or a broken one.
+    #[error("the certificate is no PEM text")]
+    Certificate,
+    /// No private key in the PEM text, or a broken one.
+    #[error("the private key is no PEM text")]
+    Key,
+    /// They don't fit each other, or the key is of an unknown kind.
+    #[error("the certificate and its private key can't be used")]
+    Pair(#[source] rustls::Error),
+    /// The TLS library refuses its own defaults.
+    #[error("TLS can't be configured")]
+    Config(#[source] rustls::Error),
+}
+
+/// Makes ring the process's TLS cryptography where nothing else was chosen; for libraries that ask the process for it.
+pub fn install_provider() {
+    // An error says that there is one already.
+    let _ = ring::default_provider().install_default();
+}
+
+/// Parses a certificate chain and its private key, both PEM, and checks that they belong together.
+pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, TlsError> {
+    let chain: Vec<_> =
+        CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().map_err(|_| TlsError::Certificate)?;
+    if chain.is_empty() {
+        return Err(TlsError::Certificate);
+    }
+    // The parser's own error could quote the text.
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Key)?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Pair)
+}
+
+/// A TLS server's configuration that serves whatever certificate is the current one, for HTTP/2 and HTTP/1.1. Before
+/// there is one, handshakes fail.
+pub fn server_config(material: watch::Receiver<Option<Arc<ServingMaterial>>>) -> Result<ServerConfig, TlsError> {
+    let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Config)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(Current(material)));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // API servers don't resume sessions, so there is nothing to remember.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+struct Current(watch::Receiver<Option<Arc<ServingMaterial>>>);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.borrow().as_ref().map(|material| Arc::clone(&material.certified_key))
+    }
+}
+
+impl fmt::Debug for Current {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Current")
+    }
+}
+
+/// Serves until the shutdown: then goes on as before for the delay, stops accepting, lets requests in flight end
+/// (telling clients to go elsewhere), and after the drain's time gives up on the rest.
+pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, drain: DrainArgs, shutdown: Shutdown) {
+    let draining = Shutdown::new();
+    let server = Server { acceptor: TlsAcceptor::from(Arc::new(config)), router, draining: draining.clone() };
+    let mut connections = JoinSet::new();
+    let accepting = async {
+        shutdown.triggered().await;
+        sleep(drain.shutdown_delay).await;
+    };
+    let mut accepting = pin!(accepting);
+    loop {
+        tokio::select! {
+            () = &mut accepting => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => { connections.spawn(server.clone().connection(stream)); }
+                Err(error) => {
+                    warn!(%error, "failed to accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    draining.trigger();
+    info!(connections = connections.len(), "draining");
+    let all_ended = async { while connections.join_next().await.is_some() {} };
+    if timeout(drain.drain_timeout, all_ended).await.is_err() {
+        warn!(connections = connections.len(), "drain timed out");
+    }
+}
+
+#[derive(Clone)]
+struct Server {
+    acceptor: TlsAcceptor,
+    router: Router,
+    draining: Shutdown,
+}
+
+impl Server {
+    async fn connection(self, stream: TcpStream) {
+        let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
+        let stream = tokio::select! {
+            () = self.draining.triggered() => return,
+            result = handshake => match result {
+                Ok(Ok(stream)) => stream,
+                Ok(Err(error)) => return debug!(%error, "TLS handshake failed"),
+                Err(_) => return debug!("TLS handshake timed out"),
+            },
+        };
+        let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
+        let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router));
+        let mut connection = pin!(connection);
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = self.draining.triggered() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = result {
+            debug!(error, "connection failed");
+        }
+    }
+}
+
+/// Done when the client has begun to speak, so that one which never does holds nothing for long.
+async fn handshake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    stream.set_nodelay(true)?;
+    let mut stream = acceptor.accept(stream).await?;
+    stream.fill_buf().await?;
+    Ok(stream)
+}
+
+/// By the protocol that was agreed on, instead of guessing it from the first bytes.
+fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_READ_TIMEOUT);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .max_concurrent_streams(CONCURRENT_STREAMS);
+    if http2 { builder.http2_only() } else { builder.http1_only() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use axum::{body::Body, http::Request, routing::get};
+    use http_body_util::BodyExt;
+    use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+    use tokio::task::JoinHandle;
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+    use crate::certificates::{Bundle, Lifetimes, ServingNames};
+
+    const DRAIN: DrainArgs =
+        DrainArgs { shutdown_delay: Duration::from_millis(200), drain_timeout: Duration::from_secs(10) };
+
+    fn material() -> Arc<ServingMaterial> {
+        let names = ServingNames::new(["localhost"]);
+        let bundle = Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle");
+        Arc::new(bundle.material().expect("its material"))
+    }
+
+    fn client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        let bundle = trusted.ca_bundle.as_deref().expect("issued material has a CA");
+        for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+            roots.add(certificate.expect("PEM")).expect("a CA");
+        }
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("defaults")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![alpn.to_vec()];
+        TlsConnector::from(Arc::new(config))
+    }
+
+    async fn connect(
+        address: SocketAddr,
+        connector: TlsConnector,
+    ) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+        let name = ServerName::try_from("localhost").expect("a name");
+        connector.connect(name, TcpStream::connect(address).await?).await
+    }
+
+    struct Running {
+        address: SocketAddr,
+        publish: watch::Sender<Option<Arc<ServingMaterial>>>,
+        shutdown: Shutdown,
+        task: JoinHandle<()>,
+    }
+
+    async fn run(drain: DrainArgs) -> Running {
+        let (publish, material) = watch::channel(Some(material()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let router = Router::new().route("/fast", get(async || "fast")).route(
+            "/slow",
+            get(async || {
+                sleep(Duration::from_millis(600)).await;
+                "slow"
+            }),
+        );
+        let shutdown = Shutdown::new();
+        let config = server_config(material).expect("a configuration");
+        let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));
+        Running { address, publish, shutdown, task }
+    }
+
+    fn request(path: &str) -> Request<Body> {
+        Request::get(format!("https://localhost{path}"))
+            .header("host", "localhost")
+            .body(Body::empty())
+            .expect("a request")
+    }
+
+    async fn text(response: http::Response<hyper::body::Incoming>) -> Vec<u8> {
+        response.into_body().collect().await.expect("a whole body").to_bytes().to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_new_certificate_is_served_at_once_and_old_connections_go_on() {
+        let server = run(DRAIN).await;
+        let (old, new) = (server.publish.borrow().clone().expect("published"), material());
+        let stream = connect(server.address, client(&old, b"h2")).await.expect("trusted");
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+        tokio::spawn(connection);
+        let running = tokio::spawn(sender.send_request(request("/slow")));
+        server.publish.send_replace(Some(Arc::clone(&new)));
+
+        connect(server.address, client(&new, b"http/1.1")).await.expect("the new one is served");
+        connect(server.address, client(&old, b"http/1.1")).await.expect_err("the old one isn't");
+        assert_eq!(text(running.await.expect("a task").expect("an answer")).await, b"slow");
+        assert_eq!(text(sender.send_request(request("/fast")).await.expect("an answer")).await, b"fast");
+    }
+
+    #[tokio::test]
+    async fn without_a_certificate_handshakes_fail_and_later_succeed() {
+        let server = run(DRAIN).await;
+        let material = server.publish.send_replace(None).expect("published");
+        connect(server.address, client(&material, b"h2")).await.expect_err("nothing to serve");
+        server.publish.send_replace(Some(Arc::clone(&material)));
+        connect(server.address, client(&material, b"h2")).await.expect("served");
+    }
+
+    #[tokio::test]
+    async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
+        let server = run(DRAIN).await;
+        let trusted = server.publish.borrow().clone().expect("published");
+        let http2 = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+        let (mut multiplexed, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(http2)).await.expect("HTTP/2");
+        tokio::spawn(connection);
+        let first = tokio::spawn(multiplexed.send_request(request("/slow")));
+        sleep(Duration::from_millis(50)).await;
+        server.shutdown.trigger();
+
+        let http1 = connect(server.address, client(&trusted, b"http/1.1")).await.expect("still accepting");
+        let (mut single, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(http1)).await.expect("HTTP/1.1");
+        tokio::spawn(connection);
+        let second = single.send_request(request("/slow")).await.expect("an answer");
+        assert_eq!(second.headers().get("connection").map(http::HeaderValue::as_bytes), Some(&b"close"[..]));
+        assert_eq!(text(second).await, b"slow");
+        assert_eq!(text(first.await.expect("a task").expect("an answer")).await, b"slow");
+        timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
+        TcpStream::connect(server.address).await.expect_err("nobody listens");
+    }
+
+    #[tokio::test]
+    async fn a_drain_is_bounded() {
+        let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::from_millis(100) };
+        let server = run(drain).await;
+        let trusted = server.publish.borrow().clone().expect("published");
+        let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+        tokio::spawn(connection);
+        let running = tokio::spawn(async move { sender.send_request(request("/slow")).await });
+        sleep(Duration::from_millis(50)).await;
+        server.shutdown.trigger();
+        timeout(Duration::from_millis(400), server.task).await.expect("it gives up").expect("without a panic");
+        running.await.expect("a task").expect_err("cut off");
+    }
+
+    #[test]
+    fn a_key_must_fit_its_certificate() {
+        let names = ServingNames::new(["localhost"]);
+        let issue = || Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle");
+        let (one, two) = (issue(), issue());
+        let (certificate, key) = (one.serving().certificate().as_bytes(), one.serving().key().expose().as_bytes());
+        assert!(certified_key(certificate, key).is_ok());
+        let other = two.serving().key().expose().as_bytes();
+        assert!(matches!(certified_key(certificate, other), Err(TlsError::Pair(_))));
+        assert!(matches!(certified_key(certificate, b"?"), Err(TlsError::Key)));
+        assert!(matches!(certified_key(b"?", key), Err(TlsError::Certificate)));
+    }
+}

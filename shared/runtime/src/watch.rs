@@ -1,0 +1,500 @@
+//! One watch of the API server that stays up: lists by streaming, resumes where it broke, lists again only when it must.
+//!
+//! No store behind it: each event goes to the sink as it comes, and is gone. What a loss of the watch means for copies is
+//! decided in `mimeo-core`; this file only takes care that no loss passes for a deletion.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
+
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::{Client, client::Body};
+use mimeo_core::meta;
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use crate::{
+    call::{self, encode},
+    client::Fault,
+};
+
+/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead.
+const SILENCE: Duration = Duration::from_secs(90);
+const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+/// Kinds come back when somebody installs them, which is also noticed elsewhere.
+const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
+/// A watch that held this long was fine; what ended it is no reason to wait.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Objects per page where the server can't stream its list.
+const PAGE: u32 = 500;
+/// What the buffer keeps between events; one large object doesn't cost memory for ever.
+const KEPT_BUFFER: usize = 64 << 10;
+/// On the bookmark that ends a streamed list.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub struct WatchSpec {
+    /// Path of the collection, as [`resource_path`](crate::discovery::resource_path) builds it: `/api/v1/namespaces/x/secrets`.
+    pub path: String,
+    /// Whether objects come as metadata alone; for [`Meta`].
+    pub metadata_only: bool,
+    /// Selector as in a query, `key=value,…`, not encoded.
+    pub label_selector: Option<String>,
+    /// The same for fields: `metadata.name=…`.
+    pub field_selector: Option<String>,
+    /// What logs call it.
+    pub what: String,
+}
+
+/// What a watch says, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event<T> {
+    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off begins again.
+    Listing,
+    /// The object is there, new or changed, or shown again.
+    Applied(T),
+    /// The object was deleted, or the selectors no longer match it. This is its last state.
+    Deleted(T),
+    /// The listing is complete: what wasn't shown since [`Event::Listing`] wasn't there.
+    Listed {
+        /// resourceVersion that the listing is as of.
+        version: u64,
+    },
+    /// 404: the kind isn't served. Said once; when it comes back there is a new listing.
+    NotServed,
+    /// 401 or 403: nothing is known, least of all that anything is gone. Said once; afterwards there is a new listing.
+    Denied,
+}
+
+/// An object's metadata, whatever the object.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Meta {
+    /// The metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+}
+
+/// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
+///
+/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (0.5 s to 30 s) and the watch goes on
+/// from where it was, without a listing: there is a new one only after the server has forgotten that version (410), after
+/// [`Event::NotServed`] and [`Event::Denied`], and after an event that can't be decoded.
+///
+/// Events that follow a break may repeat what was said before it, never take it back.
+pub async fn watch<T: DeserializeOwned>(client: Client, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
+    watch_within(client, spec, SILENCE, sink).await;
+}
+
+/// [`watch`], given up and opened again after this much silence.
+async fn watch_within<T: DeserializeOwned>(
+    client: Client,
+    spec: WatchSpec,
+    silence: Duration,
+    sink: impl FnMut(Event<T>) + Send,
+) {
+    let backoff = Backoff::default();
+    let mut watch = Watch { client, spec, silence, sink, version: None, streams: true, backoff, said: Said::Nothing };
+    loop {
+        let started = Instant::now();
+        let end = watch.run::<T>().await;
+        let delay = watch.end::<T>(end, started.elapsed());
+        sleep(delay).await;
+    }
+}
+
+struct Watch<S> {
+    client: Client,
+    spec: WatchSpec,
+    silence: Duration,
+    sink: S,
+    /// Where to go on; none: with a listing.
+    version: Option<String>,
+    /// Whether the server streams lists, as far as is known.
+    streams: bool,
+    backoff: Backoff,
+    said: Said,
+}
+
+/// The last thing said that is only said once.
+#[derive(PartialEq, Eq)]
+enum Said {
+    Nothing,
+    NotServed,
+    Denied,
+}
+
+/// Why a watch ended.
+#[derive(Debug)]
+enum End {
+    /// The stream ended or broke; what is known holds.
+    Closed(String),
+    /// The server no longer knows the version.
+    Expired,
+    /// The server can't stream lists.
+    NoStreams,
+    NotServed,
+    Denied(StatusCode),
+    /// "Not now", with its wish for how long to wait.
+    Busy(Option<Duration>),
+    /// Any other refusal.
+    Refused(StatusCode),
+    /// What came makes no sense.
+    Undecodable(&'static str),
+}
+
+/// A line of a watch. The server writes `type` first, so `object` is read straight into what it is.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+enum Line<T> {
+    Added(T),
+    Modified(T),
+    Deleted(T),
+    Bookmark(Bookmark),
+    Error(Refusal),
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMeta {
+    resource_version: String,
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    #[serde(default)]
+    code: u16,
+}
+
+/// Reads only where in time an event belongs.
+#[derive(Deserialize)]
+struct Dated<'a> {
+    #[serde(borrow)]
+    object: DatedObject<'a>,
+}
+
+#[derive(Deserialize)]
+struct DatedObject<'a> {
+    #[serde(borrow)]
+    metadata: DatedMeta<'a>,
+}
+
+#[derive(Deserialize)]
+struct DatedMeta<'a> {
+    #[serde(rename = "resourceVersion")]
+    version: &'a str,
+}
+
+#[derive(Deserialize)]
+struct List<T> {
+    metadata: ListMeta,
+    /// An empty list of metadata has null here.
+    items: Option<Vec<T>>,
+}
+
+impl<S> Watch<S> {
+    /// Lists if need be and watches, until that ends.
+    async fn run<T>(&mut self) -> End
+    where
+        T: DeserializeOwned,
+        S: FnMut(Event<T>) + Send,
+    {
+        if self.version.is_none()
+            && !self.streams
+            && let Err(end) = self.list::<T>().await
+        {
+            return end;
+        }
+        match self.listen::<T>().await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        }
+    }
+
+    /// Watches on from the version; without one, lists by streaming first.
+    async fn listen<T>(&mut self) -> Result<std::convert::Infallible, End>
+    where
+        T: DeserializeOwned,
+        S: FnMut(Event<T>) + Send,
+    {
+        let response = self.open(&self.watch_query(), call::METADATA).await?;
+        self.said = Said::Nothing;
+        if self.version.is_none() {
+            (self.sink)(Event::Listing);
+        }
+        let mut lines = Lines::new(response.into_body());
+        loop {
+            let line = lines.next(self.silence).await?;
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            // The decoder's own words are left out here and below: they may quote.
+            let event = serde_json::from_slice(line).map_err(|_| End::Undecodable("an event"))?;
+            match event {
+                Line::Added(object) | Line::Modified(object) => (self.sink)(Event::Applied(object)),
+                Line::Deleted(object) => (self.sink)(Event::Deleted(object)),
+                Line::Bookmark(bookmark) => {
+                    self.mark::<T>(bookmark.metadata)?;
+                    self.backoff = Backoff::default();
+                    continue;
+                }
+                Line::Error(Refusal { code }) => return Err(refused(code, None)),
+            }
+            // The events of a streamed list come in no order of time, so they are no place to go on from.
+            if let Some(version) = &mut self.version {
+                let dated: Dated<'_> =
+                    serde_json::from_slice(line).map_err(|_| End::Undecodable("an event's version"))?;
+                dated.object.metadata.version.clone_into(version);
+                self.backoff = Backoff::default();
+            }
+        }
+    }
+
+    fn mark<T>(&mut self, bookmark: BookmarkMeta) -> Result<(), End>
+    where
+        S: FnMut(Event<T>) + Send,
+    {
+        if self.version.is_none() {
+            if !bookmark.annotations.contains_key(INITIAL_EVENTS_END) {
+                // Servers from before streaming lists would ignore that we asked for one.
+                return Err(End::NoStreams);
+            }
+            (self.sink)(Event::Listed { version: meta::version(Some(&bookmark.resource_version)) });
+        }
+        self.version = Some(bookmark.resource_version);
+        Ok(())
+    }
+
+    /// Lists in pages.
+    async fn list<T>(&mut self) -> Result<(), End>
+    where
+        T: DeserializeOwned,
+        S: FnMut(Event<T>) + Send,
+    {
+        let mut next = String::new();
+        let mut first = true;
+        loop {
+            let response = self.open(&self.list_query(&next), call::METADATA_LIST).await?;
+            let body = timeout(self.silence, response.into_body().collect()).await;
+            let body = body.map_err(|_| silent())?.map_err(|error| broken(&error))?;
+            let List { metadata, items } =
+                serde_json::from_slice(&body.to_bytes()).map_err(|_| End::Undecodable("a list"))?;
+            if std::mem::take(&mut first) {
+                self.said = Said::Nothing;
+                (self.sink)(Event::Listing);
+            }
+            items.into_iter().flatten().for_each(|item| (self.sink)(Event::Applied(item)));
+            next = metadata.continue_.unwrap_or_default();
+            if next.is_empty() {
+                let version = metadata.resource_version.ok_or(End::Undecodable("a list's version"))?;
+                (self.sink)(Event::Listed { version: meta::version(Some(&version)) });
+                self.version = Some(version);
+                self.backoff = Backoff::default();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends a request; the answer is a 200 whose body is yet to be read.
+    async fn open(&self, query: &str, metadata: &str) -> Result<Response<Body>, End> {
+        let accept = if self.spec.metadata_only { metadata } else { call::JSON };
+        let request = call::read(Method::GET, &format!("{}?{query}", self.spec.path), accept)
+            .map_err(|error| End::Closed(error.to_string()))?;
+        let response = timeout(self.silence, self.client.send(request)).await;
+        let response = response.map_err(|_| silent())?.map_err(|error| broken(&error))?;
+        let code = response.status();
+        if code == StatusCode::OK {
+            return Ok(response);
+        }
+        let retry_after = call::retry_after(response.headers());
+        let listing_refused = matches!(code.as_u16(), 400 | 422) && self.version.is_none() && self.streams;
+        if listing_refused && self.refuses_streams(response.into_body()).await {
+            return Err(End::NoStreams);
+        }
+        Err(refused(code.as_u16(), retry_after))
+    }
+
+    /// Whether a refusal is about streaming the list. Servers from before it forbid the parameters that ask for it.
+    async fn refuses_streams(&self, body: Body) -> bool {
+        const LARGEST: usize = 64 << 10;
+        let body = timeout(self.silence, Limited::new(body, LARGEST).collect()).await;
+        let Ok(Ok(body)) = body else { return false };
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        ["sendInitialEvents", "WatchList", "resourceVersionMatch"].iter().any(|word| text.contains(word))
+    }
+
+    fn watch_query(&self) -> String {
+        // The server would choose a time of its own; this one keeps many watches from ending together.
+        let seconds = 290 + random(30);
+        let from = match &self.version {
+            Some(version) => format!("resourceVersion={}", encode(version)),
+            None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".into(),
+        };
+        format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}{}", self.selectors())
+    }
+
+    fn list_query(&self, next: &str) -> String {
+        let next = if next.is_empty() { String::new() } else { format!("&continue={}", encode(next)) };
+        format!("limit={PAGE}{next}{}", self.selectors())
+    }
+
+    fn selectors(&self) -> String {
+        let WatchSpec { label_selector, field_selector, .. } = &self.spec;
+        let parameter = |key, value: &Option<String>| {
+            value.as_deref().map_or_else(String::new, |value| format!("&{key}={}", encode(value)))
+        };
+        parameter("labelSelector", label_selector) + &parameter("fieldSelector", field_selector)
+    }
+
+    /// Draws the consequences of an end that came after `held`. Returns how long to wait.
+    fn end<T>(&mut self, end: End, held: Duration) -> Duration
+    where
+        S: FnMut(Event<T>) + Send,
+    {
+        let what = &*self.spec.what;
+        let settled = held >= SETTLED;
+        if !matches!(end, End::Closed(_) | End::Busy(_) | End::Refused(_)) {
+            self.version = None;
+        }
+        match end {
+            End::Closed(why) => {
+                debug!(what, why, "watch ended, going on");
+                if settled { Duration::ZERO } else { self.backoff.next() }
+            }
+            End::Expired => {
+                debug!(what, "watch is too old for the server, listing again");
+                if settled { Duration::ZERO } else { self.backoff.next() }
+            }
+            End::NoStreams => {
+                info!(what, "the server does not stream lists, listing in pages");
+                self.streams = false;
+                Duration::ZERO
+            }
+            End::NotServed => {
+                if std::mem::replace(&mut self.said, Said::NotServed) != Said::NotServed {
+                    debug!(what, "kind is not served");
+                    (self.sink)(Event::NotServed);
+                }
+                self.backoff.next().max(NOT_SERVED_BACKOFF)
+            }
+            End::Denied(code) => {
+                if std::mem::replace(&mut self.said, Said::Denied) != Said::Denied {
+                    warn!(what, code = code.as_u16(), "not allowed to watch; nothing is known until that changes");
+                    (self.sink)(Event::Denied);
+                }
+                self.backoff.next()
+            }
+            End::Busy(retry_after) => {
+                debug!(what, "the server is too busy to watch");
+                self.backoff.next().max(retry_after.unwrap_or_default())
+            }
+            End::Refused(code) => {
+                warn!(what, code = code.as_u16(), "watch refused, trying again");
+                self.backoff.next()
+            }
+            End::Undecodable(part) => {
+                warn!(what, part, "watch brought what can't be decoded, listing again");
+                self.backoff.next()
+            }
+        }
+    }
+}
+
+/// What a refusal means, whether it is the answer or an event of a watch.
+fn refused(code: u16, retry_after: Option<Duration>) -> End {
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    match code {
+        StatusCode::GONE => End::Expired,
+        StatusCode::NOT_FOUND => End::NotServed,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => End::Denied(code),
+        StatusCode::TOO_MANY_REQUESTS => End::Busy(retry_after),
+        // A server that starts asks for seconds that it doesn't need: for a watch the back-off is patience enough.
+        code if code.is_server_error() => End::Busy(None),
+        code => End::Refused(code),
+    }
+}
+
+fn broken(error: &kube::Error) -> End {
+    End::Closed(Fault(error).to_string())
+}
+
+fn silent() -> End {
+    End::Closed("silent for too long".into())
+}
+
+/// Splits a body into lines. One buffer serves all of them.
+struct Lines {
+    body: Body,
+    buffer: Vec<u8>,
+    /// How much of the buffer has been handed out.
+    used: usize,
+}
+
+impl Lines {
+    fn new(body: Body) -> Self {
+        Self { body, buffer: Vec::new(), used: 0 }
+    }
+
+    /// The next line. Half a line at the end of the body is none.
+    async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
+        let mut searched = self.used;
+        loop {
+            if let Some(length) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
+                let line = self.used..searched + length;
+                self.used = line.end + 1;
+                return Ok(&self.buffer[line]);
+            }
+            self.make_room();
+            searched = self.buffer.len();
+            let frame = timeout(silence, self.body.frame()).await.map_err(|_| silent())?;
+            let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
+            if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
+        self.buffer.drain(..self.used);
+        self.used = 0;
+        if self.buffer.len() < KEPT_BUFFER {
+            self.buffer.shrink_to(KEPT_BUFFER);
+        }
+    }
+}
+
+/// Waits that double until a watch works again, with up to half as much again by chance: what failed together doesn't come back together.
+#[derive(Debug, Default)]
+struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    fn next(&mut self) -> Duration {
+        // 2^6 times the first is past the longest.
+        let delay = FIRST_BACKOFF * (1 << self.failures.min(6));
+        self.failures = self.failures.saturating_add(1);
+        (delay + delay * random(500) / 1000).min(LONGEST_BACKOFF)
+    }
+}
+
+/// A number below `limit`; from the seeds of hash maps, which is chance enough to spread requests.
+fn random(limit: u32) -> u32 {
+    let number = RandomState::new().build_hasher().finish() % u64::from(limit.max(1));
+    u32::try_from(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{Script, Server};
+
+/// What a sink got, in a line each.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<String>>>);
+
+impl Heard {
+    fn sink(&self) -> impl FnMut(Event<Meta>) + Send + use<> {
+        let heard = self.0.clone();
+        move |event| {
+            let name = |meta: Meta| meta.metadata.name.unwrap_or_default();
+            let line = match event {
+                Event::Listing => "listing".into(),
+                Event::Applied(object) => format!("+{}", name(object)),
+                Event::Deleted(object) => format!("-{}", name(object)),
+                Event::Listed { version } => format!("listed {version}"),
+                Event::NotServed => "not served".into(),
+                Event::Denied => "denied".into(),
+            };
+            heard.lock().expect("no panic").push(line);
+        }
+    }
+
+    /// Watches until this much was heard, and a little longer: more would be too much.
+    #[track_caller]
+    fn expect(self, server: &Server, spec: WatchSpec, want: &[&str]) -> impl Future<Output = ()> + use<> {
+        self.expect_within(SILENCE, server, spec, want)
+    }
+
+    #[track_caller]
+    fn expect_within(
+        self,
+        silence: Duration,
+        server: &Server,
+        spec: WatchSpec,
+        want: &[&str],
+    ) -> impl Future<Output = ()> + use<> {
+        let caller = std::panic::Location::caller();
+        let watching = watch_within(server.client(), spec, silence, self.sink());
+        let want: Vec<String> = want.iter().map(ToString::to_string).collect();
+        async move {
+            let heard = || self.0.lock().expect("no panic").clone();
+            let enough = async {
+                while heard().len() < want.len() {
+                    sleep(Duration::from_millis(5)).await;
+                }
+                sleep(Duration::from_millis(50)).await;
+            };
+            tokio::select! {
+                () = watching => {}
+                done = timeout(Duration::from_secs(20), enough) => assert!(done.is_ok(), "{caller}: only {:?}", heard()),
+            }
+            assert_eq!(heard(), want, "{caller}");
+        }
+    }
+}
+
+fn spec() -> WatchSpec {
+    WatchSpec {
+        path: "/api/v1/secrets".into(),
+        metadata_only: true,
+        label_selector: None,
+        field_selector: None,
+        what: "secrets".into(),
+    }
+}
+
+fn object(name: &str, version: u64) -> Value {
+    json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": name, "resourceVersion": version.to_string()}})
+}
+
+fn event(what: &str, name: &str, version: u64) -> Value {
+    json!({"type": what, "object": object(name, version)})
+}
+
+fn bookmark(version: u64) -> Value {
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version.to_string()}}})
+}
+
+fn listed(version: u64) -> Value {
+    let annotations = json!({INITIAL_EVENTS_END: "true"});
+    json!({"type": "BOOKMARK", "object": {
+        "metadata": {"resourceVersion": version.to_string(), "annotations": annotations}}})
+}
+
+fn error_event(code: u16) -> Value {
+    json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code}})
+}
+
+fn error(code: u16, message: &str) -> Script {
+    Script::json(code, &json!({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}))
+}
+
+/// Where each request went on from: a resourceVersion, `stream` or `list`.
+fn origins(server: &Server) -> Vec<String> {
+    let origin = |line: String| {
+        let parameters: Vec<&str> = line.split(['?', '&']).collect();
+        match parameters.iter().find_map(|p| p.strip_prefix("resourceVersion=")) {
+            Some(version) => version.to_owned(),
+            None if parameters.contains(&"sendInitialEvents=true") => "stream".into(),
+            None => "list".into(),
+        }
+    };
+    server.requests().into_iter().map(origin).collect()
+}
+
+#[tokio::test]
+async fn a_streamed_list_ends_with_its_bookmark_and_goes_on() {
+    let server = Server::start([Script::lines([
+        event("ADDED", "a", 9),
+        event("ADDED", "b", 5),
+        listed(10),
+        event("MODIFIED", "a", 11),
+        bookmark(12),
+        event("DELETED", "b", 13),
+    ])
+    .hold()])
+    .await;
+    let spec =
+        WatchSpec { label_selector: Some("a=b,c".into()), field_selector: Some("metadata.name=x".into()), ..spec() };
+    Heard::default().expect(&server, spec, &["listing", "+a", "+b", "listed 10", "+a", "-b"]).await;
+    let came = server.came();
+    assert_eq!(came.len(), 1);
+    let (path, query) = came[0].line.split_once('?').expect("a query");
+    assert_eq!(path, "GET /api/v1/secrets");
+    for parameter in [
+        "watch=true",
+        "allowWatchBookmarks=true",
+        "sendInitialEvents=true",
+        "resourceVersionMatch=NotOlderThan",
+        "labelSelector=a%3Db%2Cc",
+        "fieldSelector=metadata.name%3Dx",
+    ] {
+        assert!(query.split('&').any(|p| p == parameter), "{parameter} in {query}");
+    }
+    let accept = came[0].headers["accept"].to_str().expect("text");
+    assert!(accept.starts_with("application/json;as=PartialObjectMetadata;"), "{accept}");
+}
+
+#[tokio::test]
+async fn lines_may_come_in_any_pieces() {
+    let text = [event("ADDED", "ä", 1), listed(2), event("MODIFIED", "ä", 3)].map(|line| format!("{line}\n")).concat();
+    for size in [1, 7, 1000] {
+        let script = text
+            .as_bytes()
+            .chunks(size)
+            .fold(Script::text(200, ""), |script, piece| script.send(piece.to_vec()).pause(Duration::from_micros(1)));
+        let server = Server::start([script.hold()]).await;
+        Heard::default().expect(&server, spec(), &["listing", "+ä", "listed 2", "+ä"]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_broken_watch_goes_on_where_it_was() {
+    let half = event("MODIFIED", "half", 99).to_string();
+    let server = Server::start([
+        Script::lines([event("ADDED", "a", 1), listed(2), event("MODIFIED", "a", 4)]).send(half),
+        Script::lines([bookmark(8), error_event(500)]),
+        error(503, "later"),
+        Script::lines([event("DELETED", "a", 9)]).hold(),
+    ])
+    .await;
+    Heard::default().expect(&server, spec(), &["listing", "+a", "listed 2", "+a", "-a"]).await;
+    assert_eq!(origins(&server), ["stream", "4", "8", "8"]);
+}
+
+#[tokio::test]
+async fn a_listing_that_breaks_off_begins_again() {
+    let server = Server::start([
+        Script::lines([event("ADDED", "a", 1)]),
+        Script::lines([event("ADDED", "a", 1), listed(2)]).hold(),
+    ])
+    .await;
+    Heard::default().expect(&server, spec(), &["listing", "+a", "listing", "+a", "listed 2"]).await;
+}
+
+#[tokio::test]
+async fn a_silent_watch_is_given_up() {
+    let server = Server::start([
+        Script::lines([listed(2)]).hold(),
+        // Any byte is a sign of life, so this one lasts.
+        Script::lines([bookmark(3)])
+            .pause(Duration::from_millis(300))
+            .send(format!("{}\n", bookmark(4)))
+            .pause(Duration::from_millis(300))
+            .send(format!("{}\n", event("ADDED", "a", 5))),
+    ])
+    .await;
+    let silence = Duration::from_millis(450);
+    Heard::default().expect_within(silence, &server, spec(), &["listing", "listed 2", "+a"]).await;
+    assert_eq!(origins(&server)[..2], ["stream", "2"]);
+}
+
+#[tokio::test]
+async fn a_version_that_the_server_forgot_means_a_new_listing() {
+    let server = Server::start([
+        Script::lines([listed(2), error_event(410)]),
+        Script::lines([listed(7)]),
+        error(410, "too old"),
+        Script::lines([listed(8)]).hold(),
+    ])
+    .await;
+    let want = ["listing", "listed 2", "listing", "listed 7", "listing", "listed 8"];
+    Heard::default().expect(&server, spec(), &want).await;
+    assert_eq!(origins(&server), ["stream", "stream", "7", "stream"]);
+}
+
+#[tokio::test]
+async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
+    let page = |name: &str, next: &str| {
+        let metadata = json!({"resourceVersion": "20", "continue": next});
+        Script::json(200, &json!({"metadata": metadata, "items": [object(name, 3)]}))
+    };
+    let refusals = [
+        error(
+            422,
+            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+        ),
+        error(400, "resourceVersionMatch is forbidden for watch"),
+        // A server that ignores the parameters goes on to ordinary bookmarks.
+        Script::lines([bookmark(19)]),
+    ];
+    for (index, refusal) in refusals.into_iter().enumerate() {
+        let server = Server::start([
+            refusal,
+            page("a", "n/x"),
+            page("b", ""),
+            Script::lines([event("ADDED", "c", 21), error_event(410)]),
+            page("d", ""),
+            Script::lines([]).hold(),
+        ])
+        .await;
+        let want = ["listing", "listing", "+a", "+b", "listed 20", "+c", "listing", "+d", "listed 20"];
+        // The last one is noticed only after the listing began.
+        let want = if index == 2 { &want[..] } else { &want[1..] };
+        Heard::default().expect(&server, spec(), want).await;
+        assert_eq!(origins(&server), ["stream", "list", "list", "20", "list", "20"]);
+        let came = server.came();
+        assert!(came[2].line.contains("limit=500&continue=n%2Fx"), "{}", came[2].line);
+        let accept = came[1].headers["accept"].to_str().expect("text");
+        assert!(accept.starts_with("application/json;as=PartialObjectMetadataList;"), "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_said_once_and_end_with_a_new_listing() {
+    let server = Server::start([
+        Script::lines([listed(2)]),
+        error(401, "no"),
+        error(403, "no"),
+        Script::lines([listed(3)]).hold(),
+    ])
+    .await;
+    Heard::default().expect(&server, spec(), &["listing", "listed 2", "denied", "listing", "listed 3"]).await;
+    assert_eq!(origins(&server), ["stream", "2", "stream", "stream"]);
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_served_may_come() {
+    let server = Server::start([error(404, ""), Script::lines([listed(3)]).hold()]).await;
+    Heard::default().expect(&server, spec(), &["not served", "listing", "listed 3"]).await;
+}
+
+#[tokio::test]
+async fn a_busy_server_is_given_the_time_it_wants() {
+    let server = Server::start([error(429, "").header("retry-after", "2"), Script::lines([listed(3)]).hold()]).await;
+    let started = Instant::now();
+    Heard::default().expect(&server, spec(), &["listing", "listed 3"]).await;
+    assert!(started.elapsed() >= Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_means_a_new_listing() {
+    let nonsense =
+        ["hunter2\n", "{\"type\":\"MOVED\",\"object\":{}}\n", "{\"type\":\"ADDED\",\"object\":{\"metadata\":{}}}\n"];
+    let cases = nonsense.map(|nonsense| async move {
+        let scripts = [Script::lines([listed(2)]).send(nonsense), Script::lines([listed(3)]).hold()];
+        let server = Server::start(scripts).await;
+        let heard = Heard::default();
+        let _ = timeout(Duration::from_secs(2), watch(server.client(), spec(), heard.sink())).await;
+        let mut lines = heard.0.lock().expect("no panic").clone();
+        // An object without a version may be shown; it is no place to go on from.
+        lines.retain(|line| line != "+");
+        assert_eq!(lines, ["listing", "listed 2", "listing", "listed 3"], "{nonsense}");
+    });
+    futures::future::join_all(cases).await;
+}
+
+#[tokio::test]
+async fn a_large_event_leaves_no_large_buffer() {
+    let large = "x".repeat(1 << 20);
+    let body = Body::from(format!("{large}\nsmall\n{large}").into_bytes());
+    let mut lines = Lines::new(body);
+    assert_eq!(lines.next(SILENCE).await.expect("a line").len(), 1 << 20);
+    assert_eq!(lines.next(SILENCE).await.expect("a line"), b"small");
+    assert!(lines.next(SILENCE).await.is_err());
+    let mut lines = Lines::new(Body::from(format!("{large}\n").into_bytes()));
+    assert!(lines.next(SILENCE).await.is_ok());
+    assert!(lines.next(SILENCE).await.is_err());
+    assert!(lines.buffer.capacity() <= KEPT_BUFFER);
+}
+
+#[test]
+fn backoff_doubles_up_to_its_limit() {
+    let mut backoff = Backoff::default();
+    for least in [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000] {
+        let delay = backoff.next();
+        let least = Duration::from_millis(least);
+        assert!(delay >= least && delay <= (least * 3 / 2).min(LONGEST_BACKOFF), "{delay:?}");
+    }
+    let drawn: std::collections::BTreeSet<u32> = (0..100).map(|_| random(1000)).collect();
+    assert!(drawn.len() > 20 && drawn.iter().all(|&n| n < 1000));
+}

@@ -1,0 +1,166 @@
+//! Carries out what the engine decided: one request about one cell each, and the errands beside them.
+//!
+//! Nothing is decided, retried or repeated here. Requests carry and answers bring Secrets: only metadata is read from an
+//! answer, and of an error no more than `mimeo-core` keeps.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::{Method, Request};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Client, client::Body};
+use mimeo_core::{
+    engine::{self, Verb},
+    meta::Uid,
+    names,
+    outcome::{Outcome, Reason},
+    render::Precondition,
+};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    body::Pieces,
+    call::{self, METADATA, Silence},
+    discovery::resource_path,
+    limiter::{Limiter, Permit, Verdict},
+};
+
+mod errands;
+
+pub use errands::{Answer, ErrandError, KINDS_CONFIG_MAP, parse_kinds};
+
+/// Carries requests to one API server. Cheap to clone.
+#[derive(Clone)]
+pub struct Writer {
+    client: Client,
+    limiter: Limiter,
+    deadline: Duration,
+    namespace: Arc<str>,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+/// As much of an answer as is read.
+#[derive(Deserialize)]
+struct Written {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: ObjectMeta,
+}
+
+impl Writer {
+    /// `client` must have [`unpack`](crate::body::unpack) as its innermost layer; without it copies would be sent empty, and
+    /// refused. Each request is given up after `deadline`. `namespace` is Mimeo's own.
+    pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
+        Self { client, limiter, deadline, namespace: namespace.into() }
+    }
+
+    /// Carries out one request of the engine; the permit's limiter learns how it went.
+    pub async fn carry_out(&self, request: &engine::Request, permit: Permit) -> Outcome {
+        let Some(message) = message(request) else {
+            // A write of nothing. The engine makes none, and "look again" is what it would have to do.
+            return Outcome::Conflict;
+        };
+        let answer = match message {
+            Ok(message) => self.call(message, permit).await,
+            Err(silence) => Err(silence),
+        };
+        outcome(request, answer)
+    }
+
+    /// Sends one request under a permit.
+    async fn call(&self, message: Request<Body>, permit: Permit) -> Result<call::Answer, Silence> {
+        let started = Instant::now();
+        let answer = call::call(&self.client, message, self.deadline).await;
+        if let Some(verdict) = verdict(&answer, started.elapsed()) {
+            permit.done(verdict);
+        }
+        answer
+    }
+}
+
+/// The request as it goes out; none if there is nothing to write.
+fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> {
+    let ticket = &request.ticket;
+    let path = resource_path(&request.resource, Some(&ticket.namespace), Some(&ticket.name));
+    let apply = |precondition, dry_run: &str| {
+        let rendering = request.rendering.as_ref()?;
+        let uri = format!("{path}?fieldManager={}&force=true{dry_run}", names::MANAGER);
+        let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", Body::empty());
+        Some(message.map(|mut message| {
+            message.extensions_mut().insert(Pieces(rendering.body(precondition)));
+            message
+        }))
+    };
+    match ticket.verb {
+        Verb::Create => apply(Precondition::Absent, ""),
+        Verb::Apply(uid) => apply(Precondition::Is(uid), ""),
+        Verb::Learn(uid) => apply(Precondition::Is(uid), "&dryRun=All"),
+        // Without a resourceVersion it is answered by the storage, not by a cache.
+        Verb::Look => Some(call::read(Method::GET, &path, METADATA)),
+        Verb::Delete(uid, version) => {
+            Some(call::write(Method::DELETE, &path, call::JSON, delete_options(uid, version)))
+        }
+    }
+}
+
+fn delete_options(uid: Uid, version: u64) -> Body {
+    let options = json!({
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": uid.to_string(), "resourceVersion": version.to_string()},
+        "propagationPolicy": "Background",
+    });
+    Body::from(options.to_string().into_bytes())
+}
+
+/// What an answer came to, for its cell.
+fn outcome(request: &engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(Silence::Late) => return Outcome::of_silence(Reason::Timeout, Silence::Late.to_string()),
+        Err(Silence::Broken(why)) => return Outcome::of_silence(Reason::ClusterUnreachable, why),
+    };
+    if !answer.code.is_success() {
+        let secret = request.resource.gvk.is_secret();
+        return Outcome::of_error(answer.code.as_u16(), &answer.status(), answer.retry_after, secret);
+    }
+    match answer.parse::<Written>() {
+        Some(written) if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&written) => {
+            Outcome::Absent
+        }
+        Some(written) => Outcome::Object(Box::new(written.metadata)),
+        None => Outcome::of_silence(Reason::ClusterUnreachable, "the API server's answer can't be decoded"),
+    }
+}
+
+/// A delete is answered by a Status or, for some kinds, by the object as it was last. It is still there if something holds it.
+fn outlives_deletion(written: &Written) -> bool {
+    let ObjectMeta { deletion_timestamp, finalizers, deletion_grace_period_seconds, .. } = &written.metadata;
+    written.kind != "Status"
+        && deletion_timestamp.is_some()
+        && (finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
+            || deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0))
+}
+
+/// What an answer says of the server's load; none if it says nothing.
+fn verdict(answer: &Result<call::Answer, Silence>, latency: Duration) -> Option<Verdict> {
+    let Ok(answer) = answer else { return Some(Verdict::Overload { retry_after: None }) };
+    let code = answer.code.as_u16();
+    if !matches!(code, 429 | 500..) {
+        return Some(Verdict::Ok(latency));
+    }
+    // Somebody's admission webhook, or a schema: one kind's or one namespace's trouble, which must not slow down the others.
+    let message = answer.status().message.unwrap_or_default();
+    let elsewhere = message.contains("webhook \"") || message.contains("failed to create typed patch object");
+    (!elsewhere).then_some(Verdict::Overload { retry_after: answer.retry_after })
+}
+
+#[cfg(test)]
+mod tests;

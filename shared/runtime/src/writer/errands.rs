@@ -1,0 +1,302 @@
+//! What the engine asks for that is about no cell, and the statuses of rules.
+
+use std::collections::BTreeSet;
+
+use http::{Method, Request, StatusCode};
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ListMeta};
+use kube::client::Body;
+use mimeo_api::names::{API_VERSION, GROUP, VERSION};
+use mimeo_core::{
+    engine::{RuleRead, StatusUpdate},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    names,
+    rule::{RuleId, RuleKind, SourceRef},
+};
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::{Value, json};
+use tracing::warn;
+
+use super::{Writer, Written};
+use crate::{
+    call::{self, METADATA, METADATA_LIST, Silence, encode},
+    discovery::{Discovery, resource_path},
+};
+
+/// The `ConfigMap` in Mimeo's namespace that outlives every rule.
+pub const KINDS_CONFIG_MAP: &str = "mimeo-kinds";
+
+/// Why an errand failed. Holds nothing of any object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ErrandError {
+    /// 404.
+    #[error("not found")]
+    NotFound,
+    /// 409 or 422: it isn't as the request assumed.
+    #[error("it was changed in the meantime")]
+    Conflict,
+    /// 401 or 403.
+    #[error("not allowed ({code})")]
+    Denied {
+        /// The HTTP status.
+        code: u16,
+    },
+    /// Any other error answer.
+    #[error("the API server answered {code} {reason}")]
+    Unavailable {
+        /// The HTTP status.
+        code: u16,
+        /// The API server's word for it, empty if it gave none.
+        reason: String,
+    },
+    /// No answer, or none that makes sense. Whether the request was carried out isn't known.
+    #[error("{0}")]
+    Silent(String),
+}
+
+/// What an errand came to.
+pub type Answer<T> = Result<T, ErrandError>;
+
+/// Reads the kinds `ConfigMap`: the kinds of which copies may exist, the uid that the CRD of rules had when copies were first
+/// written, and the nonce of a held deletion that a person confirmed. Entries that make no sense are passed over with a warning.
+pub fn parse_kinds(object: &ConfigMap) -> (BTreeSet<GroupVersionKind>, Option<Box<str>>, Option<Box<str>>) {
+    let annotation = |key| {
+        let value = object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
+        value.filter(|value| !value.is_empty()).map(|value| value.as_str().into())
+    };
+    let kinds = object.data.iter().flatten().filter_map(|(key, api_version)| parse_kind(key, api_version)).collect();
+    (kinds, annotation(names::CRD_UID), annotation(names::CONFIRM_DELETION))
+}
+
+fn parse_kind(key: &str, api_version: &str) -> Option<GroupVersionKind> {
+    let kind = key.split_once('.').map_or(key, |(kind, _)| kind);
+    let parsed = GroupVersionKind::parse(api_version, kind).ok();
+    let parsed = parsed.filter(|gvk| gvk.group_kind().to_string() == key);
+    if parsed.is_none() {
+        warn!(config_map = KINDS_CONFIG_MAP, key, "entry is no kind; its copies are not collected");
+    }
+    parsed
+}
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: ListMeta,
+    /// An empty list of metadata has null here.
+    items: Option<Vec<IgnoredAny>>,
+}
+
+impl Writer {
+    /// Takes the mark off a namespace if it still has this token and version. False: it was changed, look again. A namespace
+    /// that is gone has no mark.
+    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> Answer<bool> {
+        let mark = format!("/metadata/labels/{}", names::MARK.replace('~', "~0").replace('/', "~1"));
+        let patch = json!([
+            {"op": "test", "path": mark, "value": token},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": version.to_string()},
+            {"op": "remove", "path": mark},
+        ]);
+        match self.patch(&namespace_path(namespace), "application/json-patch+json", &patch).await {
+            Ok(()) | Err(ErrandError::NotFound) => Ok(true),
+            Err(ErrandError::Conflict) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too. None if either isn't properly
+    /// answered.
+    pub async fn read_rule(&self, id: &RuleId) -> Option<RuleRead> {
+        let rule = self.look(&rule_path(id)).await?;
+        let crd =
+            self.look(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", crd_name(id))).await?;
+        let crd = match crd {
+            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => crd.metadata.uid.map(Into::into),
+            Look::Found(_) | Look::Absent => None,
+            Look::NotServed => return None,
+        };
+        match rule {
+            Look::Found(_) => Some(RuleRead { found: true, crd }),
+            Look::Absent => Some(RuleRead { found: false, crd }),
+            // The CRD is there but not (yet) served by whoever answered: that is no word about the rule.
+            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, crd }),
+        }
+    }
+
+    /// Reads a source, and if it is missing its namespace, for [`Engine::source_read`](mimeo_core::engine::Engine::source_read):
+    /// `Some(true)` missing from a namespace that stays, `Some(false)` missing with its namespace, none there or not answered.
+    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> Option<bool> {
+        match self.look(&resource_path(resource, Some(&source.namespace), Some(&source.name))).await? {
+            Look::Found(_) | Look::NotServed => None,
+            Look::Absent => match self.look(&namespace_path(&source.namespace)).await? {
+                Look::Found(namespace) => Some(namespace.metadata.deletion_timestamp.is_none()),
+                Look::Absent => Some(false),
+                Look::NotServed => None,
+            },
+        }
+    }
+
+    /// A whole object, from the storage; none if it isn't there.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the object then.
+    pub async fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Answer<Option<Value>> {
+        self.read_at(&resource_path(resource, Some(namespace), Some(name))).await
+    }
+
+    /// Notes that copies of a kind may exist.
+    pub async fn record(&self, gvk: &GroupVersionKind) -> Answer<()> {
+        self.note(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
+    }
+
+    /// Takes that note back, unless there is a copy after all, or nothing can be said because the kind isn't served.
+    pub async fn unrecord(&self, kind: &GroupKind) -> Answer<()> {
+        let key = kind.to_string();
+        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(()) };
+        let Some(gvk) = parse_kinds(&map).0.into_iter().find(|gvk| gvk.group_kind() == *kind) else { return Ok(()) };
+        let found = Discovery::new(self.client.clone()).find(&gvk).await;
+        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(()) };
+        if self.has_copies(&resource).await? {
+            return Ok(());
+        }
+        // As it was read: a note made since then stays.
+        let version = map.metadata.resource_version;
+        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}})).await
+    }
+
+    /// Notes the uid of the CRD of rules.
+    pub async fn record_crd(&self, uid: &str) -> Answer<()> {
+        self.note(&json!({"metadata": {"annotations": {names::CRD_UID: uid}}})).await
+    }
+
+    /// Writes a rule's status. A rule that is gone needs none.
+    pub async fn write_status(&self, update: &StatusUpdate) -> Answer<()> {
+        let manager = names::STATUS_MANAGER;
+        let path = format!("{}/status?fieldManager={manager}&force=true", rule_path(&update.id));
+        let object = json!({
+            "apiVersion": API_VERSION,
+            "kind": update.id.kind.to_string(),
+            "metadata": {"name": &*update.id.name},
+            "status": &update.status,
+        });
+        match self.patch(&path, "application/apply-patch+yaml", &object).await {
+            Err(ErrandError::NotFound) => Ok(()),
+            written => written,
+        }
+    }
+
+    fn kinds_path(&self) -> String {
+        format!("{}/configmaps/{}", namespace_path(&self.namespace), KINDS_CONFIG_MAP)
+    }
+
+    /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
+    async fn note(&self, patch: &Value) -> Answer<()> {
+        let merge = || self.patch_kinds(patch);
+        match merge().await {
+            Err(ErrandError::NotFound) => {}
+            noted => return noted,
+        }
+        let mut object = patch.clone();
+        object["apiVersion"] = "v1".into();
+        object["kind"] = "ConfigMap".into();
+        object["metadata"]["name"] = KINDS_CONFIG_MAP.into();
+        let path = format!("{}/configmaps", namespace_path(&self.namespace));
+        let body = Body::from(object.to_string().into_bytes());
+        match self.send(call::write(Method::POST, &path, call::JSON, body)).await {
+            Ok(_) => Ok(()),
+            // Somebody was quicker.
+            Err(ErrandError::Conflict) => merge().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn patch_kinds(&self, patch: &Value) -> Answer<()> {
+        self.patch(&self.kinds_path(), "application/merge-patch+json", patch).await
+    }
+
+    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> Answer<()> {
+        let body = Body::from(patch.to_string().into_bytes());
+        self.send(call::write(Method::PATCH, path, content_type, body)).await.map(drop)
+    }
+
+    /// Whether any namespace has an object with our label.
+    async fn has_copies(&self, resource: &Resource) -> Answer<bool> {
+        let selector = encode(&format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE));
+        let path = format!("{}?limit=1&labelSelector={selector}", resource_path(resource, None, None));
+        let answer = self.send(call::read(Method::GET, &path, METADATA_LIST)).await?;
+        let Page { metadata, items } =
+            answer.parse().ok_or_else(|| ErrandError::Silent("the list can't be decoded".into()))?;
+        Ok(items.is_some_and(|items| !items.is_empty()) || metadata.continue_.is_some_and(|next| !next.is_empty()))
+    }
+
+    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> Answer<Option<T>> {
+        let answer = self.answer(call::read(Method::GET, path, call::JSON)).await?;
+        if answer.is_absence() {
+            return Ok(None);
+        }
+        let undecodable = || ErrandError::Silent("the object can't be decoded".into());
+        accept(answer)?.parse().map(Some).ok_or_else(undecodable)
+    }
+
+    /// Reads an object's metadata from the storage; none if that isn't properly answered.
+    async fn look(&self, path: &str) -> Option<Look> {
+        let answer = self.answer(call::read(Method::GET, path, METADATA)).await.ok()?;
+        match answer.code {
+            StatusCode::OK => answer.parse().map(Box::new).map(Look::Found),
+            StatusCode::NOT_FOUND if answer.is_absence() => Some(Look::Absent),
+            StatusCode::NOT_FOUND => Some(Look::NotServed),
+            _ => None,
+        }
+    }
+
+    async fn send(&self, request: Result<Request<Body>, Silence>) -> Answer<call::Answer> {
+        self.answer(request).await.and_then(accept)
+    }
+
+    /// Any answer at all; under a permit like every other request.
+    async fn answer(&self, request: Result<Request<Body>, Silence>) -> Answer<call::Answer> {
+        let silent = |silence: Silence| ErrandError::Silent(silence.to_string());
+        let request = request.map_err(silent)?;
+        let permit = self.limiter.acquire().await;
+        self.call(request, permit).await.map_err(silent)
+    }
+}
+
+/// What a read found.
+enum Look {
+    Found(Box<Written>),
+    /// 404 for the object itself.
+    Absent,
+    /// 404 for its kind, or by someone who isn't the API server.
+    NotServed,
+}
+
+/// A 2xx, or the error that it is.
+fn accept(answer: call::Answer) -> Answer<call::Answer> {
+    match answer.code.as_u16() {
+        200..=299 => Ok(answer),
+        404 => Err(ErrandError::NotFound),
+        409 | 422 => Err(ErrandError::Conflict),
+        code @ (401 | 403) => Err(ErrandError::Denied { code }),
+        code => Err(ErrandError::Unavailable { code, reason: answer.status().reason.unwrap_or_default() }),
+    }
+}
+
+fn namespace_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{}", encode(namespace))
+}
+
+fn plural(id: &RuleId) -> &'static str {
+    match id.kind {
+        RuleKind::ClusterReplication => "clusterreplications",
+    }
+}
+
+fn crd_name(id: &RuleId) -> String {
+    format!("{}.{GROUP}", plural(id))
+}
+
+fn rule_path(id: &RuleId) -> String {
+    let namespace = id.namespace.as_deref().map_or_else(String::new, |name| format!("namespaces/{}/", encode(name)));
+    format!("/apis/{GROUP}/{VERSION}/{namespace}{}/{}", plural(id), encode(&id.name))
+}

@@ -1,0 +1,347 @@
+use std::{collections::BTreeSet, time::Duration};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use mimeo_core::{
+    engine::{Action, Engine, Errand, NamespaceView, Request, Role, RuleRead, Settings, StatusUpdate},
+    kind::{GroupVersionKind, Resource},
+    rule::{Rule, RuleId, SourceRef},
+};
+use serde_json::{Value, from_value, json};
+
+use super::*;
+use crate::{
+    limiter::Limiter,
+    testing::{Script, Server},
+};
+
+const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+
+fn uid() -> Uid {
+    Uid::parse(UID).expect("a uid")
+}
+
+fn secrets() -> Resource {
+    let gvk = GroupVersionKind::parse("v1", "Secret").expect("a kind");
+    Resource { gvk, plural: "secrets".into(), namespaced: true }
+}
+
+/// The first request about a cell of an engine that knows one rule, one source and one namespace.
+fn request(verb: Verb) -> Request {
+    let now = Duration::from_secs(1);
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry", "uid": UID},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+            "targets": [{"namespaces": ["team"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).expect("a rule")).expect("a good rule");
+    let id = rule.id.clone();
+    let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    let source = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
+    let source_ref = rule.sources[0].clone();
+    engine.rule_applied(id.clone(), Ok(rule), None, now);
+    engine.rules_listed(&[id].into(), now);
+    engine.kind(&secrets().gvk, Some(secrets()), now);
+    engine.source(&source_ref, Some(source), now);
+    let meta = from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
+    engine.namespace_applied(&NamespaceView { meta, age: Duration::from_mins(1) }, now);
+    engine.namespaces_listed(&["team".into()].into(), now);
+    engine.copies_listing(&secrets().gvk.group_kind(), now);
+    engine.copies_listed(&secrets().gvk.group_kind(), 5, now);
+    loop {
+        match engine.next(now).expect("something to do") {
+            Action::Errand(Errand::Record(gvk)) => engine.kinds_recorded(&[gvk].into(), now),
+            Action::Errand(_) => {}
+            Action::Request(mut request) => {
+                request.ticket.verb = verb;
+                return *request;
+            }
+        }
+    }
+}
+
+fn writer(server: &Server) -> Writer {
+    Writer::new(server.client(), Limiter::new(1, 4), Duration::from_millis(500), "mimeo")
+}
+
+async fn carry_out(server: &Server, request: &Request, limiter: &Limiter) -> Outcome {
+    writer(server).carry_out(request, limiter.acquire().await).await
+}
+
+fn status(code: u16, details: &Value) -> Script {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "code": code, "details": details});
+    Script::json(code, &status)
+}
+
+#[tokio::test]
+async fn each_verb_is_the_request_that_it_should_be() {
+    let object = || Script::json(200, &json!({"kind": "PartialObjectMetadata", "metadata": {"uid": UID}}));
+    let apply = "/api/v1/namespaces/team/secrets/registry?fieldManager=mimeo&force=true";
+    let plain = "/api/v1/namespaces/team/secrets/registry";
+    let cases = [
+        (Verb::Create, format!("PATCH {apply}"), Some(r#""resourceVersion":"1""#)),
+        (Verb::Apply(uid()), format!("PATCH {apply}"), Some(UID)),
+        (Verb::Learn(uid()), format!("PATCH {apply}&dryRun=All"), Some(UID)),
+        (Verb::Look, format!("GET {plain}"), None),
+        (Verb::Delete(uid(), 42), format!("DELETE {plain}"), Some(r#""resourceVersion":"42""#)),
+    ];
+    for (verb, line, part) in cases {
+        let server = Server::start([object()]).await;
+        let _ = carry_out(&server, &request(verb), &Limiter::new(1, 1)).await;
+        let came = &server.came()[0];
+        assert_eq!(came.line, line);
+        let accept = came.headers["accept"].to_str().expect("text");
+        assert!(accept.starts_with("application/json;as=PartialObjectMetadata;"), "{accept}");
+        let body = String::from_utf8(came.body.to_vec()).expect("text");
+        assert_eq!(body.is_empty(), part.is_none(), "{verb:?}");
+        let Some(part) = part else { continue };
+        assert!(body.contains(part), "{verb:?} sends {body}");
+        assert!(serde_json::from_str::<Value>(&body).is_ok(), "{body}");
+        assert_eq!(came.headers["content-length"], body.len().to_string().as_str());
+        assert!(!came.headers.contains_key("transfer-encoding"));
+    }
+}
+
+#[tokio::test]
+async fn answers_become_outcomes() {
+    let meta = |rest: Value| {
+        let mut object =
+            json!({"kind": "Secret", "metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        object["metadata"].as_object_mut().expect("a map").extend(rest.as_object().cloned().unwrap_or_default());
+        Script::json(200, &object)
+    };
+    let delete = Verb::Delete(uid(), 42);
+    let secret = json!({"name": "registry", "kind": "secrets"});
+    let cases = [
+        (Verb::Create, Script::json(201, &json!({"metadata": {"uid": UID}, "data": {"a": "aHVudGVyMg=="}})), "Object"),
+        (Verb::Create, Script::text(200, "hunter2"), "Unavailable"),
+        (Verb::Create, status(409, &secret), "Conflict"),
+        (Verb::Look, status(404, &secret), "Absent"),
+        (Verb::Create, status(404, &json!({"name": "team", "kind": "namespaces"})), "NamespaceGone"),
+        (Verb::Look, Script::text(404, "404 page not found\n"), "NotServed"),
+        (delete, status(200, &secret), "Absent"),
+        (delete, meta(json!({})), "Absent"),
+        (delete, meta(json!({"finalizers": ["example.com/hold"]})), "Object"),
+        (delete, meta(json!({"deletionGracePeriodSeconds": 30})), "Object"),
+        (Verb::Create, Script::text(502, "<html>bad gateway</html>"), "Unavailable"),
+        (Verb::Create, Script::text(200, vec![b' '; 5 << 20]), "Unavailable"),
+        (Verb::Create, Script::text(200, "{").hold(), "Timeout"),
+    ];
+    for (verb, script, want) in cases {
+        let server = Server::start([script]).await;
+        let got = format!("{:?}", carry_out(&server, &request(verb), &Limiter::new(1, 1)).await);
+        assert!(got.contains(want), "{verb:?}: {got} is no {want}");
+        assert!(!got.contains("hunter2") && !got.contains("aHVudGVyMg"), "{got}");
+    }
+}
+
+#[tokio::test]
+async fn no_connection_is_no_answer() {
+    let limiter = Limiter::new(1, 64);
+    let server = Server::start([]).await;
+    let client = server.client();
+    drop(server);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let writer = Writer::new(client, limiter.clone(), Duration::from_millis(500), "mimeo");
+    let outcome = writer.carry_out(&request(Verb::Create), limiter.acquire().await).await;
+    assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcome:?}");
+    assert_eq!(limiter.limit(), 8);
+}
+
+#[tokio::test]
+async fn the_limiter_learns_of_overload_alone() {
+    let webhook = json!({"message": "Internal error occurred: failed calling webhook \"x.example.com\": timeout"});
+    let cases = [
+        (Script::json(429, &json!({})).header("retry-after", "30"), 8, false),
+        (Script::json(503, &json!({})), 8, true),
+        (Script::json(500, &webhook), 16, true),
+        (
+            Script::json(500, &json!({"message": "failed to create typed patch object (/w): .x: expected list"})),
+            16,
+            true,
+        ),
+        (Script::json(409, &json!({})), 16, true),
+    ];
+    for (script, limit, open) in cases {
+        let limiter = Limiter::new(1, 64);
+        let server = Server::start([script]).await;
+        let _ = carry_out(&server, &request(Verb::Create), &limiter).await;
+        assert_eq!((limiter.limit(), limiter.try_acquire().is_some()), (limit, open));
+    }
+}
+
+#[tokio::test]
+async fn a_mark_is_removed_if_it_is_the_one() {
+    let cases = [
+        (status(200, &json!({})), Ok(true)),
+        (status(404, &json!({"name": "team"})), Ok(true)),
+        (status(422, &json!({})), Ok(false)),
+        (status(409, &json!({})), Ok(false)),
+        (status(403, &json!({})), Err(ErrandError::Denied { code: 403 })),
+        (Script::text(200, "").hold(), Err(ErrandError::Silent("no answer within the deadline".into()))),
+    ];
+    for (script, want) in cases {
+        let server = Server::start([script]).await;
+        assert_eq!(writer(&server).unmark("team", "token", 9).await, want);
+        let came = &server.came()[0];
+        assert_eq!(came.line, "PATCH /api/v1/namespaces/team");
+        assert_eq!(came.headers["content-type"], "application/json-patch+json");
+        let patch: Value = serde_json::from_slice(&came.body).expect("a patch");
+        assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/labels/mimeo.dev~1copies", "value": "token"}));
+        assert_eq!(patch[1], json!({"op": "test", "path": "/metadata/resourceVersion", "value": "9"}));
+        assert_eq!(patch[2], json!({"op": "remove", "path": "/metadata/labels/mimeo.dev~1copies"}));
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_gone_only_by_a_clear_answer() {
+    let id: RuleId = "ClusterReplication/registry".parse().expect("a rule's identity");
+    let there = || Script::json(200, &json!({"metadata": {"uid": UID}}));
+    let going = || Script::json(200, &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let absent = || status(404, &json!({"name": "x"}));
+    let page = || Script::text(404, "404 page not found\n");
+    let read = |found, crd: Option<&str>| Some(RuleRead { found, crd: crd.map(Into::into) });
+    let cases = [
+        (there(), there(), read(true, Some(UID))),
+        (absent(), there(), read(false, Some(UID))),
+        (absent(), going(), read(false, None)),
+        (absent(), absent(), read(false, None)),
+        (page(), absent(), read(false, None)),
+        (page(), there(), None),
+        (page(), page(), None),
+        (status(403, &json!({})), there(), None),
+        (absent(), status(503, &json!({})), None),
+        (absent(), Script::text(200, "{}").hold(), None),
+    ];
+    for (index, (rule, crd, want)) in cases.into_iter().enumerate() {
+        let server = Server::start([rule, crd]).await;
+        assert_eq!(writer(&server).read_rule(&id).await, want, "case {index}");
+        assert_eq!(server.requests()[0], "GET /apis/mimeo.dev/v1alpha1/clusterreplications/registry");
+        if let Some(second) = server.requests().get(1) {
+            assert_eq!(
+                second,
+                "GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/clusterreplications.mimeo.dev"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_source_is_gone_only_by_a_clear_answer() {
+    let source = SourceRef { gvk: secrets().gvk, namespace: "platform".into(), name: "registry".into() };
+    let there = || Script::json(200, &json!({"metadata": {"uid": UID}}));
+    let going = || Script::json(200, &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
+    let cases = [
+        (there(), there(), None),
+        (absent("secrets"), there(), Some(true)),
+        (absent("secrets"), going(), Some(false)),
+        (absent("secrets"), absent("namespaces"), Some(false)),
+        (absent("secrets"), status(403, &json!({})), None),
+        (Script::text(404, "404 page not found\n"), there(), None),
+        (status(500, &json!({})), there(), None),
+    ];
+    for (index, (object, namespace, want)) in cases.into_iter().enumerate() {
+        let server = Server::start([object, namespace]).await;
+        assert_eq!(writer(&server).read_source(&source, &secrets()).await, want, "case {index}");
+    }
+}
+
+#[tokio::test]
+async fn a_kind_is_noted_whoever_creates_the_config_map() {
+    let ok = || status(200, &json!({}));
+    let server = Server::start([ok()]).await;
+    assert_eq!(writer(&server).record(&secrets().gvk).await, Ok(()));
+    let came = &server.came()[0];
+    assert_eq!(came.line, "PATCH /api/v1/namespaces/mimeo/configmaps/mimeo-kinds");
+    assert_eq!(serde_json::from_slice::<Value>(&came.body).expect("a patch"), json!({"data": {"Secret": "v1"}}));
+
+    let server = Server::start([status(404, &json!({"name": "mimeo-kinds"})), status(409, &json!({})), ok()]).await;
+    assert_eq!(writer(&server).record_crd(UID).await, Ok(()));
+    let came = server.came();
+    assert_eq!(came[1].line, "POST /api/v1/namespaces/mimeo/configmaps");
+    let object: ConfigMap = serde_json::from_slice(&came[1].body).expect("a ConfigMap");
+    assert_eq!(object.metadata.name.as_deref(), Some(KINDS_CONFIG_MAP));
+    assert_eq!(parse_kinds(&object), (BTreeSet::new(), Some(UID.into()), None));
+    assert_eq!(came[2].line, "PATCH /api/v1/namespaces/mimeo/configmaps/mimeo-kinds");
+}
+
+#[tokio::test]
+async fn a_kind_with_copies_stays_noted() {
+    let list = |items: Value, next: &str| Script::json(200, &json!({"metadata": {"continue": next}, "items": items}));
+    let verbs = ["create", "delete", "get", "list", "patch", "watch"];
+    let served = json!([{"name": "secrets", "singularName": "", "namespaced": true, "kind": "Secret", "verbs": verbs}]);
+    let cases = [
+        (list(json!([{"metadata": {}}]), ""), Ok(()), 3),
+        (list(json!([]), "more"), Ok(()), 3),
+        (list(json!([]), ""), Ok(()), 4),
+        (status(403, &json!({})), Err(ErrandError::Denied { code: 403 }), 3),
+    ];
+    for (script, want, requests) in cases {
+        let map = json!({"metadata": {"name": "mimeo-kinds", "resourceVersion": "8"}, "data": {"Secret": "v1"}});
+        let group = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": served});
+        let answers = [Script::json(200, &map), Script::json(200, &group), script, status(200, &json!({}))];
+        let server = Server::start(answers).await;
+        assert_eq!(writer(&server).unrecord(&secrets().gvk.group_kind()).await, want);
+        let came = server.came();
+        assert_eq!(came.len(), requests);
+        let list = "GET /api/v1/secrets?limit=1&labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmimeo";
+        assert_eq!(came[2].line, list);
+        if let Some(patch) = came.get(3) {
+            let want = json!({"metadata": {"resourceVersion": "8"}, "data": {"Secret": null}});
+            assert_eq!(serde_json::from_slice::<Value>(&patch.body).expect("a patch"), want);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_object_is_missing_only_by_a_clear_answer() {
+    let cases = [
+        (Script::json(200, &json!({"data": {}})), Ok(Some(json!({"data": {}})))),
+        (status(404, &json!({"name": "registry"})), Ok(None)),
+        (Script::text(404, "404 page not found\n"), Err(ErrandError::NotFound)),
+        (status(403, &json!({"name": "registry"})), Err(ErrandError::Denied { code: 403 })),
+        (Script::text(200, "hunter2"), Err(ErrandError::Silent("the object can't be decoded".into()))),
+    ];
+    for (script, want) in cases {
+        let server = Server::start([script]).await;
+        assert_eq!(writer(&server).read(&secrets(), "platform", "registry").await, want);
+        assert_eq!(server.requests(), ["GET /api/v1/namespaces/platform/secrets/registry"]);
+    }
+}
+
+#[test]
+fn kinds_reads_what_record_wrote() {
+    let object = json!({
+        "metadata": {"name": "mimeo-kinds", "annotations": {"mimeo.dev/crd-uid": UID, "mimeo.dev/confirm-deletion": "n1"}},
+        "data": {"Secret": "v1", "Certificate.cert-manager.io": "cert-manager.io/v1", "Secret.x": "v1", "what": "", "": "v1"},
+    });
+    let (kinds, crd, confirm) = parse_kinds(&from_value(object).expect("a ConfigMap"));
+    let printed: Vec<String> = kinds.iter().map(ToString::to_string).collect();
+    assert_eq!(printed, ["v1/Secret", "cert-manager.io/v1/Certificate"]);
+    assert_eq!((crd.as_deref(), confirm.as_deref()), (Some(UID), Some("n1")));
+    assert_eq!(parse_kinds(&ConfigMap::default()), (BTreeSet::new(), None, None));
+}
+
+#[tokio::test]
+async fn a_status_is_applied_to_the_subresource() {
+    let update = StatusUpdate {
+        id: "ClusterReplication/registry".parse().expect("a rule's identity"),
+        status: mimeo_api::ClusterReplicationStatus::default(),
+    };
+    let server = Server::start([status(200, &json!({})), status(404, &json!({})), status(500, &json!({}))]).await;
+    let writer = writer(&server);
+    assert_eq!(writer.write_status(&update).await, Ok(()));
+    assert_eq!(writer.write_status(&update).await, Ok(()));
+    assert!(writer.write_status(&update).await.is_err());
+    let came = &server.came()[0];
+    assert_eq!(
+        came.line,
+        "PATCH /apis/mimeo.dev/v1alpha1/clusterreplications/registry/status?fieldManager=mimeo-status&force=true"
+    );
+    let body: Value = serde_json::from_slice(&came.body).expect("an object");
+    let keys: Vec<&str> = body.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(keys, ["apiVersion", "kind", "metadata", "status"]);
+    assert_eq!(body["metadata"], json!({"name": "registry"}));
+}

@@ -1,0 +1,170 @@
+//! What the API servers were asked, from their audit logs: one event per request, so that tests count exactly.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use serde::Deserialize;
+
+/// Everything, without bodies. Where it begins is left out: a request is told once it is answered.
+pub(crate) const POLICY: &str = r#"{
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}]
+}"#;
+
+/// Of this crate's own requests (readiness, marks), which no test wants to count.
+pub(crate) const OWN_USER_AGENT: &str = "mimeo-tests-control-plane";
+
+/// A position in the audit logs; see [`crate::ControlPlane::audit_mark`].
+#[derive(Debug, Clone)]
+pub struct AuditMark(pub(crate) Vec<u64>);
+
+/// One request that an API server has answered, or a watch that it has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEvent {
+    /// Which API server, counted from 0.
+    pub api_server: usize,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. Apply is a `patch`, also when it
+    /// creates. Requests for something else than an object have the HTTP method in small letters.
+    pub verb: String,
+    /// Who asked.
+    pub user: String,
+    /// With which program.
+    pub user_agent: String,
+    /// API group; empty for the core group and for what is no object.
+    pub group: String,
+    /// Plural name, such as `secrets`; empty for what is no object.
+    pub resource: String,
+    /// Such as `status`; mostly empty.
+    pub subresource: String,
+    /// Empty for cluster-scoped objects and for lists of all namespaces.
+    pub namespace: String,
+    /// Empty for lists and watches; with `generateName`, the name that was given.
+    pub name: String,
+    /// The HTTP status of the answer.
+    pub code: u16,
+    /// Path and query.
+    pub uri: String,
+    /// `ResponseComplete`; `ResponseStarted` for a watch, which is told when it begins; `Panic`.
+    pub stage: String,
+    /// When the request arrived.
+    pub received: Timestamp,
+    /// When this stage was reached.
+    pub at: Timestamp,
+}
+
+impl AuditEvent {
+    /// Whether the verb is one that changes objects, whether or not it did (see [`AuditEvent::code`]); dry runs aside.
+    pub fn is_write(&self) -> bool {
+        let verbs = ["create", "update", "patch", "delete", "deletecollection"];
+        verbs.contains(&self.verb.as_str()) && !self.uri.contains("dryRun=All")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    stage: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    verb: String,
+    #[serde(default)]
+    user: LineUser,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    #[serde(default)]
+    response_status: ResponseStatus,
+    request_received_timestamp: Timestamp,
+    stage_timestamp: Timestamp,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct LineUser {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ObjectRef {
+    api_group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ResponseStatus {
+    code: u16,
+}
+
+/// The events of one log from an offset (bytes) on, in the order in which requests were answered.
+pub(crate) fn read(log: &Path, api_server: usize, offset: u64) -> Result<Vec<AuditEvent>> {
+    let bytes = whole_lines(log, offset)?;
+    let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let events = lines.map(|line| {
+        let line: Line = serde_json::from_slice(line).context("failed to parse a line of the audit log")?;
+        Ok(line)
+    });
+    let events: Vec<Line> = events.collect::<Result<_>>()?;
+    Ok(events.into_iter().filter(counts).map(|line| event(api_server, line)).collect())
+}
+
+/// Where the last whole line of a log ends, in bytes.
+pub(crate) fn end(log: &Path) -> Result<u64> {
+    // Longer than any line: bodies are not logged.
+    const LONGEST_LINE: u64 = 1024 * 1024;
+    let length = std::fs::metadata(log).with_context(|| format!("failed to read {}", log.display()))?.len();
+    let from = length.saturating_sub(LONGEST_LINE);
+    Ok(from + u64::try_from(whole_lines(log, from)?.len())?)
+}
+
+/// Whether this exact text is in the log from an offset on.
+pub(crate) fn contains(log: &Path, offset: u64, text: &str) -> Result<bool> {
+    let bytes = whole_lines(log, offset)?;
+    Ok(bytes.windows(text.len()).any(|window| window == text.as_bytes()))
+}
+
+fn whole_lines(log: &Path, offset: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut file = File::open(log).with_context(|| format!("failed to open {}", log.display()))?;
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_to_end(&mut bytes)?;
+    // The server may be writing the last one.
+    bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1));
+    Ok(bytes)
+}
+
+/// A watch is told twice, when it begins and when it ends: only the first counts, so that one that was open at a mark is
+/// no request after it.
+fn counts(line: &Line) -> bool {
+    line.user_agent != OWN_USER_AGENT && (line.verb != "watch" || line.stage != "ResponseComplete")
+}
+
+fn event(api_server: usize, line: Line) -> AuditEvent {
+    let ObjectRef { api_group, resource, subresource, namespace, name } = line.object_ref;
+    AuditEvent {
+        api_server,
+        verb: line.verb,
+        user: line.user.username,
+        user_agent: line.user_agent,
+        group: api_group,
+        resource,
+        subresource,
+        namespace,
+        name,
+        code: line.response_status.code,
+        uri: line.request_uri,
+        stage: line.stage,
+        received: line.request_received_timestamp,
+        at: line.stage_timestamp,
+    }
+}

@@ -1,0 +1,672 @@
+//! `make demo`: Mimeo on a control plane of its own, as a story that a person can follow and that checks itself.
+//!
+//! Every step is a deed and a look at what the cluster then holds; its time is that of both. The first step that does not
+//! hold ends the story: with what was seen, the end of the programs' logs, and exit code 1. After the story the control
+//! plane keeps running until Ctrl-C, unless `--once` is given.
+//!
+//! How anything is started is the library's; this file only tells what happens.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    future::Future,
+    io::{IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Namespace, Pod, Secret},
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+};
+use mimeo_api::{ClusterReplication, TransformPolicy};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
+use serde_json::json;
+
+/// For any one step; each takes some milliseconds, but for the barrier (5 s) and the namespaces' end.
+const WITHIN: Duration = Duration::from_mins(1);
+
+/// Namespace of the source.
+const PLATFORM: &str = "platform";
+/// Name of the source, of its copies and of the rule.
+const REGISTRY: &str = "registry";
+/// The key of the source's data.
+const KEY: &str = ".dockerconfigjson";
+/// Namespaces that are there before the rule.
+const OLD: [&str; 3] = ["team-blue", "team-green", "team-red"];
+/// How many namespaces come after it, one after another.
+const MORE: usize = 20;
+
+/// Secret that belongs to a team, and to nothing that Mimeo does.
+const FOREIGN: &str = "own";
+
+const RULE: &str = r#"apiVersion: mimeo.dev/v1alpha1
+kind: ClusterReplication
+metadata: {name: registry}
+spec:
+  sources: [{apiVersion: v1, kind: Secret, namespace: platform, name: registry}]
+  targets: [{namespaces: ["team-*"]}]
+  transform:
+    type: kubernetes.io/dockerconfigjson
+    labels: {set: {team-visible: "true"}}
+    finalizers: [demo.example/registry]
+  barrier: Required
+"#;
+
+/// What [`RULE`] makes of a copy.
+const COPY: Looks = Looks {
+    type_: "kubernetes.io/dockerconfigjson",
+    label: ("team-visible", "true"),
+    finalizer: "demo.example/registry",
+};
+
+/// Copies of another tool, kubed, which knows nothing of the type, the label and the finalizer that they need.
+const POLICY: &str = "apiVersion: mimeo.dev/v1alpha1
+kind: TransformPolicy
+metadata: {name: devops-credentials}
+spec:
+  match:
+    kinds: [{apiVersion: v1, kind: Secret}]
+    objectSelector: {matchLabels: {kubed.appscode.com/origin.namespace: kubesphere-devops-system}}
+    excludeNamespaces: [kubesphere-devops-system]
+  transform:
+    type: credential.devops.kubesphere.io/basic-auth
+    labels: {set: {participant: kyverno}}
+    finalizers: [finalizers.kubesphere.io/credential]
+";
+
+/// What [`POLICY`] makes of a Secret.
+const CREDENTIAL: Looks = Looks {
+    type_: "credential.devops.kubesphere.io/basic-auth",
+    label: ("participant", "kyverno"),
+    finalizer: "finalizers.kubesphere.io/credential",
+};
+
+/// The commonest rule, for the one who tries it.
+const TRY: &str = r#"apiVersion: mimeo.dev/v1alpha1
+kind: ClusterReplication
+metadata: {name: registry}
+spec:
+  sources: [{apiVersion: v1, kind: Secret, namespace: platform, name: registry}]
+  targets: [{namespaces: ["team-*"]}]
+"#;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let once = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
+        [] => false,
+        [flag] if flag == "--once" => true,
+        _ => {
+            eprintln!("usage: mimeo-demo [--once]");
+            return ExitCode::from(2);
+        }
+    };
+    match Box::pin(run(once)).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nmimeo-demo: {}", told(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The error and its causes, down to what the API server said; its whole Status would only say it again.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = Vec::new();
+    for cause in error.chain() {
+        if let Some(kube::Error::Api(status)) = cause.downcast_ref() {
+            told.push(status.message.clone());
+            break;
+        }
+        told.push(cause.to_string());
+    }
+    told.join(": ")
+}
+
+async fn run(once: bool) -> Result<()> {
+    let mut story = Story::new();
+    story.chapter("Mimeo, on a control plane of its own")?;
+    let start = async {
+        let control_plane = ControlPlane::start().await?;
+        let version = control_plane.client().await?.apiserver_version().await?.git_version;
+        Ok((control_plane, version))
+    };
+    let (control_plane, version) = story.step("etcd, kube-apiserver, kube-controller-manager", start).await?;
+    story.note(format!("Kubernetes {version}"))?;
+    let start = async {
+        let pair = Pair::builder().quiet().start(&control_plane).await?;
+        settle(&control_plane).await?;
+        Ok(pair)
+    };
+    let pair = story.step("CRDs, mimeo-webhook, mimeo-reconciler", start).await?;
+    if let Err(error) = tell(&mut story, &control_plane).await {
+        logs(&pair);
+        return Err(error);
+    }
+    story.end()?;
+    if once {
+        return Ok(());
+    }
+    let directory = tempfile::Builder::new().prefix("mimeo-demo-").tempdir()?;
+    let rule = directory.path().join("rule.yaml");
+    std::fs::write(&rule, TRY)?;
+    story.invite(&control_plane, &rule)?;
+    tokio::signal::ctrl_c().await.context("failed to wait for Ctrl-C")
+}
+
+/// An API server keeps the first create of a kind waiting for about 2 s after its CRD came, whatever Mimeo does. That is
+/// not to be among the times of the story.
+async fn settle(control_plane: &ControlPlane) -> Result<()> {
+    let rule: ClusterReplication = serde_yaml::from_str(RULE)?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    Api::all(control_plane.client().await?).create(&dry_run, &rule).await?;
+    Ok(())
+}
+
+/// What the programs said last; on stderr, where the error will be.
+fn logs(pair: &Pair) {
+    let programs = pair.webhooks.iter().map(|replica| ("mimeo-webhook", replica));
+    for (name, replica) in programs.chain(pair.reconciler.iter().map(|replica| ("mimeo-reconciler", replica))) {
+        let log = replica.program.log().unwrap_or_else(|error| format!("(no log: {error})"));
+        let lines: Vec<&str> = log.lines().collect();
+        eprintln!("\n--- the log of {name} ends with ---");
+        for line in &lines[lines.len().saturating_sub(25)..] {
+            eprintln!("{line}");
+        }
+    }
+}
+
+async fn tell(story: &mut Story, control_plane: &ControlPlane) -> Result<()> {
+    let mut config = control_plane.admin().config_for(0).await?;
+    // As kubectl does: a 429 with Retry-After is waited for.
+    config.default_retry = true;
+    let cluster = Cluster { client: Client::try_from(config)? };
+    old_namespaces(story, &cluster).await?;
+    new_namespaces(story, &cluster).await?;
+    other_tools(story, &cluster).await?;
+    drift(story, &cluster).await?;
+    let source = rotation(story, &cluster).await?;
+    clean_up(story, &cluster, &source).await
+}
+
+async fn old_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
+    story.chapter("Three old namespaces, a source and a rule")?;
+    let setup = async {
+        for name in OLD.into_iter().chain([PLATFORM]) {
+            create_namespace(&cluster.client, name, &[]).await?;
+        }
+        create_secret(&cluster.client, OLD[0], FOREIGN, &[("theirs", "untouched")]).await?;
+        create_secret(&cluster.client, PLATFORM, REGISTRY, &[(KEY, &credentials(1))]).await
+    };
+    story.step("namespaces team-blue, team-green, team-red; Secret platform/registry", setup).await?;
+    story.text(RULE)?;
+    let backfill = async {
+        let rule: ClusterReplication = serde_yaml::from_str(RULE)?;
+        Api::all(cluster.client.clone()).create(&PostParams::default(), &rule).await?;
+        cluster.copies_hold(1, OLD.len()).await
+    };
+    story.step("rule created; all three have their copy", backfill).await?;
+    let status = cluster.rule_says("Ready", "True", OLD.len());
+    let message = story.step("the rule's status says so", status).await?;
+    story.note(message)
+}
+
+async fn new_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
+    story.chapter("A new namespace, and a pod in it at once")?;
+    let active = cluster.rule_says("BarrierActive", "True", OLD.len());
+    let message = story.step("every API server and webhook knows the rule", active).await?;
+    story.note(message)?;
+    let seen = story.step("namespace team-new, then a pod: the copy was there first", cluster.race("team-new")).await?;
+    story.note(seen)?;
+    let source = cluster.secrets(PLATFORM).get(REGISTRY).await?;
+    let copy = cluster.secrets("team-new").get(REGISTRY).await?;
+    for line in COPY.changes(&source, &copy) {
+        story.note(line)?;
+    }
+    let more = async {
+        let (mut selected, mut others) = (Vec::with_capacity(MORE), Vec::with_capacity(MORE));
+        for number in 1..=MORE {
+            selected.push(cluster.race(&format!("team-{number:02}")).await?.pod_after);
+            others.push(cluster.first_pod(&format!("other-{number:02}")).await?.pod_after);
+        }
+        Ok((selected, others))
+    };
+    let (mut selected, mut others) =
+        story.step(&format!("{MORE} more, one after another: 0 pods without their copy"), more).await?;
+    for (pods, whose) in [(&mut selected, "a pod there"), (&mut others, "where no rule applies")] {
+        pods.sort_unstable();
+        story.note(format!(
+            "{whose:21}  {:>6} in the middle, {:>6} at most",
+            Took(pods[MORE / 2]),
+            Took(pods[MORE - 1])
+        ))?;
+    }
+    Ok(())
+}
+
+async fn other_tools(story: &mut Story, cluster: &Cluster) -> Result<()> {
+    story.chapter("Another tool's copies, changed as they are written")?;
+    story.text(POLICY)?;
+    let namespace = "devops-project";
+    let force = async {
+        create_namespace(&cluster.client, namespace, &[]).await?;
+        let policy: TransformPolicy = serde_yaml::from_str(POLICY)?;
+        let policies: Api<TransformPolicy> = Api::all(cluster.client.clone());
+        policies.create(&PostParams::default(), &policy).await?;
+        eventually(WITHIN, "the policy", || async {
+            let status = policies.get("devops-credentials").await?.status.unwrap_or_default();
+            condition(&status.conditions, "Ready", "True").map(Some)
+        })
+        .await
+    };
+    let message = story.step("policy created and in force", force).await?;
+    story.note(message)?;
+
+    let secrets = cluster.secrets(namespace);
+    let sent = synced_by_kubed();
+    let create = async {
+        secrets.create(&PostParams::default(), &sent).await?;
+        CREDENTIAL.check(secrets.get("credential").await?)
+    };
+    let stored = story.step("the tool writes its copy", create).await?;
+    for line in CREDENTIAL.changes(&sent, &stored) {
+        story.note(line)?;
+    }
+    let replace = async {
+        secrets.replace("credential", &PostParams::default(), &sent).await?;
+        CREDENTIAL.check(secrets.get("credential").await?)
+    };
+    story.step("the tool writes it again, with its old type: all is kept", replace).await?;
+    let delete = async {
+        secrets.delete("credential", &DeleteParams::default()).await?;
+        let Some(deleting) = secrets.get_opt("credential").await? else {
+            bail!("it went without its finalizer's owner")
+        };
+        cluster.release(&deleting).await?;
+        cluster.gone(namespace, "credential").await
+    };
+    story.step("it is deleted; the finalizer's owner lets it go", delete).await
+}
+
+async fn drift(story: &mut Story, cluster: &Cluster) -> Result<()> {
+    story.chapter("Copies stay as they should be")?;
+    let edit = async {
+        let patch = json!({"data": {KEY: ByteString(credentials(666).into_bytes())}, "metadata": {"labels": {"team-visible": null}}});
+        cluster.secrets(OLD[2]).patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        cluster.copies_hold(1, OLD.len() + 1 + MORE).await
+    };
+    story.step("a hand edits data and label of team-red's copy: repaired", edit).await?;
+
+    let secrets = cluster.secrets(OLD[1]);
+    let old = secrets.get(REGISTRY).await?.metadata.uid;
+    let delete = async {
+        secrets.delete(REGISTRY, &DeleteParams::default()).await?;
+        cluster.release(&secrets.get(REGISTRY).await?).await?;
+        cluster.copies_hold(1, OLD.len() + 1 + MORE).await?;
+        ensure!(secrets.get(REGISTRY).await?.metadata.uid != old, "the deleted copy never went");
+        Ok(())
+    };
+    story.step("team-green's copy is deleted, its finalizer's owner lets it go: restored", delete).await
+}
+
+/// Returns the source as it is from then on.
+async fn rotation(story: &mut Story, cluster: &Cluster) -> Result<Secret> {
+    let count = OLD.len() + 1 + MORE;
+    story.chapter("A rotation")?;
+    let rotate = async {
+        let patch = json!({"data": {KEY: ByteString(credentials(2).into_bytes())}});
+        let source = cluster.secrets(PLATFORM).patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        cluster.copies_hold(2, count).await?;
+        Ok(source)
+    };
+    let source = story.step(&format!("the source gets new credentials: all {count} copies have them"), rotate).await?;
+    let message = story.step("the rule's status says so", cluster.rule_says("Ready", "True", count)).await?;
+    story.note(message)?;
+    Ok(source)
+}
+
+async fn clean_up(story: &mut Story, cluster: &Cluster, source: &Secret) -> Result<()> {
+    story.chapter("Clean-up")?;
+    let delete = async {
+        let rules: Api<ClusterReplication> = Api::all(cluster.client.clone());
+        rules.delete(REGISTRY, &DeleteParams::default()).await?;
+        ensure!(rules.get_opt(REGISTRY).await?.is_none(), "the rule is still there: Mimeo sets no finalizers");
+        cluster.release_all().await
+    };
+    story.step("rule deleted; the finalizer's owner lets the copies go: all are gone", delete).await?;
+    let untouched = async {
+        let now = cluster.secrets(PLATFORM).get(REGISTRY).await?;
+        ensure!(now.metadata.resource_version == source.metadata.resource_version, "somebody wrote the source");
+        let foreign = cluster.secrets(OLD[0]).get(FOREIGN).await?;
+        ensure!(foreign.metadata.labels.is_none(), "somebody marked a Secret of a team's own");
+        Ok(())
+    };
+    story.step("the source and a team's own Secret are untouched", untouched).await?;
+    story.step("all namespaces deleted: nothing holds them up", cluster.delete_namespaces()).await?;
+    story.note("5 s of it are the namespace controller's own, which then begins")
+}
+
+/// The cluster, as one who uses it sees it.
+struct Cluster {
+    client: Client,
+}
+
+impl Cluster {
+    fn secrets(&self, namespace: &str) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Everything of the source's name but the source, by namespace.
+    async fn copies(&self) -> Result<BTreeMap<String, Secret>> {
+        let named = ListParams::default().fields(&format!("metadata.name={REGISTRY}"));
+        let found = Api::<Secret>::all(self.client.clone()).list(&named).await?;
+        let by_namespace =
+            found.items.into_iter().map(|secret| (secret.metadata.namespace.clone().unwrap_or_default(), secret));
+        Ok(by_namespace.filter(|(namespace, _)| namespace != PLATFORM).collect())
+    }
+
+    /// Waits until there are that many copies, each of these credentials and looking as the rule says.
+    async fn copies_hold(&self, version: u32, count: usize) -> Result<()> {
+        eventually(WITHIN, format!("{count} copies"), || async {
+            let copies = self.copies().await?;
+            ensure!(copies.len() == count, "there are {} copies", copies.len());
+            for (namespace, copy) in copies {
+                holds(copy, version).with_context(|| format!("in {namespace}"))?;
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits for a condition of the rule, with so many copies desired and synced; returns its message.
+    async fn rule_says(&self, type_: &str, status: &str, copies: usize) -> Result<String> {
+        let rules: Api<ClusterReplication> = Api::all(self.client.clone());
+        eventually(WITHIN, format!("condition {type_} {status}"), || async {
+            let seen = rules.get(REGISTRY).await?.status.unwrap_or_default();
+            let counts = seen.copies.unwrap_or_default();
+            let copies = i32::try_from(copies)?;
+            ensure!((counts.desired, counts.synced, counts.failed) == (copies, copies, 0), "{counts:?}");
+            condition(&seen.conditions, type_, status).map(Some)
+        })
+        .await
+    }
+
+    /// Creates a namespace and at once a pod in it.
+    async fn first_pod(&self, name: &str) -> Result<FirstPod> {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "app"},
+            "spec": {"containers": [{"name": "app", "image": "app"}]},
+        }))?;
+        let begun = Instant::now();
+        create_namespace(&self.client, name, &[]).await?;
+        let namespace = begun.elapsed();
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), name);
+        let pod = pods.create(&PostParams::default(), &pod).await.context("the pod was refused")?;
+        let pod_after = begun.elapsed().saturating_sub(namespace);
+        Ok(FirstPod { namespace, pod_after, revision: revision(&pod.metadata)? })
+    }
+
+    /// The copy must be there when the first pod is, and be the older of the two.
+    async fn race(&self, name: &str) -> Result<Race> {
+        let FirstPod { namespace, pod_after, revision: pod } = self.first_pod(name).await?;
+        let copy = self.secrets(name).get_opt(REGISTRY).await?.context("a pod was admitted without its copy")?;
+        let race = Race { namespace, pod_after, copy: revision(&copy.metadata)?, pod };
+        ensure!(race.copy < race.pod, "the copy came after the pod: {race}");
+        holds(copy, 1)?;
+        Ok(race)
+    }
+
+    /// Removes the finalizers of an object that is being deleted: the part of whoever asked for them in the rule.
+    async fn release(&self, secret: &Secret) -> Result<()> {
+        let metadata = &secret.metadata;
+        let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) else { bail!("it has no name") };
+        ensure!(metadata.deletion_timestamp.is_some(), "{namespace}/{name} is not being deleted");
+        let patch = json!({"metadata": {"uid": metadata.uid, "finalizers": null}});
+        match self.secrets(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("failed to take the finalizer off {namespace}/{name}")),
+        }
+    }
+
+    /// Waits until every copy is being deleted, releases each, and waits until none is left.
+    async fn release_all(&self) -> Result<()> {
+        eventually(WITHIN, "the copies' end", || async {
+            let copies = self.copies().await?;
+            let deleting = copies.values().filter(|copy| copy.metadata.deletion_timestamp.is_some());
+            stream::iter(deleting).map(|copy| self.release(copy)).buffer_unordered(8).try_collect::<Vec<()>>().await?;
+            let left = self.copies().await?;
+            ensure!(left.is_empty(), "still there in {}", left.into_keys().collect::<Vec<_>>().join(", "));
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    async fn gone(&self, namespace: &str, name: &str) -> Result<()> {
+        let gone = || async { Ok(self.secrets(namespace).get_opt(name).await?.is_none().then_some(())) };
+        eventually(WITHIN, format!("the end of Secret {namespace}/{name}"), gone).await
+    }
+
+    /// Deletes the namespaces of the story but the source's, and waits until they are gone.
+    async fn delete_namespaces(&self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let ours = || async {
+            let all = namespaces.list_metadata(&ListParams::default()).await?;
+            let names = all.items.into_iter().filter_map(|namespace| namespace.metadata.name);
+            let of_the_story =
+                |name: &String| ["team-", "other-", "devops-"].iter().any(|prefix| name.starts_with(prefix));
+            anyhow::Ok(names.filter(of_the_story).collect::<Vec<_>>())
+        };
+        for name in ours().await? {
+            namespaces.delete(&name, &DeleteParams::default()).await?;
+        }
+        eventually(WITHIN, "the namespaces' end", || async {
+            let left = ours().await?;
+            ensure!(left.is_empty(), "still there: {}", left.join(", "));
+            Ok(Some(()))
+        })
+        .await
+    }
+}
+
+/// A pod and how long it took after its namespace's creation.
+struct FirstPod {
+    namespace: Duration,
+    pod_after: Duration,
+    revision: u64,
+}
+
+/// How a namespace, its copy and its pod came one after another.
+struct Race {
+    namespace: Duration,
+    pod_after: Duration,
+    /// Revisions of the store: the copy's is the smaller one.
+    copy: u64,
+    pod: u64,
+}
+
+impl Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, pod_after, copy, pod } = self;
+        let (namespace, pod_after) = (Took(*namespace), Took(*pod_after));
+        write!(f, "namespace {namespace}, pod {pod_after}; the copy is revision {copy} of the store, the pod {pod}")
+    }
+}
+
+/// The type, label and finalizer that a Secret is to have.
+struct Looks {
+    type_: &'static str,
+    label: (&'static str, &'static str),
+    finalizer: &'static str,
+}
+
+impl Looks {
+    fn check(&self, secret: Secret) -> Result<Secret> {
+        let Self { type_, label: (key, value), finalizer } = self;
+        let labels = secret.metadata.labels.as_ref();
+        let finalizers = secret.metadata.finalizers.as_deref().unwrap_or_default();
+        ensure!(secret.type_.as_deref() == Some(type_), "its type is {:?}", secret.type_);
+        ensure!(labels.and_then(|labels| labels.get(*key)).is_some_and(|v| v == value), "no label {key}: {value}");
+        ensure!(finalizers.iter().any(|name| name == finalizer), "its finalizers are {finalizers:?}");
+        Ok(secret)
+    }
+
+    /// The differences that it makes, for people.
+    fn changes(&self, from: &Secret, to: &Secret) -> [String; 3] {
+        let type_ = |secret: &Secret| secret.type_.clone().unwrap_or_default();
+        let (key, value) = self.label;
+        [
+            format!("type       {} -> {}", type_(from), type_(to)),
+            format!("label      {key}: {value}"),
+            format!("finalizer  {}", self.finalizer),
+        ]
+    }
+}
+
+/// Whether a copy has these credentials and looks as the rule says.
+fn holds(copy: Secret, version: u32) -> Result<()> {
+    let copy = COPY.check(copy)?;
+    let data = copy.data.as_ref().and_then(|data| data.get(KEY));
+    ensure!(
+        data.is_some_and(|data| data.0 == credentials(version).into_bytes()),
+        "its data is not of version {version}"
+    );
+    Ok(())
+}
+
+/// What a registry's credentials look like.
+fn credentials(version: u32) -> String {
+    json!({"auths": {"registry.example": {"username": "pull", "password": format!("version-{version}")}}}).to_string()
+}
+
+/// A Secret as the other tool sends it, each time.
+fn synced_by_kubed() -> Secret {
+    let label = ("kubed.appscode.com/origin.namespace".to_owned(), "kubesphere-devops-system".to_owned());
+    Secret {
+        metadata: ObjectMeta {
+            name: Some("credential".to_owned()),
+            labels: Some([label].into()),
+            ..ObjectMeta::default()
+        },
+        type_: Some("will-be-modify-by-kyverno".to_owned()),
+        string_data: Some([("username".to_owned(), "ci".to_owned())].into()),
+        ..Secret::default()
+    }
+}
+
+/// The message of a condition that has this status; an error shows all of them.
+fn condition(conditions: &[Condition], type_: &str, status: &str) -> Result<String> {
+    match conditions.iter().find(|condition| condition.type_ == type_) {
+        Some(condition) if condition.status == status => Ok(condition.message.clone()),
+        _ => {
+            let seen = conditions.iter().map(|c| format!("{}={} ({}: {})", c.type_, c.status, c.reason, c.message));
+            bail!("conditions: {}", seen.collect::<Vec<_>>().join("; "))
+        }
+    }
+}
+
+/// resourceVersions of one server's store are one sequence over all kinds.
+fn revision(metadata: &ObjectMeta) -> Result<u64> {
+    Ok(metadata.resource_version.as_deref().context("it has no resourceVersion")?.parse()?)
+}
+
+/// A duration, as people read it.
+struct Took(Duration);
+
+impl Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0.as_millis() {
+            0..1000 => format!("{} ms", self.0.as_millis()),
+            _ => format!("{:.1} s", self.0.as_secs_f64()),
+        };
+        f.pad(&text)
+    }
+}
+
+/// Column where the times end, and where "ok" follows.
+const WIDTH: usize = 78;
+
+/// Prints the story. Colours only where somebody looks.
+struct Story {
+    out: std::io::Stdout,
+    colours: bool,
+    steps: usize,
+    begun: Instant,
+}
+
+impl Story {
+    fn new() -> Self {
+        let out = std::io::stdout();
+        let colours = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { out, colours, steps: 0, begun: Instant::now() }
+    }
+
+    fn paint(&self, code: &str, text: impl Display) -> String {
+        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+
+    fn chapter(&mut self, title: &str) -> Result<()> {
+        let title = self.paint("1", title);
+        Ok(writeln!(self.out, "\n{title}")?)
+    }
+
+    /// The text is there before the deed, so that whoever waits sees what for.
+    async fn step<T>(&mut self, text: &str, deed: impl Future<Output = Result<T>>) -> Result<T> {
+        write!(self.out, "  {text}")?;
+        self.out.flush()?;
+        let begun = Instant::now();
+        let outcome = deed.await;
+        let took = Took(begun.elapsed());
+        let verdict = if outcome.is_ok() { self.paint("32", "ok") } else { self.paint("31", "FAILED") };
+        writeln!(self.out, "{took:>width$}  {verdict}", width = WIDTH.saturating_sub(text.chars().count()))?;
+        self.steps += 1;
+        outcome.with_context(|| format!("this did not hold: {text}"))
+    }
+
+    /// What was seen.
+    fn note(&mut self, seen: impl Display) -> Result<()> {
+        let seen = self.paint("2", seen);
+        Ok(writeln!(self.out, "    {seen}")?)
+    }
+
+    /// What is sent to the cluster.
+    fn text(&mut self, yaml: &str) -> Result<()> {
+        for line in yaml.lines() {
+            let line = self.paint("36", line);
+            writeln!(self.out, "    | {line}")?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let (steps, took) = (self.steps, Took(self.begun.elapsed()));
+        Ok(writeln!(self.out, "\nAll {steps} steps held, in {took}.")?)
+    }
+
+    fn invite(&mut self, control_plane: &ControlPlane, rule: &Path) -> Result<()> {
+        let (kubeconfig, rule) = (control_plane.kubeconfig().display(), rule.display());
+        let kubectl = control_plane.kubectl().map_or_else(|_| PathBuf::from("kubectl"), |it| it.get_program().into());
+        let kubectl = kubectl.display();
+        self.chapter("It keeps running until Ctrl-C. To try it, in another terminal:")?;
+        Ok(write!(
+            self.out,
+            "
+  export KUBECONFIG={kubeconfig}
+  alias kubectl={kubectl}
+  kubectl apply -f {rule}
+  kubectl create namespace team-mine && kubectl run app --image=app -n team-mine && kubectl get secrets -n team-mine
+  kubectl get clusterreplications -o wide
+  kubectl edit secret registry -n platform
+  kubectl delete clusterreplication registry
+"
+        )?)
+    }
+}

@@ -1,0 +1,45 @@
+//! A real control plane for tests, the demo and the measurements.
+//!
+//! [`ControlPlane`] starts etcd, kube-apiserver and kube-controller-manager on free loopback ports with certificates of
+//! its own, and ends them with the process that started them, however that ends. [`Program`] does the same for Mimeo's own
+//! binaries. The rest is what every scenario needs: waiting on a condition with a deadline ([`eventually`]), counting
+//! requests in the API server's audit log ([`AuditEvent`]), users with limited rights ([`User`]) and a few objects.
+//!
+//! Nothing in here owns a tokio task, so a control plane may be shared by tests that each have a runtime of their own;
+//! a client may not, which is why every call of `client()` makes a new one.
+//!
+//! What Mimeo does is left to the scenarios under `tests/`; how the binaries are built, to `control-plane/build.sh`.
+//!
+//! ```no_run
+//! # async fn example() -> anyhow::Result<()> {
+//! use mimeo_tests::{ControlPlane, create_namespace, unique};
+//!
+//! let control_plane = ControlPlane::shared().await?;
+//! let client = control_plane.client().await?;
+//! create_namespace(&client, &unique("team"), &[("tier", "gold")]).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod audit;
+mod binaries;
+mod control_plane;
+mod guard;
+mod objects;
+mod pair;
+mod pki;
+mod ports;
+mod process;
+mod program;
+pub mod scenario;
+pub mod traffic;
+mod user;
+mod wait;
+
+pub use audit::{AuditEvent, AuditMark};
+pub use control_plane::{Builder, Component, ControlPlane, Shared};
+pub use objects::{create_namespace, create_secret, install_crd, unique};
+pub use pair::{NAMESPACE, Pair, PairBuilder, Replica};
+pub use program::{Program, Running};
+pub use user::User;
+pub use wait::eventually;

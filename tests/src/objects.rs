@@ -1,0 +1,73 @@
+//! The few objects that every scenario begins with.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+
+use crate::wait::eventually;
+
+/// A name that nothing else has: the prefix, a word per process and a count.
+pub fn unique(prefix: &str) -> String {
+    static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("names") & 0xff_ffff);
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("{prefix}-{:06x}-{}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Creates a namespace with these labels and returns it as stored.
+pub async fn create_namespace(client: &Client, name: &str, labels: &[(&str, &str)]) -> Result<Namespace> {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let namespace = Namespace {
+        metadata: ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() },
+        ..Namespace::default()
+    };
+    let created = Api::all(client.clone()).create(&PostParams::default(), &namespace).await;
+    created.with_context(|| format!("failed to create namespace {name}"))
+}
+
+/// Creates an Opaque Secret with these keys and returns it as stored.
+pub async fn create_secret(client: &Client, namespace: &str, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
+    let data: BTreeMap<_, _> =
+        data.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect();
+    let secret = Secret {
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        data: Some(data),
+        ..Secret::default()
+    };
+    let created = Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &secret).await;
+    created.with_context(|| format!("failed to create secret {namespace}/{name}"))
+}
+
+/// Applies a custom resource definition and waits until it is Established and served.
+///
+/// Served by the API server of this client: others follow some milliseconds later, see with `eventually`.
+pub async fn install_crd(client: &Client, crd: &CustomResourceDefinition) -> Result<()> {
+    let name = crd.metadata.name.as_deref().context("the CRD has no name")?;
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply("mimeo-tests").force();
+    crds.patch(name, &params, &Patch::Apply(crd)).await.with_context(|| format!("failed to apply CRD {name}"))?;
+    eventually(Duration::from_secs(30), format!("CRD {name}"), || async {
+        let status = crds.get(name).await?.status.unwrap_or_default();
+        let conditions = status.conditions.unwrap_or_default();
+        if !conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {
+            bail!("its conditions are {conditions:?}");
+        }
+        for version in crd.spec.versions.iter().filter(|version| version.served) {
+            let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
+            let resource = ApiResource::from_gvk_with_plural(&kind, &crd.spec.names.plural);
+            let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+            objects.list(&ListParams::default().limit(1)).await?;
+        }
+        Ok(Some(()))
+    })
+    .await
+}

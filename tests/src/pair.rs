@@ -1,0 +1,393 @@
+//! Mimeo itself on a control plane: CRDs, rights, any number of webhook replicas behind one address, and the reconciler.
+
+use std::{
+    io::{Read, Write, copy},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use kube::{Api, api::PostParams};
+use serde::Deserialize;
+
+use crate::{ControlPlane, Program, Running, User, create_namespace, eventually, install_crd, ports};
+
+/// Mimeo's own namespace in tests.
+pub const NAMESPACE: &str = "mimeo-system";
+
+/// Time for a program to become ready, or to end.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// How the pair is to run.
+#[derive(Debug, Clone)]
+pub struct PairBuilder {
+    webhooks: usize,
+    reconciler: bool,
+    webhook_args: Vec<String>,
+    reconciler_args: Vec<String>,
+    shipped_rights: bool,
+    quiet: bool,
+}
+
+impl Default for PairBuilder {
+    fn default() -> Self {
+        Self {
+            webhooks: 1,
+            reconciler: true,
+            webhook_args: Vec::new(),
+            reconciler_args: Vec::new(),
+            shipped_rights: false,
+            quiet: false,
+        }
+    }
+}
+
+impl PairBuilder {
+    /// This many webhook replicas. Default: 1.
+    #[must_use]
+    pub fn webhooks(mut self, count: usize) -> Self {
+        self.webhooks = count;
+        self
+    }
+
+    /// Whether the reconciler runs. Default: it does.
+    #[must_use]
+    pub fn reconciler(mut self, run: bool) -> Self {
+        self.reconciler = run;
+        self
+    }
+
+    /// Further flags of every webhook.
+    #[must_use]
+    pub fn webhook_args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.webhook_args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Further flags of the reconciler.
+    #[must_use]
+    pub fn reconciler_args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.reconciler_args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Both programs may do what `manifests/kustomize` lets them, and no more. Default: everything.
+    #[must_use]
+    pub fn shipped_rights(mut self) -> Self {
+        self.shipped_rights = true;
+        self
+    }
+
+    /// Prints the programs' logs only on a panic.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// Installs CRDs and rights and starts the programs; returns when all are ready.
+    pub async fn start(self, control_plane: &ControlPlane) -> Result<Pair> {
+        let client = control_plane.client().await?;
+        if Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone()).get_opt(NAMESPACE).await?.is_none() {
+            create_namespace(&client, NAMESPACE, &[]).await?;
+        }
+        for crd in mimeo_api::crds() {
+            install_crd(&client, &crd).await?;
+        }
+        let user = |name: &str| {
+            // RBAC and flow control know a service account by its user name, whatever it authenticates with.
+            let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
+            control_plane.user(if self.shipped_rights { &account } else { name }, &[])
+        };
+        let (webhook_user, reconciler_user) = (user("mimeo-webhook")?, user("mimeo-reconciler")?);
+        if self.shipped_rights {
+            install_rights(control_plane)?;
+        } else {
+            for user in [&webhook_user, &reconciler_user] {
+                grant(&client, user).await?;
+            }
+        }
+        let balancer = Balancer::start()?;
+        let mut pair =
+            Pair { builder: self, balancer, webhook_user, reconciler_user, webhooks: Vec::new(), reconciler: None };
+        for _ in 0..pair.builder.webhooks {
+            pair.start_webhook().await?;
+        }
+        if pair.builder.reconciler {
+            pair.start_reconciler().await?;
+        }
+        Ok(pair)
+    }
+}
+
+/// The running pair. Ends with the process that started it.
+pub struct Pair {
+    builder: PairBuilder,
+    balancer: Balancer,
+    webhook_user: User,
+    reconciler_user: User,
+    /// Webhook replicas, in the order of their start.
+    pub webhooks: Vec<Replica>,
+    /// The reconciler, unless it was not started or was stopped.
+    pub reconciler: Option<Replica>,
+}
+
+/// One running program.
+pub struct Replica {
+    /// The process.
+    pub program: Running,
+    ops: u16,
+    backend: Option<Arc<Backend>>,
+}
+
+impl Pair {
+    /// One webhook, one reconciler.
+    pub fn builder() -> PairBuilder {
+        PairBuilder::default()
+    }
+
+    /// Flags of the webhooks that are started from now on, instead of those that the builder was given.
+    pub fn set_webhook_args<A: Into<String>>(&mut self, args: impl IntoIterator<Item = A>) {
+        self.builder.webhook_args = args.into_iter().map(Into::into).collect();
+    }
+
+    /// Ends all webhook replicas, in good order: nobody waits for their Leases to expire.
+    pub async fn stop_webhooks(&mut self) -> Result<()> {
+        for replica in &mut self.webhooks {
+            replica.program.terminate()?;
+        }
+        for mut replica in self.webhooks.drain(..) {
+            replica.program.wait(STARTING).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts one more webhook replica and waits until it is ready.
+    pub async fn start_webhook(&mut self) -> Result<()> {
+        let ports = ports::free(2)?;
+        let (listen, ops) = (ports[0], ports[1]);
+        let program = self
+            .program("mimeo-webhook", &self.webhook_user, ops)
+            .args(["--listen".to_owned(), format!("127.0.0.1:{listen}"), "--url".to_owned(), self.url()])
+            .args(["--mimeo-users", self.reconciler_user.name()])
+            .args(["--replica-name".to_owned(), format!("webhook-{listen}")])
+            .args(self.builder.webhook_args.clone())
+            .start()?;
+        let backend = self.balancer.add(listen, ops);
+        let mut replica = Replica { program, ops, backend: Some(backend) };
+        replica.ready().await?;
+        // Not at the next probe: who started it takes it that requests get there.
+        if let Some(backend) = &replica.backend {
+            backend.ready.store(true, Ordering::Relaxed);
+        }
+        self.webhooks.push(replica);
+        Ok(())
+    }
+
+    /// Starts the reconciler and waits until it is ready.
+    pub async fn start_reconciler(&mut self) -> Result<()> {
+        let ops = ports::free(1)?[0];
+        let program = self
+            .program("mimeo-reconciler", &self.reconciler_user, ops)
+            .args(["--replica-name".to_owned(), format!("reconciler-{ops}")])
+            .args(self.builder.reconciler_args.clone())
+            .start()?;
+        let mut replica = Replica { program, ops, backend: None };
+        replica.ready().await?;
+        self.reconciler = Some(replica);
+        Ok(())
+    }
+
+    fn program(&self, name: &str, user: &User, ops: u16) -> Program {
+        let program = Program::new(name).env("KUBECONFIG", user.kubeconfig().display().to_string()).args([
+            "--namespace".to_owned(),
+            NAMESPACE.to_owned(),
+            "--ops-listen".to_owned(),
+            format!("127.0.0.1:{ops}"),
+        ]);
+        if self.builder.quiet { program.quiet() } else { program }
+    }
+
+    /// The address that the API server calls.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.balancer.port)
+    }
+
+    /// The name under which the webhook speaks to the API server.
+    pub fn webhook_user(&self) -> &User {
+        &self.webhook_user
+    }
+
+    /// The name under which the reconciler speaks to the API server.
+    pub fn reconciler_user(&self) -> &User {
+        &self.reconciler_user
+    }
+}
+
+impl Replica {
+    /// Waits until `/readyz` says so.
+    pub async fn ready(&mut self) -> Result<()> {
+        let ops = self.ops;
+        let ready = eventually(STARTING, "/readyz", || async move {
+            let answer = get(ops, "/readyz")?;
+            if answer.starts_with("HTTP/1.1 200") { Ok(Some(())) } else { bail!("{answer}") }
+        })
+        .await;
+        if ready.is_err() && !self.program.is_alive()? {
+            bail!("it ended: {}", self.program.log()?);
+        }
+        ready
+    }
+
+    /// What `/metrics` says.
+    pub fn metrics(&self) -> Result<String> {
+        get(self.ops, "/metrics")
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        if let Some(backend) = &self.backend {
+            backend.removed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+fn get(port: u16, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// What the manifests say about rights and flow control.
+fn install_rights(control_plane: &ControlPlane) -> Result<()> {
+    const KINDS: [&str; 6] =
+        ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "PriorityLevelConfiguration", "FlowSchema"];
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/kustomize");
+    let rendered = run(control_plane.kubectl()?.args(["kustomize", folder]))?;
+    let mut documents = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(&rendered) {
+        let object = serde_json::Value::deserialize(document).context("failed to read a manifest")?;
+        if object["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind)) {
+            documents.push(object);
+        }
+    }
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": documents});
+    let mut file = tempfile::NamedTempFile::with_suffix(".json").context("failed to make a file")?;
+    file.write_all(list.to_string().as_bytes()).context("failed to write a file")?;
+    run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path())).map(drop)
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let output = command.output().context("failed to run kubectl")?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).context("kubectl's output is no text")
+}
+
+/// All rights: what each program may do by its manifests is another scenario's.
+async fn grant(client: &kube::Client, user: &User) -> Result<()> {
+    let binding = ClusterRoleBinding {
+        metadata: kube::api::ObjectMeta { name: Some(user.name().to_owned()), ..Default::default() },
+        role_ref: RoleRef {
+            api_group: Some("rbac.authorization.k8s.io".into()),
+            kind: "ClusterRole".into(),
+            name: "cluster-admin".into(),
+        },
+        subjects: Some(vec![Subject { kind: "User".into(), name: user.name().into(), ..Subject::default() }]),
+    };
+    match Api::all(client.clone()).create(&PostParams::default(), &binding).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error).context("failed to bind a user"),
+    }
+}
+
+/// What a Service does: spreads connections over the ready replicas. Threads, so that it outlives a test's runtime.
+struct Balancer {
+    port: u16,
+    backends: Arc<std::sync::RwLock<Vec<Arc<Backend>>>>,
+}
+
+#[derive(Debug)]
+struct Backend {
+    listen: u16,
+    ops: u16,
+    ready: AtomicBool,
+    removed: AtomicBool,
+}
+
+impl Balancer {
+    fn start() -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free(1)?[0]))?;
+        let port = listener.local_addr()?.port();
+        let backends: Arc<std::sync::RwLock<Vec<Arc<Backend>>>> = Arc::default();
+        let (accepting, probing) = (backends.clone(), backends.clone());
+        thread::spawn(move || {
+            let turn = AtomicUsize::new(0);
+            for stream in listener.incoming().flatten() {
+                let ready: Vec<Arc<Backend>> = accepting
+                    .read()
+                    .map(|all| all.iter().filter(|b| b.ready.load(Ordering::Relaxed)).cloned().collect())
+                    .unwrap_or_default();
+                let turn = turn.fetch_add(1, Ordering::Relaxed);
+                // Nobody ready: the connection is closed, as a Service without endpoints refuses it.
+                let backend = (0..ready.len()).map(|n| &ready[(turn + n) % ready.len()]).find_map(|backend| {
+                    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, backend.listen));
+                    TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()
+                });
+                if let Some(backend) = backend {
+                    join(stream, backend);
+                }
+            }
+        });
+        thread::spawn(move || {
+            loop {
+                let all = probing.read().map(|all| all.clone()).unwrap_or_default();
+                for backend in all.iter().filter(|backend| !backend.removed.load(Ordering::Relaxed)) {
+                    let ready = get(backend.ops, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+                    backend.ready.store(ready, Ordering::Relaxed);
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Ok(Self { port, backends })
+    }
+
+    fn add(&self, listen: u16, ops: u16) -> Arc<Backend> {
+        let (ready, removed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let backend = Arc::new(Backend { listen, ops, ready, removed });
+        if let Ok(mut all) = self.backends.write() {
+            all.retain(|backend| !backend.removed.load(Ordering::Relaxed));
+            all.push(backend.clone());
+        }
+        backend
+    }
+}
+
+fn join(client: TcpStream, server: TcpStream) {
+    for side in [&client, &server] {
+        // A frame must not wait for the acknowledgement of the one before: 40 ms on most requests. Not fatal if it does.
+        let _ = side.set_nodelay(true);
+    }
+    for (mut from, mut to) in [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))]
+        .into_iter()
+        .filter_map(|(from, to)| Some((from.ok()?, to.ok()?)))
+    {
+        thread::spawn(move || {
+            // A side that ends, well or not, ends the other.
+            let _ = copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+            let _ = from.shutdown(Shutdown::Both);
+        });
+    }
+}

@@ -1,0 +1,167 @@
+//! One child process: its log in a file, its end guarded, signals by name.
+//!
+//! [`crate::ControlPlane`] and [`crate::Program`] are made of these; when a process is ready is theirs to know.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::guard;
+
+/// Waits for a line before it becomes the program: the guard knows the process before it can start anything, and if this
+/// process dies in between, the pipe's end ends the shell.
+const GATE: &str = r#"read -r _ && exec "$0" "$@" </dev/null"#;
+
+/// How much of a log is shown, in bytes from its end.
+const TAIL: u64 = 8 * 1024;
+
+/// What to start, enough to start it again.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    /// For messages.
+    pub name: String,
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// Appended to by every start.
+    pub log: PathBuf,
+}
+
+/// A started process; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    spec: Spec,
+    child: Child,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    pub(crate) fn start(spec: Spec) -> Result<Self> {
+        let name = &spec.name;
+        let log = || {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(&spec.log)
+                .with_context(|| format!("failed to open the log of {name}"))
+        };
+        let mut child = Command::new("sh")
+            .args(["-c", GATE])
+            .arg(&spec.program)
+            .args(&spec.args)
+            // A test must not reach the cluster of whoever runs it.
+            .env_remove("KUBECONFIG")
+            .env_remove("KUBERNETES_SERVICE_HOST")
+            .envs(spec.env.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::piped())
+            .stdout(log()?)
+            .stderr(log()?)
+            // Ctrl-C is for the test; what it started ends by the guard, at once.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("failed to start {name}"))?;
+        let gate = child.stdin.take();
+        let mut process = Self { spec, child, ended: None };
+        guard::watch(process.id())?;
+        std::io::Write::write_all(&mut gate.context("the process has no stdin")?, b"\n")
+            .with_context(|| format!("{} ended before it began", process.spec.name))?;
+        process.still_running()?;
+        Ok(process)
+    }
+
+    pub(crate) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How the process ended, `None` while it runs (or is paused).
+    pub(crate) fn exit(&mut self) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none()
+            && let Some(status) =
+                self.child.try_wait().with_context(|| format!("failed to wait for {}", self.spec.name))?
+        {
+            self.ended = Some(status);
+            guard::forget(self.id())?;
+        }
+        Ok(self.ended)
+    }
+
+    /// An error with the end of the log if the process has ended.
+    pub(crate) fn still_running(&mut self) -> Result<()> {
+        match self.exit()? {
+            None => Ok(()),
+            Some(status) => bail!("{} has ended ({status}); its log ends with:\n{}", self.spec.name, self.log_tail()),
+        }
+    }
+
+    pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.still_running()?;
+        kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("failed to signal {}", self.spec.name))
+    }
+
+    /// SIGKILL, and waits for the end. Does nothing when the process has ended already.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        if self.exit()?.is_none() {
+            self.child.kill().with_context(|| format!("failed to kill {}", self.spec.name))?;
+            self.ended = Some(self.child.wait().with_context(|| format!("failed to wait for {}", self.spec.name))?);
+            guard::forget(self.id())?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the process has ended by itself, an error with the end of its log after `deadline`.
+    pub(crate) async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        let until = Instant::now() + deadline;
+        loop {
+            if let Some(status) = self.exit()? {
+                return Ok(status);
+            }
+            if Instant::now() > until {
+                bail!("{} still runs after {deadline:?}; its log ends with:\n{}", self.spec.name, self.log_tail());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Resident memory, in bytes.
+    pub(crate) fn resident_bytes(&mut self) -> Result<u64> {
+        self.still_running()?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).context("failed to read /proc")?;
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+            .with_context(|| format!("no VmRSS for {}", self.spec.name))?;
+        Ok(kib * 1024)
+    }
+
+    /// The last 8 KiB of the log, from the start of a line.
+    pub(crate) fn log_tail(&self) -> String {
+        let read = || -> std::io::Result<String> {
+            let mut file = File::open(&self.spec.log)?;
+            let start = file.metadata()?.len().saturating_sub(TAIL);
+            file.seek(SeekFrom::Start(start))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            Ok(if start == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()) })
+        };
+        read().unwrap_or_else(|error| format!("(no log: {error})"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Nothing to be done about a failure here; the guard tries once more when this process ends.
+        let _ = self.kill();
+    }
+}

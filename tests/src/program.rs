@@ -1,0 +1,181 @@
+//! Mimeo's own binaries, run as processes: flags and environment in, log, signals and memory out.
+//!
+//! It knows nothing of what the programs do; their flags belong to the scenarios.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::guard;
+use crate::process::{Process, Spec};
+
+/// A binary of this workspace, about to be started.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use mimeo_tests::{ControlPlane, Program};
+/// # async fn example(control_plane: &ControlPlane) -> anyhow::Result<()> {
+/// let mut reconciler = Program::new("mimeo-reconciler")
+///     .args(["--metrics-listen", "127.0.0.1:0"])
+///     .env("KUBECONFIG", control_plane.kubeconfig().display().to_string())
+///     .start()?;
+/// let status = reconciler.stop(Duration::from_secs(10)).await?;
+/// assert!(status.success());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Program {
+    name: String,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    quiet: bool,
+}
+
+impl Program {
+    /// The binary of that name, without arguments.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), args: Vec::new(), env: Vec::new(), quiet: false }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets an environment variable. The rest is inherited, except `KUBECONFIG` and `KUBERNETES_SERVICE_HOST`.
+    #[must_use]
+    pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((key.into(), value.into()));
+        self
+    }
+
+    /// Prints the log only on a panic. By default its end is printed whenever the program is dropped, which a test harness
+    /// captures and shows for failed tests alone; the demo and the measurements have no harness.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// Starts the program and returns at once; what "ready" means is the caller's to await.
+    ///
+    /// # Errors
+    /// When the binary has not been built.
+    pub fn start(self) -> Result<Running> {
+        let program = locate(&self.name)?;
+        let directory =
+            tempfile::Builder::new().prefix("mimeo-run-").tempdir().context("failed to make a directory")?;
+        guard::remove_at_end(directory.path())?;
+        let log = directory.path().join(format!("{}.log", self.name));
+        let spec = Spec { name: self.name, program, args: self.args, env: self.env, log };
+        Ok(Running { process: Process::start(spec)?, quiet: self.quiet, directory })
+    }
+}
+
+/// A started [`Program`]; killed when dropped, or when this process ends in any way.
+#[derive(Debug)]
+pub struct Running {
+    process: Process,
+    quiet: bool,
+    directory: TempDir,
+}
+
+impl Running {
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Whether it runs. A paused program does.
+    pub fn is_alive(&mut self) -> Result<bool> {
+        Ok(self.process.exit()?.is_none())
+    }
+
+    /// Sends SIGTERM and returns at once.
+    ///
+    /// # Errors
+    /// When the program has ended, with the end of its log.
+    pub fn terminate(&mut self) -> Result<()> {
+        self.process.signal(Signal::TERM)
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    ///
+    /// # Errors
+    /// When the program had ended before, or has not after `deadline`; with the end of its log.
+    pub async fn stop(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        self.terminate()?;
+        self.wait(deadline).await
+    }
+
+    /// Sends SIGKILL and waits for the end; does nothing when it has ended already.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Stops it in its tracks (SIGSTOP): connections stay open and nothing is answered.
+    pub fn pause(&mut self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// Takes back [`Running::pause`].
+    pub fn resume(&mut self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// Waits for the program to end by itself.
+    ///
+    /// # Errors
+    /// When it still runs after `deadline`, with the end of its log.
+    pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        self.process.wait(deadline).await
+    }
+
+    /// Resident memory now, in bytes (`VmRSS`).
+    pub fn resident_bytes(&mut self) -> Result<u64> {
+        self.process.resident_bytes()
+    }
+
+    /// All it has written so far, stdout and stderr in order.
+    pub fn log(&self) -> Result<String> {
+        let path = &self.process.spec().log;
+        let bytes = std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// A directory of its own, removed after it: for certificates, mounted files and the like.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.quiet || std::thread::panicking() {
+            eprintln!("--- the log of {} ends with ---\n{}", self.process.spec().name, self.process.log_tail());
+        }
+    }
+}
+
+/// The binary beside the running executable: `target/<profile>/` is one of its ancestors for tests (`deps/`), examples
+/// and the programs themselves.
+fn locate(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("failed to find the running executable")?;
+    own.ancestors().skip(1).take(3).map(|directory| directory.join(name)).find(|path| path.is_file()).with_context(
+        || format!("{name} is not beside {}: run `cargo build --bins` in the same profile first", own.display()),
+    )
+}

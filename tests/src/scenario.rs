@@ -1,0 +1,489 @@
+//! What scenarios are told with: a [`Stage`] that the tests of one binary share, a [`Scene`] of each test's own on it, rules
+//! in a few words ([`rule`]), and waiting for what a rule promises.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind, NamespaceResourceScope, TypeMeta};
+use kube::{Api, Client, Config, Resource};
+use mimeo_api::{ClusterReplication, ClusterReplicationStatus};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use crate::control_plane::Builder;
+use crate::pair::PairBuilder;
+use crate::{AuditEvent, ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
+
+/// For anything that a scenario waits for; on a busy machine, too.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// A control plane with Mimeo on it, shared by the tests of one binary; kept in a `static`.
+pub struct Stage {
+    control_plane: fn() -> Builder,
+    pair: fn() -> PairBuilder,
+    started: OnceCell<Result<Setting, String>>,
+}
+
+/// What a [`Stage`] has started.
+pub struct Setting {
+    /// The control plane.
+    pub control_plane: ControlPlane,
+    /// Mimeo.
+    pub pair: Pair,
+}
+
+impl Stage {
+    /// To be kept in a `static`.
+    pub const fn new(control_plane: fn() -> Builder, pair: fn() -> PairBuilder) -> Self {
+        Self { control_plane, pair, started: OnceCell::const_new() }
+    }
+
+    /// Starts it or waits until it is started. A failure is told to all and not tried again.
+    pub async fn get(&'static self) -> Result<&'static Setting> {
+        let start = || async {
+            Setting::start((self.control_plane)(), (self.pair)()).await.map_err(|error| format!("{error:#}"))
+        };
+        self.started.get_or_init(start).await.as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    /// A scene of one test's own.
+    pub async fn scene(&'static self, about: &str) -> Result<Scene<'static>> {
+        self.get().await?.scene(about).await
+    }
+}
+
+impl Setting {
+    /// For tests that need one of their own.
+    pub async fn start(control_plane: Builder, pair: PairBuilder) -> Result<Self> {
+        let control_plane = control_plane.start().await?;
+        let pair = pair.start(&control_plane).await?;
+        Ok(Self { control_plane, pair })
+    }
+
+    /// A scene of one test's own.
+    pub async fn scene(&self, about: &str) -> Result<Scene<'_>> {
+        let client = self.control_plane.client().await?;
+        let tag = unique(about);
+        let home = format!("{tag}-home");
+        create_namespace(&client, &home, &[]).await?;
+        Ok(Scene { setting: self, client, tag, home })
+    }
+
+    /// Whether one of Mimeo's programs sent the request.
+    pub fn is_ours(&self, event: &AuditEvent) -> bool {
+        event.user == self.pair.webhook_user().name() || event.user == self.pair.reconciler_user().name()
+    }
+
+    /// Waits until all of the rule's copies are there and up to date.
+    #[track_caller]
+    pub fn wait_synced(&self, client: &Client, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+        wait_condition(client.clone(), rule.to_owned(), ["Ready", "True", "Synced"].map(str::to_owned))
+    }
+
+    /// All that Mimeo's programs have logged.
+    pub fn log(&self) -> String {
+        let programs = self.pair.webhooks.iter().chain(&self.pair.reconciler);
+        programs.map(|replica| replica.program.log().unwrap_or_default()).collect()
+    }
+}
+
+/// One test's part of a stage: names and a label that no other test uses, and a namespace for sources.
+///
+/// When it ends it prints what the programs logged about it, which the harness shows for a failed test.
+pub struct Scene<'a> {
+    /// Where it takes place.
+    pub setting: &'a Setting,
+    /// The admin's, of API server 0.
+    pub client: Client,
+    /// Of every name in this scene the beginning; also the value of its namespaces' label `scene`.
+    pub tag: String,
+    /// The namespace of the sources, which has no such label.
+    pub home: String,
+}
+
+impl Scene<'_> {
+    /// A rule named after the scene, for its namespaces; without sources yet.
+    pub fn rule(&self) -> RuleSpec {
+        rule(&self.tag).to_label("scene", &self.tag)
+    }
+
+    /// A new namespace of the scene.
+    pub async fn namespace(&self) -> Result<String> {
+        let name = unique(&self.tag);
+        create_namespace(&self.client, &name, &[("scene", &self.tag)]).await?;
+        Ok(name)
+    }
+
+    /// That many.
+    pub async fn namespaces(&self, count: usize) -> Result<Vec<String>> {
+        let mut names = Vec::with_capacity(count);
+        for _ in 0..count {
+            names.push(self.namespace().await?);
+        }
+        Ok(names)
+    }
+
+    /// A new source: an Opaque Secret in the scene's home.
+    pub async fn secret(&self, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
+        create_secret(&self.client, &self.home, name, data).await
+    }
+
+    /// The Secrets of a namespace.
+    pub fn secrets(&self, namespace: &str) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Waits for a Secret of which `is` holds.
+    #[track_caller]
+    pub fn wait_secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        is: impl Fn(&Secret) -> bool,
+    ) -> impl Future<Output = Result<Secret>> {
+        wait_for(self.secrets(namespace), name.to_owned(), is)
+    }
+
+    /// Waits until the rule's condition is so, for the rule's present spec.
+    #[track_caller]
+    pub fn wait_condition(
+        &self,
+        rule: &str,
+        type_: &str,
+        status: &str,
+        reason: &str,
+    ) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+        wait_condition(self.client.clone(), rule.to_owned(), [type_, status, reason].map(str::to_owned))
+    }
+
+    /// Waits until the rule says that so many copies are desired, synced and failed.
+    #[track_caller]
+    pub fn wait_counts(
+        &self,
+        rule: &str,
+        counts: [usize; 3],
+    ) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+        wait_counts(self.client.clone(), rule.to_owned(), counts)
+    }
+
+    /// Waits until all of the rule's copies are there and up to date.
+    #[track_caller]
+    pub fn wait_synced(&self, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+        self.wait_condition(rule, "Ready", "True", "Synced")
+    }
+}
+
+impl Drop for Scene<'_> {
+    fn drop(&mut self) {
+        let log = self.setting.log();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(&self.tag)).collect();
+        eprintln!("--- what was logged about {} ---", self.tag);
+        lines.iter().skip(lines.len().saturating_sub(200)).for_each(|line| eprintln!("{line}"));
+    }
+}
+
+/// A `ClusterReplication` in the making. Kept as JSON, so that it can also be wrong.
+#[derive(Debug, Clone)]
+pub struct RuleSpec {
+    /// Its name.
+    pub name: String,
+    /// Its spec.
+    pub spec: Value,
+}
+
+/// A rule of this name, without sources and targets.
+pub fn rule(name: &str) -> RuleSpec {
+    RuleSpec { name: name.to_owned(), spec: json!({"sources": [], "targets": []}) }
+}
+
+impl RuleSpec {
+    /// One more source.
+    #[must_use]
+    pub fn source(self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Self {
+        self.add("sources", json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": name}))
+    }
+
+    /// One more source, a Secret.
+    #[must_use]
+    pub fn secret(self, namespace: &str, name: &str) -> Self {
+        self.source("v1", "Secret", namespace, name)
+    }
+
+    /// One more target: the namespaces with this label.
+    #[must_use]
+    pub fn to_label(self, key: &str, value: &str) -> Self {
+        self.target(json!({"namespaceSelector": {"matchLabels": {key: value}}}))
+    }
+
+    /// One more target.
+    #[must_use]
+    pub fn target(self, target: Value) -> Self {
+        self.add("targets", target)
+    }
+
+    /// The copies' name, in all targets so far.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        for target in self.spec["targets"].as_array_mut().into_iter().flatten() {
+            target["name"] = json!(name);
+        }
+        self
+    }
+
+    /// Any field of the spec.
+    #[must_use]
+    pub fn set(mut self, field: &str, value: Value) -> Self {
+        self.spec[field] = value;
+        self
+    }
+
+    fn add(mut self, list: &str, item: Value) -> Self {
+        if let Some(items) = self.spec[list].as_array_mut() {
+            items.push(item);
+        }
+        self
+    }
+
+    /// The whole object.
+    pub fn object(&self) -> Value {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+            "metadata": {"name": self.name}, "spec": self.spec,
+        })
+    }
+
+    /// Creates it.
+    pub async fn create(&self, client: &Client) -> Result<()> {
+        create(client, "clusterreplications", &self.object()).await?;
+        Ok(())
+    }
+
+    /// Gives the rule that exists this spec.
+    pub async fn replace(&self, client: &Client) -> Result<()> {
+        let rules: Api<ClusterReplication> = Api::all(client.clone());
+        // A merge would keep what the old spec had.
+        let patch = json!([{"op": "replace", "path": "/spec", "value": self.spec}]);
+        let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
+        rules.patch(&self.name, &PatchParams::default(), &patch).await.context("failed to replace a rule's spec")?;
+        Ok(())
+    }
+
+    /// Deletes the rule.
+    pub async fn delete(&self, client: &Client) -> Result<()> {
+        let rules: Api<ClusterReplication> = Api::all(client.clone());
+        rules.delete(&self.name, &DeleteParams::default()).await.context("failed to delete a rule")?;
+        Ok(())
+    }
+}
+
+/// POSTs an object of one of Mimeo's kinds, however wrong it is.
+///
+/// # Errors
+/// The API server's refusal as it is.
+pub async fn create(client: &Client, plural: &str, object: &Value) -> kube::Result<Value> {
+    let path = format!("/apis/mimeo.dev/v1alpha1/{plural}");
+    let request = kube::core::Request::new(path).create(&PostParams::default(), object.to_string().into_bytes());
+    client.request(request.map_err(kube::Error::BuildRequest)?).await
+}
+
+/// Waits for an object of which `is` holds.
+#[track_caller]
+pub fn wait_for<K>(api: Api<K>, name: String, is: impl Fn(&K) -> bool) -> impl Future<Output = Result<K>>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned + Resource,
+{
+    let is = Arc::new(is);
+    eventually(SOON, format!("{name} as wanted"), move || {
+        let (api, name, is) = (api.clone(), name.clone(), is.clone());
+        // Its value is told by `is` alone: a Secret has no business in a message, be it a test's.
+        async move {
+            match api.get_opt(&name).await? {
+                Some(found) if is(&found) => Ok(Some(found)),
+                Some(found) => bail!("{name} is there, but not so: {:?}", found.meta().labels),
+                None => bail!("there is no {name}"),
+            }
+        }
+    })
+}
+
+/// Waits until nothing has the name.
+#[track_caller]
+pub fn wait_gone<K>(api: Api<K>, name: &str) -> impl Future<Output = Result<()>>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned + Resource,
+{
+    let name = name.to_owned();
+    eventually(SOON, format!("{name} to be gone"), move || {
+        let (api, name) = (api.clone(), name.clone());
+        async move {
+            match api.get_opt(&name).await? {
+                None => Ok(Some(())),
+                Some(left) => bail!("{name} is still there, deleted at {:?}", left.meta().deletion_timestamp),
+            }
+        }
+    })
+}
+
+#[track_caller]
+fn wait_counts(
+    client: Client,
+    rule: String,
+    counts: [usize; 3],
+) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+    let rules: Api<ClusterReplication> = Api::all(client);
+    let want = counts.map(|count| i32::try_from(count).unwrap_or(i32::MAX));
+    eventually(SOON, format!("{rule}: {want:?}"), move || {
+        let (rules, rule) = (rules.clone(), rule.clone());
+        async move {
+            let found = rules.get(&rule).await?;
+            let told = found.status.unwrap_or_default();
+            let current = told.observed_generation == found.metadata.generation;
+            let so = told.copies.is_some_and(|copies| [copies.desired, copies.synced, copies.failed] == want);
+            if current && so { Ok(Some(told)) } else { bail!("{told:#?}") }
+        }
+    })
+}
+
+#[track_caller]
+fn wait_condition(
+    client: Client,
+    rule: String,
+    [type_, status, reason]: [String; 3],
+) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+    let rules: Api<ClusterReplication> = Api::all(client);
+    eventually(SOON, format!("{rule}: {type_} {status} {reason}"), move || {
+        let (rules, rule, want) = (rules.clone(), rule.clone(), (type_.clone(), status.clone(), reason.clone()));
+        async move {
+            let found = rules.get(&rule).await?;
+            let told = found.status.unwrap_or_default();
+            let current = told.observed_generation == found.metadata.generation;
+            let so = |one: &Condition| (&one.type_, &one.status, &one.reason) == (&want.0, &want.1, &want.2);
+            if current && told.conditions.iter().any(so) { Ok(Some(told)) } else { bail!("{told:#?}") }
+        }
+    })
+}
+
+/// The condition of that type.
+pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// The value of a Secret's key, as text.
+pub fn value(secret: &Secret, key: &str) -> Option<String> {
+    let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// An object's label.
+pub fn label<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> {
+    object.meta().labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// An object's annotation.
+pub fn annotation<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> {
+    object.meta().annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// An object's uid.
+pub fn uid<K: Resource>(object: &K) -> String {
+    object.meta().uid.clone().unwrap_or_default()
+}
+
+/// An object's resourceVersion.
+pub fn version<K: Resource>(object: &K) -> String {
+    object.meta().resource_version.clone().unwrap_or_default()
+}
+
+/// Merges this into an object, as somebody who owns nothing in it.
+pub async fn merge<K>(api: &Api<K>, name: &str, patch: Value) -> Result<K>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched.with_context(|| format!("failed to patch {name}"))
+}
+
+/// Gives a Secret these values, one by one.
+pub async fn put(api: &Api<Secret>, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
+    let data: BTreeMap<_, _> = data.iter().map(|(key, value)| (*key, ByteString(value.as_bytes().to_vec()))).collect();
+    merge(api, name, json!({"data": data})).await
+}
+
+/// Gives a namespace a label, or takes it (`None`).
+pub async fn relabel(client: &Client, namespace: &str, key: &str, value: Option<&str>) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    merge(&namespaces, namespace, json!({"metadata": {"labels": {key: value}}})).await?;
+    Ok(())
+}
+
+/// Applies any object that is given as JSON, as somebody else than Mimeo.
+pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let api =
+        any(client, text("/apiVersion"), text("/kind"), object.pointer("/metadata/namespace").and_then(Value::as_str))?;
+    let params = PatchParams::apply("mimeo-tests").force();
+    let applied = api.patch(text("/metadata/name"), &params, &Patch::Apply(object)).await;
+    applied.with_context(|| format!("failed to apply {} {}", text("/kind"), text("/metadata/name")))
+}
+
+/// Objects of any kind; cluster-scoped ones without a namespace.
+pub fn any(client: &Client, api_version: &str, kind: &str, namespace: Option<&str>) -> Result<Api<DynamicObject>> {
+    let types = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
+    let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
+    Ok(match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    })
+}
+
+/// Deletes an object.
+pub async fn delete<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    api.delete(name, &DeleteParams::default()).await.with_context(|| format!("failed to delete {name}"))?;
+    Ok(())
+}
+
+/// The objects of a namespace of a kind that lives in one.
+pub fn of<K>(client: &Client, namespace: &str) -> Api<K>
+where
+    K: Resource<Scope = NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    Api::namespaced(client.clone(), namespace)
+}
+
+/// A client of the webhook at `url` that is no API server and asks for no proof of whom it speaks to.
+pub fn stranger(url: &str) -> Result<Client> {
+    let mut config = Config::new(url.parse()?);
+    config.accept_invalid_certs = true;
+    config.default_retry = false;
+    Client::try_from(config).context("failed to make a client")
+}
+
+/// Runs `kubectl` as the admin.
+///
+/// # Errors
+/// When it ends badly, with what it wrote.
+pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
+    control_plane: &ControlPlane,
+    args: impl IntoIterator<Item = A>,
+) -> Result<String> {
+    let args: Vec<A> = args.into_iter().collect();
+    let told: Vec<String> = args.iter().map(ToString::to_string).collect();
+    let output = control_plane.kubectl()?.args(&args).output()?;
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        bail!("kubectl {}: {stdout}{stderr}", told.join(" "));
+    }
+    Ok(format!("{stdout}{stderr}"))
+}

@@ -1,0 +1,443 @@
+//! What Mimeo never does: write a source, touch what isn't its own, delete what nobody asked it to delete.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use http::Request;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, Stage, apply, delete, merge, of, put, relabel, rule, stranger, uid, value, version, wait_gone,
+};
+use mimeo_tests::{
+    AuditMark, ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, install_crd, unique,
+};
+use serde_json::{Value, json};
+
+/// Losses are collected for a second instead of ten: that long these tests wait.
+const QUICK: [&str; 2] = ["--deletion-delay", "1s"];
+
+/// Mimeo speaks to the first API server, its rivals to the second.
+static STAGE: Stage = Stage::new(
+    || ControlPlane::builder().api_servers(2).audit(true),
+    || Pair::builder().reconciler_args(QUICK).reconciler_args(TRACE).webhook_args(TRACE),
+);
+
+/// They log all they can: none of it may be a Secret's.
+const TRACE: [&str; 2] = ["--log-level", "trace"];
+
+/// That no program of Mimeo's has written anything there since.
+async fn assert_unwritten(scene: &Scene<'_>, namespace: &str, mark: &AuditMark) -> Result<()> {
+    let events = scene.setting.control_plane.audit_since(mark).await?;
+    let writes: Vec<_> = events
+        .iter()
+        .filter(|event| scene.setting.is_ours(event) && event.is_write() && event.namespace == namespace)
+        .collect();
+    assert!(writes.is_empty(), "{writes:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_in_the_way_is_untouched_and_reported_whatever_is_in_it() -> Result<()> {
+    let scene = STAGE.scene("way").await?;
+    let namespaces = scene.namespaces(4).await?;
+    scene.secret("registry", &[("token", "one"), ("user", "robin")]).await?;
+    let contents: [&[(&str, &str)]; 3] = [
+        &[("token", "one"), ("user", "robin")],
+        &[("token", "theirs"), ("user", "kim")],
+        &[("token", "one"), ("user", "robin"), ("more", "yes")],
+    ];
+    let mut theirs = Vec::new();
+    for (namespace, content) in namespaces.iter().zip(contents) {
+        theirs.push(create_secret(&scene.client, namespace, "registry", content).await?);
+    }
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+
+    scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    let status = scene.wait_counts(&scene.tag, [4, 1, 3]).await?;
+    let told: Vec<_> = status.failures.iter().map(|one| (one.namespace.clone(), one.reason.as_str())).collect();
+    let mut want: Vec<_> = namespaces[..3].iter().map(|name| (name.clone(), "Conflict")).collect();
+    want.sort();
+    assert_eq!(told, want);
+
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    scene.wait_secret(&namespaces[3], "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    for (namespace, theirs) in namespaces.iter().zip(&theirs) {
+        assert_eq!(version(&scene.secrets(namespace).get("registry").await?), version(theirs));
+    }
+    // Once it is out of the way, the copy comes.
+    delete(&scene.secrets(&namespaces[1]), "registry").await?;
+    scene.wait_secret(&namespaces[1], "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    assert_unwritten(&scene, &scene.home, &mark).await
+}
+
+#[tokio::test]
+async fn forged_marks_protect_from_nothing_and_cost_nothing() -> Result<()> {
+    let scene = STAGE.scene("forge").await?;
+    let real = scene.namespace().await?;
+    let [outside, matched, orphaned] = ["outside", "matched", "orphaned"].map(|end| format!("{}-{end}", scene.tag));
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let copy = scene.secrets(&real).get("registry").await?;
+    let mut forged = Secret {
+        metadata: ObjectMeta {
+            name: Some("registry".to_owned()),
+            labels: copy.metadata.labels.clone(),
+            annotations: copy.metadata.annotations.clone(),
+            ..ObjectMeta::default()
+        },
+        data: copy.data.clone(),
+        ..Secret::default()
+    };
+    let mut theirs = Vec::new();
+    for namespace in [&outside, &matched, &orphaned] {
+        create_namespace(&scene.client, namespace, &[]).await?;
+        if namespace == &orphaned {
+            let belongs = ("mimeo.dev/rule".to_owned(), "ClusterReplication/never-was".to_owned());
+            forged.metadata.annotations.get_or_insert_default().extend([belongs]);
+        }
+        scene.secrets(namespace).create(&PostParams::default(), &forged).await?;
+        // It protects from nothing: what its owner writes stays.
+        theirs.push(put(&scene.secrets(namespace), "registry", &[("token", "theirs")]).await?);
+    }
+    relabel(&scene.client, &matched, "scene", Some(&scene.tag)).await?;
+    let status = scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    assert_eq!(status.failures.len(), 1);
+    assert_eq!((status.failures[0].namespace.as_str(), status.failures[0].reason.as_str()), (&*matched, "Conflict"));
+
+    rule.delete(&scene.client).await?;
+    wait_gone(scene.secrets(&real), "registry").await?;
+    for (namespace, theirs) in [&outside, &matched, &orphaned].into_iter().zip(&theirs) {
+        assert_eq!(version(&scene.secrets(namespace).get("registry").await?), version(theirs), "{namespace}");
+    }
+    // Deleted, it isn't put back either: what comes in its place is a copy.
+    rule.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    delete(&scene.secrets(&matched), "registry").await?;
+    scene.wait_secret(&matched, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn copies_without_their_label_are_not_taken_for_deleted() -> Result<()> {
+    let scene = STAGE.scene("label").await?;
+    let namespaces = scene.namespaces(10).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    let mut before = Vec::new();
+    for namespace in &namespaces {
+        let bare = json!({"metadata": {"labels": null}});
+        before.push(uid(&merge(&scene.secrets(namespace), "registry", bare).await?));
+    }
+    for (namespace, before) in namespaces.iter().zip(before) {
+        let labelled =
+            |copy: &Secret| copy.labels().get("app.kubernetes.io/managed-by").is_some_and(|by| by == "mimeo");
+        assert_eq!(uid(&scene.wait_secret(namespace, "registry", labelled).await?), before);
+    }
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let deletes = events.iter().filter(|event| scene.setting.is_ours(event) && event.verb == "delete");
+    assert_eq!(deletes.filter(|event| namespaces.contains(&event.namespace)).count(), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> {
+    let scene = STAGE.scene("backup").await?;
+    let namespace = scene.namespace().await?;
+    let cluster = uid(&Api::<Namespace>::all(scene.client.clone()).get("kube-system").await?);
+    // A rule that keeps the watch of Secrets open.
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    for (name, cluster) in [("here", cluster.as_str()), ("elsewhere", "5b0c3f9e-8a1d-4b52-9d0e-2f6f5d2c7a11")] {
+        let restored = json!({
+            "apiVersion": "v1", "kind": "Secret", "stringData": {"token": "one"},
+            "metadata": {
+                "name": name, "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+                "annotations": {"mimeo.dev/rule": "ClusterReplication/never-was", "mimeo.dev/cluster": cluster,
+                                "mimeo.dev/source": "v1/Secret/platform/registry"},
+            },
+        });
+        let as_mimeo = PatchParams::apply("mimeo").force();
+        scene.secrets(&namespace).patch(name, &as_mimeo, &Patch::Apply(restored)).await?;
+    }
+    wait_gone(scene.secrets(&namespace), "here").await?;
+    scene.secrets(&namespace).get("elsewhere").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_in_a_secret_is_in_no_log_and_no_status() -> Result<()> {
+    let scene = STAGE.scene("silent").await?;
+    let namespaces = scene.namespaces(3).await?;
+    let secret = unique("hunter");
+    scene.secret("registry", &[("token", &secret)]).await?;
+    // Copied, in one namespace taken by somebody else's, in all of them refused under another type; rewritten by a policy.
+    create_secret(&scene.client, &namespaces[0], "registry", &[("token", &secret)]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    let invalid = rule(&format!("{}-invalid", scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, "registry");
+    let invalid = invalid.named("invalid").set("transform", json!({"type": "kubernetes.io/dockerconfigjson"}));
+    invalid.create(&scene.client).await?;
+    let matched = json!({"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"policy": scene.tag}}});
+    let spec = json!({"match": matched, "transform": {"labels": {"set": {"rewritten": "yes"}}}});
+    let policy = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag}, "spec": spec});
+    apply(&scene.client, &policy).await?;
+    eventually(SOON, "a rewritten Secret", || async {
+        let name = unique("sent");
+        let sent =
+            json!({"metadata": {"name": name, "labels": {"policy": scene.tag}}, "stringData": {"token": secret}});
+        let sent: Secret = serde_json::from_value(sent)?;
+        let stored = scene.secrets(&scene.home).create(&PostParams::default(), &sent).await?;
+        Ok(stored.labels().contains_key("rewritten").then_some(()))
+    })
+    .await?;
+    let rejected = scene.wait_condition(&invalid.name, "Ready", "False", "CopiesFailed").await?;
+    assert!(rejected.failures.iter().all(|failure| failure.reason == "Invalid"), "{rejected:#?}");
+    put(&scene.secrets(&namespaces[1]), "registry", &[("token", &format!("{secret}-theirs"))]).await?;
+    scene.wait_secret(&namespaces[1], "registry", |copy| value(copy, "token").as_ref() == Some(&secret)).await?;
+    let taken = scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    // And one that nobody can read to its end.
+    let webhook = stranger(&scene.setting.pair.url())?;
+    for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
+        let body = format!(r#"{{"request": {{"object": {{"data": {secret:?}, "kind": "{secret}"#);
+        webhook.request_text(Request::post(path).body(body.into_bytes())?).await?;
+    }
+
+    let encoded = serde_json::to_value(k8s_openapi::ByteString(secret.clone().into_bytes()))?;
+    // The last character may carry over into what follows.
+    let encoded = encoded.as_str().context("no text")?.trim_end_matches('=').to_owned();
+    let encoded = &encoded[..encoded.len() - 1];
+    let told = scene.setting.log() + &serde_json::to_string(&[rejected, taken])?;
+    assert!(told.contains(&scene.tag) && told.contains("TRACE"), "it is told at all");
+    let betrayed: Vec<_> = told.lines().filter(|line| line.contains(&secret) || line.contains(encoded)).collect();
+    assert!(betrayed.is_empty(), "{betrayed:#?}");
+    Ok(())
+}
+
+// ---- races ----
+
+const RACES: usize = 100;
+
+#[tokio::test]
+async fn whoever_comes_first_in_a_race_keeps_the_name() -> Result<()> {
+    let scene = STAGE.scene("race").await?;
+    let rival = scene.setting.control_plane.client_for(1).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+
+    // Both for a new namespace: a head start of up to 9 ms for ours.
+    let mut theirs = Vec::new();
+    let mut ours = Vec::new();
+    for race in 0..RACES {
+        let namespace = scene.namespace().await?;
+        tokio::time::sleep(Duration::from_millis(u64::try_from(race % 10)?)).await;
+        match intrude(&rival, &namespace).await? {
+            Some(foreign) => theirs.push((namespace, foreign)),
+            None => ours.push(namespace),
+        }
+    }
+    eprintln!("new namespaces: {} ours, {} theirs", ours.len(), theirs.len());
+    assert!(!ours.is_empty() && !theirs.is_empty(), "no races: {} ours, {} theirs", ours.len(), theirs.len());
+    scene.wait_counts(&scene.tag, [RACES, ours.len(), theirs.len()]).await?;
+    assert_kept(&scene, &theirs).await?;
+
+    // Both for copies that are there: theirs deletes and creates while ours writes a new version everywhere.
+    let raced = ours.split_off(ours.len() / 2);
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    for (race, namespace) in raced.into_iter().enumerate() {
+        delete(&of::<Secret>(&rival, &namespace), "registry").await?;
+        tokio::time::sleep(Duration::from_millis(u64::try_from(race % 10)?)).await;
+        match intrude(&rival, &namespace).await? {
+            Some(foreign) => theirs.push((namespace, foreign)),
+            None => ours.push(namespace),
+        }
+    }
+    eprintln!("copies replaced: {} ours, {} theirs", ours.len(), theirs.len());
+    scene.wait_counts(&scene.tag, [RACES, ours.len(), theirs.len()]).await?;
+    assert_kept(&scene, &theirs).await?;
+    for namespace in &ours {
+        let copy = scene.secrets(namespace).get("registry").await?;
+        assert_eq!(value(&copy, "token").as_deref(), Some("two"), "{namespace}");
+    }
+    assert_unwritten(&scene, &scene.home, &mark).await
+}
+
+/// Creates an object of the copy's name; none if there was one already.
+async fn intrude(rival: &Client, namespace: &str) -> Result<Option<Secret>> {
+    let foreign = json!({"metadata": {"name": "registry"}, "stringData": {"token": "theirs"}});
+    let foreign: Secret = serde_json::from_value(foreign)?;
+    match of::<Secret>(rival, namespace).create(&PostParams::default(), &foreign).await {
+        Ok(created) => Ok(Some(created)),
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn assert_kept(scene: &Scene<'_>, theirs: &[(String, Secret)]) -> Result<()> {
+    for (namespace, foreign) in theirs {
+        let found = scene.secrets(namespace).get("registry").await?;
+        assert_eq!((uid(&found), version(&found)), (uid(foreign), version(foreign)), "{namespace}");
+    }
+    Ok(())
+}
+
+// ---- while nothing runs, and without definitions ----
+
+#[tokio::test]
+async fn copies_whose_rule_was_deleted_while_nothing_ran_are_collected_after_the_next_start() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder().reconciler_args(QUICK)).await?;
+    let (namespace, kept, collected, retained) = {
+        let scene = setting.scene("dark").await?;
+        let namespace = scene.namespace().await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let map =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shop", "namespace": scene.home}});
+        apply(&scene.client, &map).await?;
+        let to = |name: &str| rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag).named(name);
+        let kept = to("kept").secret(&scene.home, "registry");
+        let collected = to("collected").source("v1", "ConfigMap", &scene.home, "shop");
+        let retained = to("retained").source("v1", "ConfigMap", &scene.home, "shop");
+        let retained = retained.set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}));
+        for rule in [&kept, &collected, &retained] {
+            rule.create(&scene.client).await?;
+            scene.wait_synced(&rule.name).await?;
+        }
+        (namespace, kept, collected, retained)
+    };
+    let client = setting.control_plane.client().await?;
+    let (secrets, maps) = (of::<Secret>(&client, &namespace), of::<ConfigMap>(&client, &namespace));
+    let before = (version(&secrets.get("kept").await?), version(&maps.get("retained").await?));
+    setting.pair.webhooks.clear();
+    stop_reconciler(&mut setting).await?;
+    for rule in [&collected, &retained] {
+        rule.delete(&client).await?;
+    }
+    maps.get("collected").await?;
+
+    setting.pair.start_reconciler().await?;
+    wait_gone(maps.clone(), "collected").await?;
+    let after = (version(&secrets.get("kept").await?), version(&maps.get("retained").await?));
+    assert_eq!(after, before);
+
+    // When nothing of a kind is left, nobody looks for it any more.
+    delete(&maps, "retained").await?;
+    kept.delete(&client).await?;
+    wait_gone(secrets, "kept").await?;
+    eventually(SOON, "the end of all kinds", || async {
+        let kinds = of::<ConfigMap>(&client, NAMESPACE).get("mimeo-kinds").await?.data.unwrap_or_default();
+        if kinds.is_empty() { Ok(Some(())) } else { bail!("{kinds:?}") }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> {
+    let mut setting =
+        Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder().reconciler_args(QUICK))
+            .await?;
+    let client = setting.control_plane.client().await?;
+    let (rule, namespaces) = {
+        let scene = setting.scene("crd").await?;
+        let namespaces = scene.namespaces(5).await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let rule = scene.rule().secret(&scene.home, "registry");
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&scene.tag).await?;
+        (rule, namespaces)
+    };
+    let versions = async || -> Result<Vec<String>> {
+        let mut versions = Vec::new();
+        for namespace in &namespaces {
+            versions.push(version(&of::<Secret>(&client, namespace).get("registry").await?));
+        }
+        Ok(versions)
+    };
+    let before = versions().await?;
+
+    // Under the reconciler's eyes.
+    uninstall(&client).await?;
+    held(&setting, &rule.name).await?;
+    assert_eq!(versions().await?, before);
+    install(&client, &rule.object()).await?;
+    setting.wait_synced(&client, &rule.name).await?;
+    assert_eq!(versions().await?, before, "the rule is the same by its name, and so are its copies");
+
+    // Behind its back.
+    stop_reconciler(&mut setting).await?;
+    uninstall(&client).await?;
+    install(&client, &Value::Null).await?;
+    setting.pair.start_reconciler().await?;
+    let nonce = held(&setting, &rule.name).await?;
+    assert_eq!(versions().await?, before);
+    // A rule of the name is welcome at any time.
+    install(&client, &rule.object()).await?;
+    setting.wait_synced(&client, &rule.name).await?;
+    assert_eq!(versions().await?, before);
+
+    // And if a person says that they are to go, they go.
+    stop_reconciler(&mut setting).await?;
+    uninstall(&client).await?;
+    install(&client, &Value::Null).await?;
+    setting.pair.start_reconciler().await?;
+    assert_eq!(held(&setting, &rule.name).await?, nonce, "the same copies, the same word");
+    assert_eq!(versions().await?, before);
+    let kinds: Api<ConfigMap> = of(&client, NAMESPACE);
+    merge(&kinds, "mimeo-kinds", json!({"metadata": {"annotations": {"mimeo.dev/confirm-deletion": nonce}}})).await?;
+    for namespace in &namespaces {
+        wait_gone(of::<Secret>(&client, namespace), "registry").await?;
+    }
+    Ok(())
+}
+
+/// By SIGTERM: killed, its Lease would keep the next one waiting.
+async fn stop_reconciler(setting: &mut Setting) -> Result<()> {
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    Ok(())
+}
+
+/// Deletes Mimeo's definitions, and with them every rule.
+async fn uninstall(client: &Client) -> Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in mimeo_api::crds() {
+        delete(&definitions, &crd.name_any()).await?;
+    }
+    for crd in mimeo_api::crds() {
+        wait_gone(definitions.clone(), &crd.name_any()).await?;
+    }
+    Ok(())
+}
+
+/// Installs them, and creates a rule unless it is null.
+async fn install(client: &Client, rule: &Value) -> Result<()> {
+    for crd in mimeo_api::crds() {
+        install_crd(client, &crd).await?;
+    }
+    if rule.is_null() {
+        return Ok(());
+    }
+    eventually(SOON, "the rule", || async {
+        Ok(Some(mimeo_tests::scenario::create(client, "clusterreplications", rule).await?))
+    })
+    .await?;
+    Ok(())
+}
+
+/// Waits until the log says that the deletion of the rule's copies is held, and returns the word that would confirm it.
+async fn held(setting: &Setting, rule: &str) -> Result<String> {
+    eventually(SOON, "a held deletion", || async {
+        let log = setting.pair.reconciler.as_ref().context("no reconciler")?.program.log()?;
+        let line = log.lines().rfind(|line| line.contains("deletion held") && line.contains(rule));
+        let nonce = line.and_then(|line| line.split_once("nonce=")).map(|(_, rest)| rest);
+        let word = nonce.and_then(|rest| rest.trim_start_matches('"').split(['"', ' ']).next());
+        Ok(word.map(str::to_owned))
+    })
+    .await
+}

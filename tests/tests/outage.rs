@@ -1,0 +1,751 @@
+//! What fails around Mimeo, and what of it: webhooks, API servers, etcd, patience. Nothing is lost, nothing written twice.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use futures::TryStreamExt;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
+use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, Client};
+use mimeo_core::names::{CLUSTER_REPLICATION, MARK};
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, condition, delete, label, of, put, relabel, uid, value, wait_for, wait_gone,
+};
+use mimeo_tests::traffic::{create_namespaces, create_patiently, pod, precedes, revision};
+use mimeo_tests::{
+    AuditEvent, Component, ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, unique,
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard, OnceCell};
+use tokio::task::JoinHandle;
+
+const REGISTRY: &str = "registry";
+/// Webhooks that are told to end do so; there is one address for all of them, which has learnt of it by then.
+const AT_ONCE: [&str; 2] = ["--shutdown-delay", "100ms"];
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// A stage that each test has for itself while it lasts, and leaves as it was.
+struct Exclusive(
+    OnceCell<Result<AsyncMutex<Setting>, String>>,
+    fn() -> (mimeo_tests::Builder, mimeo_tests::PairBuilder),
+);
+
+impl Exclusive {
+    const fn new(what: fn() -> (mimeo_tests::Builder, mimeo_tests::PairBuilder)) -> Self {
+        Self(OnceCell::const_new(), what)
+    }
+
+    async fn get(&'static self) -> Result<MutexGuard<'static, Setting>> {
+        let start = || async {
+            let (control_plane, pair) = (self.1)();
+            let started = Setting::start(control_plane, pair).await;
+            started.map(AsyncMutex::new).map_err(|error| format!("{error:#}"))
+        };
+        let started = self.0.get_or_init(start).await.as_ref().map_err(|error| anyhow!("{error}"))?;
+        Ok(started.lock().await)
+    }
+}
+
+/// For what happens to Mimeo's own programs.
+static PROGRAMS: Exclusive = Exclusive::new(|| {
+    let lease = ["--lease-duration", "3s", "--lease-renew-deadline", "2s", "--lease-retry-period", "300ms"];
+    (ControlPlane::builder(), Pair::builder().webhook_args(AT_ONCE).reconciler_args(lease))
+});
+
+/// For what happens to servers. Mimeo speaks to the first API server; who wants to see all, to the second. The leader stays it
+/// while its server is away.
+static SERVERS: Exclusive = Exclusive::new(|| {
+    let lease = ["--lease-duration", "120s", "--lease-renew-deadline", "100s"];
+    let impatient = ["--request-timeout", "2s"];
+    let pair = Pair::builder().reconciler_args(lease.into_iter().chain(impatient));
+    (ControlPlane::builder().api_servers(2).audit(true), pair)
+});
+
+/// Every state in which the copies of one rule were stored, seen from an API server that stays.
+struct Chronicle {
+    states: Arc<Mutex<BTreeMap<String, Vec<State>>>>,
+    reading: JoinHandle<()>,
+}
+
+/// One stored state of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    uid: String,
+    revision: u64,
+    text: String,
+    /// All but what the server changes by itself.
+    rest: String,
+}
+
+impl Chronicle {
+    async fn begin(scene: &Scene<'_>) -> Result<Self> {
+        let client = steady(scene.setting).await?;
+        let selector = format!("{CLUSTER_REPLICATION}={}", scene.tag);
+        let secrets: Api<Secret> = Api::all(client);
+        let list = secrets.list(&ListParams::default().labels(&selector)).await?;
+        let states = Arc::default();
+        list.items.iter().for_each(|copy| enter(&states, copy));
+        let (into, mut version) = (Arc::clone(&states), list.metadata.resource_version.unwrap_or_default());
+        let reading = tokio::spawn(async move {
+            // A watch that breaks goes on where it was; what it cannot tell would fail the test as a copy that is lost.
+            loop {
+                let _ = follow(&secrets, &selector, &mut version, &into).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Ok(Self { states, reading })
+    }
+
+    fn states(&self) -> BTreeMap<String, Vec<State>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many copies have been stored with this text.
+    fn written(&self, text: &str) -> usize {
+        self.states().values().filter(|states| states.iter().any(|state| state.text == text)).count()
+    }
+
+    /// Waits until so many were.
+    async fn reaches(&self, text: &str, count: usize) -> Result<()> {
+        eventually(SOON, format!("{count} copies with {text:?}"), || async {
+            let written = self.written(text);
+            if written >= count { Ok(Some(())) } else { bail!("{written} copies") }
+        })
+        .await
+    }
+
+    /// That no copy was stored twice in the same state, one after the other.
+    fn assert_nothing_twice(&self) {
+        for (copy, states) in self.states() {
+            for pair in states.windows(2) {
+                let same = pair[0].uid == pair[1].uid && pair[0].text == pair[1].text && pair[0].rest == pair[1].rest;
+                assert!(!same, "{copy} was written twice: {states:#?}");
+            }
+        }
+    }
+
+    /// That each of these copies was stored with these texts, in this order and once each.
+    fn assert_texts(&self, namespaces: &[String], want: &[&str]) {
+        let states = self.states();
+        for namespace in namespaces {
+            let states = states.get(&format!("{namespace}/{REGISTRY}")).map(Vec::as_slice).unwrap_or_default();
+            let texts: Vec<&str> = states.iter().map(|state| &*state.text).collect();
+            assert_eq!(texts, want, "{namespace}: {states:#?}");
+        }
+    }
+}
+
+impl Drop for Chronicle {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+async fn follow(
+    secrets: &Api<Secret>,
+    selector: &str,
+    version: &mut String,
+    into: &Mutex<BTreeMap<String, Vec<State>>>,
+) -> Result<()> {
+    let params = WatchParams::default().labels(selector);
+    let mut events = std::pin::pin!(secrets.watch(&params, version).await?);
+    while let Some(event) = events.try_next().await? {
+        match event {
+            WatchEvent::Added(copy) | WatchEvent::Modified(copy) => {
+                enter(into, &copy);
+                *version = copy.metadata.resource_version.unwrap_or_default();
+            }
+            WatchEvent::Deleted(copy) => *version = copy.metadata.resource_version.unwrap_or_default(),
+            WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
+            WatchEvent::Error(status) if status.code == 410 => {
+                let list = secrets.list(&ListParams::default().labels(selector)).await?;
+                list.items.iter().for_each(|copy| enter(into, copy));
+                *version = list.metadata.resource_version.unwrap_or_default();
+                return Ok(());
+            }
+            WatchEvent::Error(status) => bail!("{status:?}"),
+        }
+    }
+    Ok(())
+}
+
+fn enter(into: &Mutex<BTreeMap<String, Vec<State>>>, copy: &Secret) {
+    let meta = &copy.metadata;
+    let state = State {
+        uid: uid(copy),
+        revision: revision(copy).unwrap_or_default(),
+        text: value(copy, "password").unwrap_or_default(),
+        rest: format!("{:?} {:?} {:?}", meta.labels, meta.annotations, copy.type_),
+    };
+    let name =
+        format!("{}/{}", meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default());
+    let mut into = into.lock().unwrap_or_else(PoisonError::into_inner);
+    let states = into.entry(name).or_default();
+    if states.last().is_none_or(|last| last.revision < state.revision) {
+        states.push(state);
+    }
+}
+
+/// A client of the last API server, which stays.
+async fn steady(setting: &Setting) -> Result<Client> {
+    let control_plane = &setting.control_plane;
+    match control_plane.client_for(1).await {
+        Ok(second) => Ok(second),
+        Err(_) => control_plane.client().await,
+    }
+}
+
+/// A rule of the scene with one source, whose text is `text`.
+async fn one_source(scene: &Scene<'_>, text: &str) -> Result<()> {
+    scene.secret(REGISTRY, &[("password", text)]).await?;
+    scene.rule().secret(&scene.home, REGISTRY).create(&scene.client).await
+}
+
+/// The same, its copies in so many namespaces, and a chronicle of them.
+async fn filled(scene: &Scene<'_>, count: usize) -> Result<(Vec<String>, Chronicle)> {
+    let names = create_namespaces(&scene.client, count, ("scene", &scene.tag)).await?;
+    one_source(scene, "first").await?;
+    scene.wait_synced(&scene.tag).await?;
+    let chronicle = Chronicle::begin(scene).await?;
+    chronicle.reaches("first", count).await?;
+    Ok((names, chronicle))
+}
+
+/// Gives the source another text.
+async fn rotate(scene: &Scene<'_>, text: &str) -> Result<()> {
+    let client = steady(scene.setting).await?;
+    put(&of(&client, &scene.home), REGISTRY, &[("password", text)]).await?;
+    Ok(())
+}
+
+/// Ends the webhooks and starts so many with these flags.
+async fn with_webhooks(pair: &mut Pair, count: usize, args: &[&str]) -> Result<()> {
+    pair.stop_webhooks().await?;
+    pair.set_webhook_args(AT_ONCE.iter().chain(args).copied());
+    for _ in 0..count {
+        pair.start_webhook().await?;
+    }
+    Ok(())
+}
+
+// --- No webhook ---
+
+async fn marked(client: &Client, namespace: &str) -> Result<bool> {
+    let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await?;
+    Ok(label(&namespace, MARK).is_some())
+}
+
+/// A pod that is admitted at the first attempt.
+async fn admitted(client: &Client, namespace: &str) -> Result<()> {
+    let created = of::<Pod>(client, namespace).create(&PostParams::default(), &pod(&unique("pod"))).await;
+    created.with_context(|| format!("a pod was refused in {namespace}"))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let scene = setting.scene("absent").await?;
+    one_source(&scene, "first").await?;
+    let waiting = setting.scene("waiting").await?;
+    let required = waiting.rule().secret(&waiting.home, REGISTRY).set("barrier", json!("Required"));
+    required.create(&waiting.client).await?;
+    for scene in [&scene, &waiting] {
+        scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    }
+    let (old, pending) = (scene.namespace().await?, waiting.namespace().await?);
+    scene.wait_secret(&old, REGISTRY, |_| true).await?;
+    eventually(SOON, "no mark", || async { Ok((!marked(&scene.client, &old).await?).then_some(())) }).await?;
+    assert!(marked(&waiting.client, &pending).await?, "its source is missing");
+    let (client, tag, waiting_tag, home) =
+        (scene.client.clone(), scene.tag.clone(), waiting.tag.clone(), waiting.home.clone());
+    drop((scene, waiting));
+    for mut replica in setting.pair.webhooks.drain(..) {
+        replica.program.kill()?;
+    }
+
+    let new = unique(&tag);
+    create_namespace(&client, &new, &[("scene", &tag)]).await?;
+    admitted(&client, &new).await.context("it is not pending")?;
+    admitted(&client, &old).await.context("it is not pending any more")?;
+    wait_for(of::<Secret>(&client, &new), REGISTRY.to_owned(), |_| true).await?;
+    let refused = of::<Pod>(&client, &pending).create(&PostParams::default(), &pod("early")).await;
+    let refused = refused.expect_err("a pending namespace stays closed").to_string();
+    assert!(refused.contains("barrier.mimeo.dev"), "{refused}");
+
+    create_secret(&client, &home, REGISTRY, &[("password", "late")]).await?;
+    eventually(SOON, "the reconciler to finish a pending namespace", || async {
+        Ok((!marked(&client, &pending).await?).then_some(()))
+    })
+    .await?;
+    wait_for(of::<Secret>(&client, &pending), REGISTRY.to_owned(), |_| true).await?;
+    eventually(SOON, "the mark's removal to reach the API server", || async {
+        admitted(&client, &pending).await.map(Some)
+    })
+    .await?;
+    for tag in [&tag, &waiting_tag] {
+        let rules = Api::<mimeo_api::ClusterReplication>::all(client.clone());
+        wait_for(rules, tag.clone(), |rule| {
+            let status = rule.status.as_ref();
+            let told = status.and_then(|status| condition(status, "BarrierActive"));
+            told.is_some_and(|told| told.status == "False" && told.reason == "WebhookUnavailable")
+        })
+        .await?;
+    }
+    setting.pair.start_webhook().await
+}
+
+#[tokio::test]
+async fn without_a_webhook_strict_mode_refuses_namespaces_and_nothing_else() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let client = setting.control_plane.client().await?;
+    let old = unique("strict");
+    create_namespace(&client, &old, &[]).await?;
+    with_webhooks(&mut setting.pair, 1, &["--namespaces-failure-policy", "Fail"]).await?;
+    create_namespace(&client, &unique("strict"), &[]).await.context("a webhook runs")?;
+    setting.pair.stop_webhooks().await?;
+
+    let refused = create_namespace(&client, &unique("strict"), &[]).await;
+    let refused = format!("{:#}", refused.expect_err("it could not be marked"));
+    assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
+    create_namespace(&client, &format!("kube-{}", unique("strict")), &[]).await.context("exempt by its name")?;
+    admitted(&client, &old).await?;
+    create_secret(&client, &old, "own", &[]).await?;
+
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    create_namespace(&client, &unique("strict"), &[]).await?;
+    Ok(())
+}
+
+// --- Certificates ---
+
+/// Namespaces with a pod each, one after another, each admitted at the first attempt, until told to stop. In strict mode not even a
+/// single call of a webhook may fail. Returns how many.
+async fn come_and_go(client: &Client, tag: &str, stop: &AtomicBool) -> Result<usize> {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let name = unique(tag);
+        create_namespace(client, &name, &[("scene", tag)]).await?;
+        let (pod, told) = create_patiently(&of(client, &name), &pod("first")).await.context("a pod was refused")?;
+        if told == 0 {
+            let copy = of::<Secret>(client, &name).get(REGISTRY).await?;
+            assert!(precedes(&copy, &pod)?, "{name}: the copy is late");
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// A rule in force that is required, for [`come_and_go`].
+async fn required(scene: &Scene<'_>) -> Result<()> {
+    scene.secret(REGISTRY, &[("password", "first")]).await?;
+    let rule = scene.rule().secret(&scene.home, REGISTRY).set("barrier", json!("Required"));
+    rule.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    Ok(())
+}
+
+/// The certificates by which the API server knows the webhook, in PEM.
+async fn trusted(client: &Client) -> Result<Vec<String>> {
+    let configuration = Api::<MutatingWebhookConfiguration>::all(client.clone()).get("mimeo").await?;
+    let hook = configuration.webhooks.unwrap_or_default().into_iter().next().context("no hook")?;
+    let bundle = String::from_utf8(hook.client_config.ca_bundle.context("no caBundle")?.0)?;
+    let end = "-----END CERTIFICATE-----";
+    Ok(bundle.split_inclusive(end).map(|pem| pem.trim().to_owned()).filter(|pem| pem.ends_with(end)).collect())
+}
+
+/// A new connection to the webhooks' address by somebody who trusts these certificates and no other.
+async fn handshake(url: &str, trusted: &[String]) -> Result<()> {
+    let der = |pem: &String| -> Result<Vec<u8>> {
+        let base64: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+        Ok(serde_json::from_value::<ByteString>(json!(base64))?.0)
+    };
+    let mut config = kube::Config::new(url.parse()?);
+    config.root_cert = Some(trusted.iter().map(der).collect::<Result<_>>()?);
+    config.default_retry = false;
+    let answer = Client::try_from(config)?.request_text(http::Request::get("/").body(Vec::new())?).await;
+    match answer {
+        // Whatever it answers: it was trusted.
+        Ok(_) | Err(kube::Error::Api(_)) => Ok(()),
+        Err(error) => Err(error).context("no connection"),
+    }
+}
+
+/// Runs requests while `turning` does.
+async fn under_requests(scene: &Scene<'_>, turning: impl Future<Output = Result<()>>) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let turning = async {
+        let turned = turning.await;
+        stop.store(true, Ordering::Relaxed);
+        turned
+    };
+    let (count, turned) = tokio::join!(come_and_go(&scene.client, &scene.tag, &stop), turning);
+    turned?;
+    assert!(count? > 0, "nobody came");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_certificate_is_rotated_while_requests_run() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let short_lived = [
+        ["--tls-secret", "short-lived"],
+        ["--ca-validity", "12s"],
+        ["--certificate-validity", "12s"],
+        ["--ca-overlap", "1s"],
+        ["--namespaces-failure-policy", "Fail"],
+    ];
+    with_webhooks(&mut setting.pair, 2, &short_lived.concat()).await?;
+    let scene = setting.scene("rotated").await?;
+    required(&scene).await?;
+    let rotated = Box::pin(under_requests(&scene, another_ca(&scene.client, setting.pair.url()))).await;
+    drop(scene);
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    rotated
+}
+
+/// Waits until another CA is trusted alone. Until then, who has yet to see the newest bundle is served, too.
+async fn another_ca(client: &Client, url: String) -> Result<()> {
+    let until = Instant::now() + SOON;
+    let first = trusted(client).await?;
+    let (mut before, mut overlapped) = (first.clone(), false);
+    loop {
+        handshake(&url, &before).await?;
+        let now = trusted(client).await?;
+        overlapped |= now.len() == 2;
+        if now.len() == 1 && now != first {
+            assert!(overlapped, "both are trusted for a while");
+            return handshake(&url, &now).await;
+        }
+        ensure!(Instant::now() < until, "no other CA came");
+        before = now;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let mounted = Mounted::new()?;
+    let (old, new) = (Authority::new("old")?, Authority::new("new")?);
+    let (old_leaf, new_leaf) = (old.serving()?, new.serving()?);
+    let both = [old.pem(), new.pem()];
+    mounted.swap(&old_leaf, &both[..1])?;
+    let folder = mounted.folder.path().display().to_string();
+    let args = ["--cert-dir", &folder, "--namespaces-failure-policy", "Fail"];
+    with_webhooks(&mut setting.pair, 2, &args).await?;
+    let scene = setting.scene("mounted").await?;
+    required(&scene).await?;
+    let url = setting.pair.url();
+    let swapping = async {
+        mounted.swap(&old_leaf, &both)?;
+        bundle_becomes(&scene.client, &both).await?;
+        mounted.swap(&new_leaf, &both)?;
+        eventually(SOON, "the new certificate to be served by both", || async {
+            // New connections take the replicas in turn.
+            for _ in 0..4 {
+                handshake(&url, &both[1..]).await?;
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        mounted.swap(&new_leaf, &both[1..])?;
+        bundle_becomes(&scene.client, &both[1..]).await
+    };
+    let swapped = Box::pin(under_requests(&scene, swapping)).await;
+    drop(scene);
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    swapped
+}
+
+async fn bundle_becomes(client: &Client, want: &[String]) -> Result<()> {
+    eventually(SOON, format!("a bundle of {}", want.len()), || async {
+        let now = trusted(client).await?;
+        let same = now.iter().map(String::as_str).eq(want.iter().map(|pem| pem.trim()));
+        if same { Ok(Some(())) } else { bail!("it has {}", now.len()) }
+    })
+    .await
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Certificate and key for the webhooks' address, in PEM.
+    fn serving(&self) -> Result<[String; 2]> {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate()?;
+        Ok([params.signed_by(&key, &self.0)?.pem(), key.serialize_pem()])
+    }
+}
+
+/// A folder as the kubelet mounts a Secret: the files are links through a link, and only that one is replaced.
+struct Mounted {
+    folder: TempDir,
+}
+
+impl Mounted {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for name in ["tls.crt", "tls.key", "ca.crt"] {
+            symlink(format!("..data/{name}"), folder.path().join(name))?;
+        }
+        Ok(Self { folder })
+    }
+
+    fn swap(&self, [certificate, key]: &[String; 2], bundle: &[String]) -> Result<()> {
+        let version = unique("..version");
+        let within = self.folder.path().join(&version);
+        std::fs::create_dir(&within)?;
+        std::fs::write(within.join("tls.crt"), certificate)?;
+        std::fs::write(within.join("tls.key"), key)?;
+        std::fs::write(within.join("ca.crt"), bundle.concat())?;
+        let link = self.folder.path().join("..data_tmp");
+        symlink(version, &link)?;
+        Ok(std::fs::rename(link, self.folder.path().join("..data"))?)
+    }
+}
+
+// --- Leaders ---
+
+async fn holder(client: &Client) -> Result<Option<String>> {
+    let lease = of::<Lease>(client, NAMESPACE).get("mimeo-reconciler").await?;
+    Ok(lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty()))
+}
+
+async fn led_by_another_than(client: &Client, former: Option<&str>) -> Result<String> {
+    eventually(SOON, "another leader", || async {
+        match holder(client).await? {
+            Some(now) if Some(&*now) != former => Ok(Some(now)),
+            now => bail!("led by {now:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_leader_that_dies_is_followed_by_the_next_and_one_that_ends_lets_go() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let client = setting.control_plane.client().await?;
+    let first = led_by_another_than(&client, None).await?;
+    let mut leader = setting.pair.reconciler.take().context("no reconciler runs")?;
+    setting.pair.start_reconciler().await?;
+    let mut standby = setting.pair.reconciler.take();
+
+    let scene = setting.scene("leader").await?;
+    let (names, chronicle) = filled(&scene, 30).await?;
+    assert_eq!(holder(&client).await?.as_ref(), Some(&first), "a standby waits");
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 5).await?;
+    leader.program.kill()?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    put(&of(&client, &names[1]), REGISTRY, &[("password", "edited")]).await?;
+    let second = led_by_another_than(&client, Some(&first)).await?;
+    for name in &names {
+        scene.wait_secret(name, REGISTRY, |copy| value(copy, "password").as_deref() == Some("second")).await?;
+    }
+    scene.wait_synced(&scene.tag).await?;
+    chronicle.assert_nothing_twice();
+    chronicle.assert_texts(&names[2..], &["first", "second"]);
+    drop(chronicle);
+    let tag = scene.tag.clone();
+    drop(scene);
+
+    let mut leader = standby.take().context("the standby leads")?;
+    assert!(leader.program.stop(STOPPING).await?.success());
+    assert_eq!(holder(&client).await?, None, "{second} has let go of the lease");
+    setting.pair.start_reconciler().await?;
+    let third = led_by_another_than(&client, Some(&second)).await?;
+    assert_ne!(third, first);
+    let late = unique(&tag);
+    create_namespace(&client, &late, &[("scene", &tag)]).await?;
+    wait_for(of::<Secret>(&client, &late), REGISTRY.to_owned(), |_| true).await?;
+    Ok(())
+}
+
+// --- Servers ---
+
+#[tokio::test]
+async fn an_api_server_killed_under_load_loses_nothing_and_doubles_nothing() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("api-server").await?;
+    let (names, chronicle) = filled(&scene, 150).await?;
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 20).await?;
+    setting.control_plane.kill(Component::ApiServer(0))?;
+    // Others go on meanwhile, at the server that is left.
+    let client = steady(&setting).await?;
+    let new = create_namespaces(&client, 10, ("scene", &scene.tag)).await?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    setting.control_plane.start_again(Component::ApiServer(0)).await?;
+
+    chronicle.reaches("second", names.len() + new.len()).await?;
+    scene.wait_secret(&names[0], REGISTRY, |copy| value(copy, "password").as_deref() == Some("second")).await?;
+    scene.wait_synced(&scene.tag).await?;
+    chronicle.assert_nothing_twice();
+    chronicle.assert_texts(&names[1..], &["first", "second"]);
+    for name in &new {
+        create_patiently(&of(&client, name), &pod("late")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_etcd_that_stops_for_a_while_loses_nothing_and_doubles_nothing() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("etcd").await?;
+    let (names, chronicle) = filled(&scene, 150).await?;
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 20).await?;
+    setting.control_plane.pause(Component::Etcd)?;
+    // The outage itself: longer than Mimeo waits for an answer.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    setting.control_plane.resume(Component::Etcd)?;
+    chronicle.reaches("second", names.len()).await?;
+    scene.wait_synced(&scene.tag).await?;
+    chronicle.assert_nothing_twice();
+    chronicle.assert_texts(&names, &["first", "second"]);
+
+    eventually(SOON, "the API server to write again", || async { rotate(&scene, "third").await.map(Some) }).await?;
+    chronicle.reaches("third", 20).await?;
+    setting.control_plane.restart(Component::Etcd).await?;
+    chronicle.reaches("third", names.len()).await?;
+    scene.wait_synced(&scene.tag).await?;
+    chronicle.assert_nothing_twice();
+    chronicle.assert_texts(&names, &["first", "second", "third"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_happened_while_a_watch_expired_is_noticed() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("expired").await?;
+    let (names, chronicle) = filled(&scene, 40).await?;
+    let gone = setting.scene("expired-rule").await?;
+    one_source(&gone, "first").await?;
+    let orphan = gone.namespace().await?;
+    gone.wait_secret(&orphan, REGISTRY, |_| true).await?;
+    gone.wait_synced(&gone.tag).await?;
+    let client = steady(&setting).await?;
+
+    let mark = setting.control_plane.audit_mark().await?;
+    setting.control_plane.kill(Component::ApiServer(0))?;
+    rotate(&scene, "second").await?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    put(&of(&client, &names[1]), REGISTRY, &[("password", "edited")]).await?;
+    relabel(&client, &names[2], "scene", None).await?;
+    delete(&Api::<Namespace>::all(client.clone()), &names[3]).await?;
+    delete(&Api::<mimeo_api::ClusterReplication>::all(client.clone()), &gone.tag).await?;
+    let new = unique(&scene.tag);
+    create_namespace(&client, &new, &[("scene", &scene.tag)]).await?;
+    // A server that has just started remembers nothing of what was before.
+    setting.control_plane.start_again(Component::ApiServer(0)).await?;
+
+    for name in names.iter().filter(|name| **name != names[2] && **name != names[3]).chain([&new]) {
+        wait_for(of::<Secret>(&client, name), REGISTRY.to_owned(), |copy| {
+            value(copy, "password").as_deref() == Some("second")
+        })
+        .await?;
+    }
+    wait_gone(of::<Secret>(&client, &names[2]), REGISTRY).await?;
+    wait_gone(of::<Secret>(&client, &orphan), REGISTRY).await?;
+    chronicle.assert_nothing_twice();
+    chronicle.assert_texts(&names[4..], &["first", "second"]);
+
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let of_namespaces = |event: &&AuditEvent| {
+        event.verb == "watch" && event.resource == "namespaces" && event.user == setting.pair.reconciler_user().name()
+    };
+    let watches: Vec<&str> = events.iter().filter(of_namespaces).map(|event| &*event.uri).collect();
+    let resumed = watches.iter().position(|uri| uri.contains("resourceVersion="));
+    let listed = watches.iter().rposition(|uri| uri.contains("sendInitialEvents=true"));
+    assert!(resumed.is_some() && resumed < listed, "it went on from where it was, and then listed anew: {watches:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_says_not_now_is_obeyed() -> Result<()> {
+    const COPIES: usize = 200;
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("busy").await?;
+    let names = create_namespaces(&scene.client, COPIES, ("scene", &scene.tag)).await?;
+    let (levels, schemas): (Api<PriorityLevelConfiguration>, Api<FlowSchema>) =
+        (Api::all(scene.client.clone()), Api::all(scene.client.clone()));
+    // A dozen of the server's 600 seats, and no queue.
+    let level = json!({
+        "metadata": {"name": scene.tag},
+        "spec": {"type": "Limited", "limited": {
+            "nominalConcurrencyShares": 5, "lendablePercent": 0, "borrowingLimitPercent": 0,
+            "limitResponse": {"type": "Reject"},
+        }},
+    });
+    levels.create(&PostParams::default(), &serde_json::from_value(level)?).await?;
+    let schema = json!({
+        "metadata": {"name": scene.tag},
+        "spec": {
+            "priorityLevelConfiguration": {"name": scene.tag},
+            "matchingPrecedence": 2,
+            "rules": [{
+                "subjects": [{"kind": "User", "user": {"name": setting.pair.reconciler_user().name()}}],
+                "resourceRules": [{
+                    "verbs": ["patch"], "apiGroups": [""], "resources": ["secrets"], "namespaces": ["*"],
+                }],
+            }],
+        },
+    });
+    schemas.create(&PostParams::default(), &serde_json::from_value(schema)?).await?;
+    let mark = setting.control_plane.audit_mark().await?;
+    one_source(&scene, "first").await?;
+    let chronicle = Chronicle::begin(&scene).await?;
+    chronicle.reaches("first", COPIES).await?;
+    scene.wait_synced(&scene.tag).await?;
+    delete(&schemas, &scene.tag).await?;
+    delete(&levels, &scene.tag).await?;
+
+    chronicle.assert_texts(&names, &["first"]);
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let reconciler = setting.pair.reconciler_user().name();
+    let patches: Vec<&AuditEvent> = events
+        .iter()
+        .filter(|event| event.user == reconciler && event.verb == "patch" && event.resource == "secrets")
+        .collect();
+    let told = patches.iter().filter(|event| event.code == 429).count();
+    assert!(told > 0, "the server was never too busy");
+    let mut of_copy: BTreeMap<&str, Vec<&AuditEvent>> = BTreeMap::new();
+    patches.iter().for_each(|event| of_copy.entry(&event.namespace).or_default().push(event));
+    for attempts in of_copy.values() {
+        assert_eq!(attempts.iter().filter(|event| event.code < 300).count(), 1, "{attempts:#?}");
+        for pair in attempts.windows(2) {
+            // The server asks for whole seconds; its log's times are of the arrival and of the answer.
+            let pause = pair[1].received.duration_since(pair[0].at);
+            assert!(pause.as_millis() >= 900, "it came back after {pause:?}, told to wait for a second: {pair:#?}");
+        }
+    }
+    Ok(())
+}

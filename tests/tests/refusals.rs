@@ -1,0 +1,600 @@
+//! What Mimeo refuses, with which words and without any effect; and what it accepts although nothing can come of it yet.
+
+use anyhow::{Context, Result};
+use http::Request;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
+use mimeo_tests::scenario::{
+    RuleSpec, Scene, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule, stranger, uid,
+    value, version,
+};
+use mimeo_tests::{ControlPlane, Pair, unique};
+use serde_json::{Value, json};
+
+static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
+
+/// One change away from a good rule: what it is, the fields of the spec that are different, and words of the refusal.
+type Case = (&'static str, Value, &'static [&'static str]);
+
+fn good(scene: &Scene<'_>, name: &str) -> RuleSpec {
+    rule(name).to_label("scene", &scene.tag).secret(&scene.home, "registry")
+}
+
+/// The good spec with these fields instead; `null` takes one away.
+fn changed(good: &RuleSpec, name: &str, change: &Value) -> RuleSpec {
+    let mut changed = RuleSpec { name: name.to_owned(), ..good.clone() };
+    for (field, value) in change.as_object().into_iter().flatten() {
+        changed.spec[field] = value.clone();
+        if value.is_null() {
+            changed.spec.as_object_mut().map(|spec| spec.remove(field));
+        }
+    }
+    changed
+}
+
+fn source(api_version: &str, kind: &str, name: &str) -> Value {
+    json!({"apiVersion": api_version, "kind": kind, "namespace": "platform", "name": name})
+}
+
+fn sources(all: &[Value]) -> Value {
+    json!({"sources": all})
+}
+
+fn target(target: &Value) -> Value {
+    json!({"targets": [target]})
+}
+
+fn selector(selector: &Value) -> Value {
+    target(&json!({"namespaceSelector": selector}))
+}
+
+fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
+    selector(&json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}))
+}
+
+fn named(name: &str) -> Value {
+    target(&json!({"namespaces": ["team-*"], "name": name}))
+}
+
+fn transform(transform: &Value) -> Value {
+    json!({"transform": transform})
+}
+
+fn set(of: &str, key: &str, value: &str) -> Value {
+    transform(&json!({of: {"set": {key: value}}}))
+}
+
+fn bad_sources() -> Vec<Case> {
+    let secret = |name: &str| source("v1", "Secret", name);
+    let mut elsewhere = secret("registry");
+    elsewhere["namespace"] = json!("other");
+    let without = |field: &str| {
+        let mut source = secret("registry");
+        source.as_object_mut().map(|fields| fields.remove(field));
+        sources(&[source])
+    };
+    let with = |field: &str, value: &str| {
+        let mut source = secret("registry");
+        source[field] = json!(value);
+        sources(&[source])
+    };
+    vec![
+        ("no list of sources", json!({"sources": null}), &["spec.sources"]),
+        ("no source", sources(&[]), &["spec.sources"]),
+        (
+            "too many sources",
+            sources(&(0..33).map(|n| secret(&format!("s{n}"))).collect::<Vec<_>>()),
+            &["spec.sources"],
+        ),
+        ("something else than sources", json!({"sources": "registry"}), &["spec.sources"]),
+        ("no apiVersion", without("apiVersion"), &["spec.sources[0].apiVersion"]),
+        ("no kind", without("kind"), &["spec.sources[0].kind"]),
+        ("no namespace", without("namespace"), &["spec.sources[0].namespace"]),
+        ("no name", without("name"), &["spec.sources[0].name"]),
+        ("an invalid apiVersion", with("apiVersion", "a/b/c"), &["spec.sources[0].apiVersion"]),
+        ("an invalid kind", with("kind", "Sec ret"), &["spec.sources[0].kind"]),
+        ("an invalid namespace", with("namespace", "Platform"), &["spec.sources[0].namespace"]),
+        ("an invalid name", with("name", "a/b"), &["spec.sources[0].name"]),
+        (
+            "kind Namespace",
+            sources(&[source("v1", "Namespace", "x")]),
+            &["spec.sources[0]", "Namespace is never copied"],
+        ),
+        (
+            "a cluster-scoped kind",
+            sources(&[source("v1", "Node", "x")]),
+            &["spec.sources[0]", "Node", "cluster-scoped"],
+        ),
+        (
+            "a cluster-scoped kind of a group, behind a good one",
+            sources(&[secret("a"), source("rbac.authorization.k8s.io/v1", "ClusterRole", "x")]),
+            &["spec.sources[1]", "ClusterRole", "cluster-scoped"],
+        ),
+        (
+            "a kind of Mimeo's own",
+            sources(&[source("mimeo.dev/v1alpha1", "ClusterReplication", "x")]),
+            &["spec.sources[0]"],
+        ),
+        ("a source twice", sources(&[secret("registry"), secret("registry")]), &["spec.sources"]),
+        ("two sources of one name", sources(&[secret("registry"), elsewhere]), &["spec.", "cop"]),
+    ]
+}
+
+fn bad_targets() -> Vec<Case> {
+    let exactly_one: &[&str] =
+        &["spec.targets[0]", "exactly one of namespaces, namespacePattern and namespaceSelector"];
+    let names = |names: &[&str]| target(&json!({"namespaces": names}));
+    let pattern = |pattern: &str| target(&json!({"namespacePattern": pattern}));
+    let at_selector: &[&str] = &["spec.targets[0].namespaceSelector"];
+    vec![
+        ("no list of targets", json!({"targets": null}), &["spec.targets"]),
+        ("no target", json!({"targets": []}), &["spec.targets"]),
+        ("too many targets", json!({"targets": vec![json!({"namespaces": ["a"]}); 33]}), &["spec.targets"]),
+        ("none of the selections", target(&json!({})), exactly_one),
+        ("a name without a selection", target(&json!({"name": "x"})), exactly_one),
+        ("two of the selections", target(&json!({"namespaces": ["a"], "namespacePattern": "b"})), exactly_one),
+        ("names and a selector", target(&json!({"namespaces": ["a"], "namespaceSelector": {}})), exactly_one),
+        ("an exclusion of nothing", target(&json!({"namespaces": ["a"], "exclude": {}})), &["spec.targets[0].exclude"]),
+        ("no name in the list", names(&[]), &["spec.targets[0].namespaces"]),
+        ("a glob with capitals", names(&["Team-*"]), &["spec.targets[0].namespaces[0]"]),
+        ("a glob with a class", names(&["a", "team-[ab]"]), &["spec.targets[0].namespaces[1]"]),
+        ("an invalid pattern", pattern("team-("), &["spec.targets[0].namespacePattern"]),
+        ("a pattern that looks around", pattern("(?=team)"), &["spec.targets[0].namespacePattern"]),
+        ("a pattern too large to run", pattern("((a{500}){500}){500}"), &["spec.targets[0].namespacePattern"]),
+        (
+            "an invalid pattern in an exclusion",
+            target(&json!({"namespaceSelector": {}, "exclude": {"namespacePattern": "["}})),
+            &["spec.targets[0].exclude.namespacePattern"],
+        ),
+        ("an unknown operator", expression("a", "Maybe", &["b"]), at_selector),
+        ("In without values", expression("a", "In", &[]), at_selector),
+        ("Exists with values", expression("a", "Exists", &["b"]), at_selector),
+        ("an invalid key", expression("a b", "Exists", &[]), at_selector),
+        ("an invalid value", selector(&json!({"matchLabels": {"a": "-b"}})), at_selector),
+        ("a copy name that is no DNS name", named("Pull_Secret"), &["spec.targets[0].name"]),
+        ("a copy name with a slash", named("a/b"), &["spec.targets[0].name"]),
+        ("a copy name too long", named(&"a".repeat(254)), &["spec.targets[0].name"]),
+        (
+            "a copy name that becomes too long",
+            named(&format!("{}-$(source.name)", "a".repeat(250))),
+            &["spec.targets[0].name"],
+        ),
+        ("an unknown variable of the source", named("$(source.uid)"), &["spec.targets[0].name", "$(source.uid)"]),
+        ("a variable of the namespace", named("$(namespace.name)"), &["spec.targets[0].name", "$(namespace.name)"]),
+        (
+            "one copy name for several sources",
+            json!({
+                "sources": [source("v1", "Secret", "a"), source("v1", "Secret", "b")],
+                "targets": [{"namespaces": ["team-*"], "name": "same"}],
+            }),
+            &["spec.targets", "$(source.name)"],
+        ),
+    ]
+}
+
+fn bad_transforms() -> Vec<Case> {
+    let annotations: serde_json::Map<String, Value> =
+        (0..64).map(|n| (format!("example.com/{n}"), json!("x".repeat(4096)))).collect();
+    vec![
+        ("a label key", set("labels", "a b", "c"), &["spec.transform.labels.set"]),
+        ("a label value", set("labels", "a", "b c"), &["spec.transform.labels.set"]),
+        ("an annotation key", set("annotations", "a b", "c"), &["spec.transform.annotations.set"]),
+        (
+            "annotations over the limit",
+            transform(&json!({"annotations": {"set": annotations}})),
+            &["spec.transform.annotations"],
+        ),
+        ("a glob of keys", transform(&json!({"labels": {"include": ["a b"]}})), &["spec.transform.labels.include[0]"]),
+        ("our label", set("labels", "app.kubernetes.io/managed-by", "x"), &["spec.transform.labels.set", "mark"]),
+        ("a label of ours", set("labels", "mimeo.dev/copies", "x"), &["spec.transform.labels.set", "mark"]),
+        (
+            "an annotation of ours",
+            set("annotations", "mimeo.dev/rule", "x"),
+            &["spec.transform.annotations.set", "mark"],
+        ),
+        (
+            "a finalizer without a domain",
+            transform(&json!({"finalizers": ["held"]})),
+            &["spec.transform.finalizers[0]"],
+        ),
+        (
+            "a finalizer of ours",
+            transform(&json!({"finalizers": ["mimeo.dev/held"]})),
+            &["spec.transform.finalizers[0]"],
+        ),
+        (
+            "a finalizer with a blank",
+            transform(&json!({"finalizers": ["example.com/a b"]})),
+            &["spec.transform.finalizers[0]"],
+        ),
+        ("an empty type", transform(&json!({"type": ""})), &["spec.transform.type"]),
+        ("an invalid type", transform(&json!({"type": "a b"})), &["spec.transform.type"]),
+        (
+            "a type for a ConfigMap",
+            json!({"sources": [source("v1", "ConfigMap", "a")], "transform": {"type": "Opaque"}}),
+            &["spec.transform.type", "only for Secrets"],
+        ),
+        (
+            "a type for a ConfigMap among Secrets",
+            json!({"sources": [source("v1", "Secret", "a"), source("v1", "ConfigMap", "b")], "transform": {"type": "Opaque"}}),
+            &["spec.transform.type", "only for Secrets"],
+        ),
+    ]
+}
+
+fn bad_choices() -> Vec<Case> {
+    vec![
+        ("a strategy to come", json!({"strategy": "Replace"}), &["spec.strategy"]),
+        ("a conflict policy to come", json!({"conflictPolicy": "Overwrite"}), &["spec.conflictPolicy"]),
+        ("a barrier", json!({"barrier": "Sometimes"}), &["spec.barrier"]),
+        ("a retention", json!({"retentionPolicy": {"whenUnmatched": "Keep"}}), &["spec.retentionPolicy.whenUnmatched"]),
+        (
+            "a negative grace",
+            json!({"retentionPolicy": {"sourceGracePeriodSeconds": -1}}),
+            &["spec.retentionPolicy.sourceGracePeriodSeconds"],
+        ),
+        (
+            "a grace over a day",
+            json!({"retentionPolicy": {"sourceGracePeriodSeconds": 86401}}),
+            &["spec.retentionPolicy.sourceGracePeriodSeconds"],
+        ),
+        ("suspend that is no boolean", json!({"suspend": "yes"}), &["spec.suspend"]),
+    ]
+}
+
+#[tokio::test]
+async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()> {
+    let scene = STAGE.scene("bad").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let good = good(&scene, &scene.tag);
+    good.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let before = version(&scene.secrets(&namespace).get("registry").await?);
+
+    let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
+    let mut wrong = Vec::new();
+    for (what, change, words) in [bad_sources(), bad_targets(), bad_transforms(), bad_choices()].concat() {
+        let name = unique(&scene.tag);
+        let bad = changed(&good, &name, &change);
+        wrong.extend(misjudged(what, create(&scene.client, "clusterreplications", &bad.object()).await, words));
+        if rules.get_opt(&name).await?.is_some() {
+            wrong.push(format!("{what}: it is stored"));
+            delete(&rules, &name).await?;
+        }
+        let bad = changed(&good, &good.name, &change);
+        let update = bad.replace(&scene.client).await.map_err(anyhow::Error::downcast::<kube::Error>);
+        match update {
+            Ok(()) => wrong.push(format!("{what}: accepted as an update")),
+            Err(Ok(error)) => wrong.extend(misjudged::<()>(&format!("{what}, as an update"), Err(error), words)),
+            Err(Err(error)) => return Err(error),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let stored = rules.get(&scene.tag).await?;
+    assert_eq!(stored.metadata.generation, Some(1));
+    assert_eq!(version(&scene.secrets(&namespace).get("registry").await?), before);
+    Ok(())
+}
+
+/// What is wrong with an answer that should be a refusal with these words.
+fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Option<String> {
+    match answer {
+        Ok(_) => Some(format!("{what}: accepted")),
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            let missing: Vec<_> = words.iter().filter(|word| !status.message.contains(**word)).collect();
+            (!missing.is_empty()).then(|| format!("{what}: no {missing:?} in: {}", status.message))
+        }
+        Err(error) => Some(format!("{what}: {error}")),
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
+    let scene = STAGE.scene("strict").await?;
+    let file = tempfile::NamedTempFile::new()?;
+    let path = file.path().display().to_string();
+    let good = good(&scene, &scene.tag);
+    for (field, value) in [("transform", json!({"data": {"include": ["a"]}})), ("driftPolicy", json!("Deny"))] {
+        std::fs::write(file.path(), good.clone().set(field, value).object().to_string())?;
+        let answer = kubectl(&scene.setting.control_plane, ["create", "-f", &path]);
+        let refusal = format!("{:#}", answer.expect_err("an unknown field"));
+        assert!(refusal.contains("unknown field") && refusal.contains(field), "{refusal}");
+    }
+    // What would be a source by a field to come has none of the fields that one must have.
+    let inline = good.clone().set("sources", json!([{"inline": {"apiVersion": "v1", "kind": "ConfigMap"}}]));
+    let answer = create(&scene.client, "clusterreplications", &inline.object()).await;
+    assert_eq!(misjudged("inline", answer, &["spec.sources[0]"]), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
+    let scene = STAGE.scene("bad-policy").await?;
+    let secrets = json!([{"apiVersion": "v1", "kind": "Secret"}]);
+    let kind = |api_version: &str, kind: &str| {
+        let labels = json!({"labels": {"set": {"a": "b"}}});
+        json!({"/match/kinds": [{"apiVersion": api_version, "kind": kind}], "/transform": labels})
+    };
+    let cases: Vec<Case> = vec![
+        ("no kinds", json!({"/match/kinds": []}), &["spec.match.kinds"]),
+        ("too many kinds", json!({"/match/kinds": vec![secrets[0].clone(); 9]}), &["spec.match.kinds"]),
+        ("kind Namespace", kind("v1", "Namespace"), &["spec.match.kinds[0]", "never rewritten"]),
+        ("a cluster-scoped kind", kind("v1", "Node"), &["spec.match.kinds[0]", "cluster-scoped"]),
+        ("Mimeo's own kind", kind("mimeo.dev/v1alpha1", "TransformPolicy"), &["spec.match.kinds[0]"]),
+        ("no object selector", json!({"/match/objectSelector": {}}), &["spec.match.objectSelector", "empty"]),
+        (
+            "an invalid object selector",
+            json!({"/match/objectSelector": {"matchLabels": {"a b": "c"}}}),
+            &["spec.match.objectSelector"],
+        ),
+        (
+            "an invalid namespace selector",
+            json!({"/match/namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}),
+            &["spec.match.namespaceSelector"],
+        ),
+        ("an excluded glob", json!({"/match/excludeNamespaces": ["team-*"]}), &["spec.match.excludeNamespaces[0]"]),
+        ("no transform", json!({"/transform": {}}), &["spec.transform"]),
+        ("an invalid type", json!({"/transform": {"type": "a b"}}), &["spec.transform.type"]),
+        (
+            "a type for ConfigMaps",
+            json!({"/match/kinds": [{"apiVersion": "v1", "kind": "ConfigMap"}]}),
+            &["spec.transform.type", "only for Secrets"],
+        ),
+        ("an invalid label", json!({"/transform/labels": {"set": {"a b": "c"}}}), &["spec.transform.labels.set"]),
+        (
+            "a mark of ours",
+            json!({"/transform/labels": {"set": {"mimeo.dev/copies": "c"}}}),
+            &["spec.transform.labels.set"],
+        ),
+        ("an invalid finalizer", json!({"/transform/finalizers": ["held"]}), &["spec.transform.finalizers[0]"]),
+        ("a failure policy", json!({"/failurePolicy": "Maybe"}), &["spec.failurePolicy"]),
+    ];
+    let policies: Api<TransformPolicy> = Api::all(scene.client.clone());
+    let mut wrong = Vec::new();
+    for (what, change, words) in cases {
+        let name = unique(&scene.tag);
+        let matched = json!({"kinds": secrets, "objectSelector": {"matchLabels": {"scene": scene.tag}}});
+        let mut spec = json!({"match": matched, "transform": {"type": "example.com/login"}});
+        for (pointer, value) in change.as_object().into_iter().flatten() {
+            let (parent, field) = pointer.rsplit_once('/').context("no pointer")?;
+            spec.pointer_mut(parent).context("no such field")?[field] = value.clone();
+        }
+        let metadata = json!({"name": name});
+        let policy =
+            json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": metadata, "spec": spec});
+        wrong.extend(misjudged(what, create(&scene.client, "transformpolicies", &policy).await, words));
+        if policies.get_opt(&name).await?.is_some() {
+            wrong.push(format!("{what}: it is stored"));
+            delete(&policies, &name).await?;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rule_for_every_namespace_is_accepted_with_a_warning_that_counts_them() -> Result<()> {
+    let scene = STAGE.scene("every").await?;
+    let file = tempfile::NamedTempFile::new()?;
+    let every = rule(&scene.tag).secret(&scene.home, "registry").target(json!({"namespaceSelector": {}}));
+    std::fs::write(file.path(), every.object().to_string())?;
+    let path = file.path().display().to_string();
+    let told = kubectl(&scene.setting.control_plane, ["create", "--dry-run=server", "-f", &path])?;
+    let counts = |line: &str| line.contains("namespaces") && line.contains(|c: char| c.is_ascii_digit());
+    assert!(told.lines().any(|line| line.starts_with("Warning:") && counts(line)), "{told}");
+    let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
+    assert!(rules.get_opt(&scene.tag).await?.is_none(), "a dry run stores nothing");
+    Ok(())
+}
+
+// ---- accepted, and told in the status ----
+
+#[tokio::test]
+async fn a_missing_source_is_told_until_it_is_there() -> Result<()> {
+    let scene = STAGE.scene("missing").await?;
+    let namespace = scene.namespace().await?;
+    good(&scene, &scene.tag).create(&scene.client).await?;
+    let status = scene.wait_condition(&scene.tag, "Ready", "False", "SourceNotFound").await?;
+    assert_reason(&status, "SourcesFound", "False", "SourceNotFound", &scene.home)?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.wait_synced(&scene.tag).await?;
+    scene.secrets(&namespace).get("registry").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_served_is_told_until_it_is() -> Result<()> {
+    let scene = STAGE.scene("unserved").await?;
+    scene.namespace().await?;
+    let group = format!("{}.example.com", scene.tag);
+    scene.rule().source(&format!("{group}/v1"), "Gadget", &scene.home, "one").create(&scene.client).await?;
+    let status = scene.wait_condition(&scene.tag, "Ready", "False", "SourceNotFound").await?;
+    assert_reason(&status, "SourcesFound", "False", "KindNotServed", "Gadget")?;
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("gadgets.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced", "names": {"plural": "gadgets", "singular": "gadget", "kind": "Gadget"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    mimeo_tests::install_crd(&scene.client, &serde_json::from_value(crd)?).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rule_that_matches_nothing_is_ready() -> Result<()> {
+    let scene = STAGE.scene("nothing").await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    good(&scene, &scene.tag).create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "Ready", "True", "NoNamespaceMatches").await?;
+    scene.wait_counts(&scene.tag, [0, 0, 0]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sources_own_cell_is_left_out() -> Result<()> {
+    let scene = STAGE.scene("own").await?;
+    let namespace = scene.namespace().await?;
+    let source = scene.secret("registry", &[("token", "one")]).await?;
+    relabel(&scene.client, &scene.home, "scene", Some(&scene.tag)).await?;
+    good(&scene, &scene.tag).create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [1, 1, 0]).await?;
+    scene.secrets(&namespace).get("registry").await?;
+    assert_eq!(version(&scene.secrets(&scene.home).get("registry").await?), version(&source));
+
+    // Under another name a copy beside its source is a copy like any other.
+    good(&scene, &scene.tag).named("second").replace(&scene.client).await?;
+    scene.wait_secret(&scene.home, "second", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    assert_eq!(version(&scene.secrets(&scene.home).get("registry").await?), version(&source));
+    Ok(())
+}
+
+#[tokio::test]
+async fn secrets_that_belong_to_one_namespace_are_refused_unless_their_type_is_changed() -> Result<()> {
+    let scene = STAGE.scene("belong").await?;
+    let namespace = scene.namespace().await?;
+    let token = json!({"type": "kubernetes.io/service-account-token",
+        "metadata": {"name": "token", "annotations": {"kubernetes.io/service-account.name": "default"}}});
+    let release = json!({"type": "helm.sh/release.v1", "metadata": {"name": "sh.helm.release.v1.shop.v1"}});
+    for (source, changed) in [(token, "example.com/token"), (release, "example.com/release")] {
+        let mut source: Secret = serde_json::from_value(source)?;
+        source.data = Some([("all".to_owned(), k8s_openapi::ByteString(b"one".to_vec()))].into());
+        let name = source.metadata.name.clone().unwrap_or_default();
+        scene.secrets(&scene.home).create(&kube::api::PostParams::default(), &source).await?;
+        let refused = rule(&unique(&scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, &name);
+        refused.create(&scene.client).await?;
+        let status = scene.wait_condition(&refused.name, "SourcesFound", "False", "SourceRefused").await?;
+        assert_reason(&status, "SourcesFound", "False", "SourceRefused", &name)?;
+        assert!(scene.secrets(&namespace).get_opt(&name).await?.is_none());
+
+        refused.set("transform", json!({"type": changed})).replace(&scene.client).await?;
+        let copy = scene.wait_secret(&namespace, &name, |_| true).await?;
+        assert_eq!((copy.type_.as_deref(), value(&copy, "all").as_deref()), (Some(changed), Some("one")));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_two_rules_for_one_cell_the_older_has_it_and_the_other_says_so() -> Result<()> {
+    let scene = STAGE.scene("two").await?;
+    let namespace = scene.namespace().await?;
+    // The younger one's name comes first: age counts, not the alphabet.
+    let [oldest, older, younger] = ["zz", "z", "a"].map(|name| {
+        rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, name).named("shared")
+    });
+    let elsewhere = oldest.clone().set("targets", json!([{"namespaces": [scene.tag], "name": "shared"}]));
+    for (rule, name) in [(&elsewhere, "zz"), (&older, "z"), (&younger, "a")] {
+        scene.secret(name, &[("from", name)]).await?;
+        rule.create(&scene.client).await?;
+        // Creation times have whole seconds.
+        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    }
+    let status = scene.wait_condition(&younger.name, "Ready", "False", "CopiesFailed").await?;
+    let failure = status.failures.first().context("no failure")?;
+    assert_eq!((failure.reason.as_str(), failure.namespace.as_str()), ("RuleConflict", namespace.as_str()));
+    assert!(failure.message.contains(&older.name), "{failure:?}");
+    scene.wait_synced(&older.name).await?;
+    let before = scene.secrets(&namespace).get("shared").await?;
+    assert_eq!(value(&before, "from").as_deref(), Some("z"));
+
+    older.delete(&scene.client).await?;
+    scene.wait_synced(&younger.name).await?;
+    let after = scene.secrets(&namespace).get("shared").await?;
+    assert_eq!((value(&after, "from").as_deref(), uid(&after)), (Some("a"), uid(&before)), "taken over in place");
+    let belongs = format!("ClusterReplication/{}", younger.name);
+    assert_eq!(annotation(&after, "mimeo.dev/rule"), Some(belongs.as_str()));
+    assert_eq!(label(&after, "mimeo.dev/cluster-replication"), Some(younger.name.as_str()));
+    // The rule whose mark the copy carries keeps it, though an older one comes to want it.
+    oldest.replace(&scene.client).await?;
+    scene.wait_condition(&oldest.name, "Ready", "False", "CopiesFailed").await?;
+    put(&scene.secrets(&scene.home), "a", &[("from", "a2")]).await?;
+    scene.wait_secret(&namespace, "shared", |copy| value(copy, "from").as_deref() == Some("a2")).await?;
+    Ok(())
+}
+
+#[track_caller]
+fn assert_reason(status: &ClusterReplicationStatus, type_: &str, is: &str, reason: &str, about: &str) -> Result<()> {
+    let found = condition(status, type_).context("no such condition")?;
+    assert_eq!((found.status.as_str(), found.reason.as_str()), (is, reason), "{status:#?}");
+    assert!(found.message.contains(about), "{}", found.message);
+    Ok(())
+}
+
+// ---- what no API server sends ----
+
+#[tokio::test]
+async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -> Result<()> {
+    let setting = STAGE.get().await?;
+    let webhook = stranger(&setting.pair.url())?;
+    let uid = "f3b1a6ce-0c6e-4c7e-9d0a-1b2c3d4e5f60";
+    let shapeless =
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": uid, "kind": 7}});
+    let other = json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": uid}});
+    let bodies: [(&str, Vec<u8>, &str); 7] = [
+        ("nothing", Vec::new(), ""),
+        ("no JSON", b"{hello".to_vec(), ""),
+        ("no text", vec![0xff; 64], ""),
+        ("no review", b"[1, 2]".to_vec(), ""),
+        ("no request", br#"{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}"#.to_vec(), ""),
+        ("a request of another shape", shapeless.to_string().into_bytes(), uid),
+        ("another version", other.to_string().into_bytes(), uid),
+    ];
+    for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
+        for (what, body, uid) in &bodies {
+            let review = ask(&webhook, path, body.clone()).await.with_context(|| format!("{path}: {what}"))?;
+            let answer = &review["response"];
+            assert_eq!(
+                (&review["apiVersion"], &review["kind"]),
+                (&json!("admission.k8s.io/v1"), &json!("AdmissionReview"))
+            );
+            assert_eq!((&answer["uid"], &answer["allowed"]), (&json!(uid), &json!(false)), "{path}: {what}: {review}");
+            let why = answer["status"]["message"].as_str().unwrap_or_default();
+            assert!(answer["status"]["code"] == 400 && !why.is_empty(), "{path}: {what}: {review}");
+        }
+        // By little, so that the answer isn't lost with what nobody reads; on a connection of its own, which it ends.
+        let another = stranger(&setting.pair.url())?;
+        let review = ask(&another, path, padded(uid, 7 << 20)).await.with_context(|| format!("{path}: over 7 MiB"))?;
+        let why = review["response"]["status"]["message"].as_str().unwrap_or_default();
+        assert!(review["response"]["allowed"] == json!(false) && why.contains("MiB"), "{path}: over 7 MiB: {review}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_body_of_almost_7_mib_is_read() -> Result<()> {
+    let setting = STAGE.get().await?;
+    let webhook = stranger(&setting.pair.url())?;
+    let uid = "1c1f0a56-3f0e-4a39-8c1f-6d1b5a9e0c11";
+    for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
+        let review = ask(&webhook, path, padded(uid, (7 << 20) - (64 << 10))).await.context(path)?;
+        assert_eq!(review["response"]["uid"], json!(uid), "{path}: {review}");
+        assert_ne!(review["response"]["status"]["code"], json!(413), "{path}: {review}");
+    }
+    Ok(())
+}
+
+/// A review of a ConfigMap's creation, of about this size (bytes), which none of the hooks has anything to say to.
+fn padded(uid: &str, size: usize) -> Vec<u8> {
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "big", "namespace": "default"},
+        "data": {"all": "x".repeat(size)}});
+    let request = json!({
+        "uid": uid, "operation": "CREATE", "name": "big", "namespace": "default", "dryRun": true,
+        "kind": {"group": "", "version": "v1", "kind": "ConfigMap"},
+        "resource": {"group": "", "version": "v1", "resource": "configmaps"},
+        "userInfo": {"username": "robin", "groups": []}, "object": object,
+    });
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
+    review.to_string().into_bytes()
+}
+
+/// # Errors
+/// When the answer isn't 200 with JSON: an API server would take that for no answer.
+async fn ask(webhook: &Client, path: &str, body: Vec<u8>) -> Result<Value> {
+    let request = Request::post(format!("{path}?timeout=5s")).header("content-type", "application/json").body(body)?;
+    let answer = webhook.request_text(request).await?;
+    Ok(serde_json::from_str(&answer)?)
+}

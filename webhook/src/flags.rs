@@ -1,0 +1,201 @@
+//! Flags of `mimeo-webhook`, and what they mean together.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Parser, ValueEnum};
+use mimeo_api::FailurePolicy;
+use mimeo_core::registration::Endpoint;
+use mimeo_runtime::{
+    certificates::{CertificateArgs, ServingNames},
+    client::ClientArgs,
+    duration,
+    identity::{Identity, IdentityArgs},
+    server::OpsArgs,
+    telemetry::TelemetryArgs,
+    tls::DrainArgs,
+};
+
+/// Keeps copies of Kubernetes objects where they are needed: the part inside the API request
+#[derive(Debug, Parser)]
+#[command(name = "mimeo-webhook", version)]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
+    #[command(flatten)]
+    pub(crate) endpoint: EndpointArgs,
+    #[command(flatten)]
+    pub(crate) hooks: HookArgs,
+    #[command(flatten)]
+    pub(crate) certificate: CertificateArgs,
+    #[command(flatten)]
+    pub(crate) drain: DrainArgs,
+    #[command(flatten)]
+    pub(crate) ops: OpsArgs,
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+}
+
+/// Where the webhook listens, and where API servers find it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Endpoint")]
+pub(crate) struct EndpointArgs {
+    /// Address of the webhook, in TLS; port 0 takes a free one, which is logged
+    #[arg(long, env = "MIMEO_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
+    pub(crate) listen: SocketAddr,
+    /// Service by which API servers reach the webhook. Default: mimeo-webhook in Mimeo's namespace
+    #[arg(long, env = "MIMEO_SERVICE", value_name = "NAMESPACE/NAME", conflicts_with = "url")]
+    service: Option<String>,
+    /// Port of that Service
+    #[arg(long, env = "MIMEO_SERVICE_PORT", value_name = "PORT", default_value_t = 443)]
+    service_port: u16,
+    /// URL by which API servers reach the webhook, for a webhook outside the cluster
+    #[arg(long, env = "MIMEO_URL", value_name = "https://HOST:PORT")]
+    url: Option<String>,
+}
+
+impl EndpointArgs {
+    /// What is registered, and the names that a certificate for it must have.
+    pub(crate) fn resolve(&self, namespace: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
+        if let Some(url) = &self.url {
+            return by_url(url);
+        }
+        let service = self.service.clone().unwrap_or_else(|| format!("{namespace}/mimeo-webhook"));
+        let (namespace, name) = service.split_once('/').context("--service: expected namespace/name")?;
+        ensure!(!namespace.is_empty() && !name.is_empty(), "--service: expected namespace/name");
+        let endpoint = Endpoint::Service { namespace: namespace.into(), name: name.into(), port: self.service_port };
+        Ok((endpoint, ServingNames::for_service(namespace, name)))
+    }
+}
+
+fn by_url(url: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
+    let parsed: http::Uri = url.parse().context("--url")?;
+    ensure!(parsed.scheme_str() == Some("https"), "--url: API servers ask webhooks by https only");
+    ensure!(parsed.path_and_query().is_none_or(|path| path == "/"), "--url: expected no path");
+    let Some(host) = parsed.host().filter(|host| !host.is_empty()) else { bail!("--url: expected a host") };
+    Ok((Endpoint::Url(url.trim_end_matches('/').to_owned()), ServingNames::new([host])))
+}
+
+/// What the hooks do.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Hooks")]
+pub(crate) struct HookArgs {
+    /// What happens to new namespaces while no webhook answers: they are created and filled later (ignore), or refused, so that
+    /// pods never start without their copies (fail)
+    #[arg(
+        long,
+        env = "MIMEO_NAMESPACES_FAILURE_POLICY",
+        value_name = "POLICY",
+        value_enum,
+        ignore_case = true,
+        default_value = "ignore"
+    )]
+    namespaces_failure_policy: OnFailure,
+    /// How long pods of a new namespace are held at most for copies of rules with `barrier: BestEffort`, counted from the
+    /// namespace's creation (as in 10s)
+    #[arg(long, env = "MIMEO_BARRIER_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pub(crate) barrier_budget: Duration,
+    /// How long one request is held before it is answered with 429 and comes again (as in 1s)
+    #[arg(long, env = "MIMEO_BARRIER_WAIT", value_name = "DURATION", default_value = "1s", value_parser = duration::parse)]
+    pub(crate) barrier_wait: Duration,
+    /// Most requests held at once by this replica; any more are answered with 429 at once
+    #[arg(long, env = "MIMEO_BARRIER_MAX_HELD", value_name = "REQUESTS", default_value_t = 64)]
+    pub(crate) barrier_max_held: usize,
+    /// What waits for a new namespace's copies, as version/resource or group/version/resource in plural
+    #[arg(
+        long,
+        env = "MIMEO_BARRIER_RESOURCES",
+        value_name = "RESOURCES",
+        value_delimiter = ',',
+        default_value = "v1/pods"
+    )]
+    barrier_resources: Vec<String>,
+    /// Users besides this program's own who may change the mark on namespaces: those of Mimeo's other programs.
+    /// Default: the service account mimeo-reconciler in Mimeo's namespace
+    #[arg(long, env = "MIMEO_USERS", value_name = "USERS", value_delimiter = ',')]
+    mimeo_users: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnFailure {
+    Ignore,
+    Fail,
+}
+
+impl HookArgs {
+    /// The failure policy of the namespaces hook.
+    pub(crate) fn namespaces_failure_policy(&self) -> FailurePolicy {
+        match self.namespaces_failure_policy {
+            OnFailure::Ignore => FailurePolicy::Ignore,
+            OnFailure::Fail => FailurePolicy::Fail,
+        }
+    }
+
+    /// Group, version and plural of what waits.
+    pub(crate) fn barrier_resources(&self) -> anyhow::Result<Vec<(String, String, String)>> {
+        let parse = |text: &String| {
+            let parts: Vec<&str> = text.trim().split('/').collect();
+            ensure!(parts.iter().all(|part| !part.is_empty()), "--barrier-resources: {text:?} has an empty part");
+            Ok(match parts[..] {
+                [version, resource] => (String::new(), version.to_owned(), resource.to_owned()),
+                [group, version, resource] => (group.to_owned(), version.to_owned(), resource.to_owned()),
+                _ => bail!("--barrier-resources: expected version/resource or group/version/resource, not {text:?}"),
+            })
+        };
+        self.barrier_resources.iter().map(parse).collect()
+    }
+
+    /// The users that Mimeo's programs are to the API server, the same list whichever replica makes it.
+    pub(crate) fn mimeo_users(&self, identity: &Identity) -> Vec<String> {
+        let mut users = self.mimeo_users.clone();
+        if users.is_empty() {
+            users.push(format!("system:serviceaccount:{}:mimeo-reconciler", identity.namespace));
+        }
+        users.push(identity.username.clone());
+        users.sort_unstable();
+        users.dedup();
+        users
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    fn flags(args: &[&str]) -> Flags {
+        Flags::try_parse_from(["mimeo-webhook"].iter().chain(args)).unwrap()
+    }
+
+    #[test]
+    fn an_endpoint_is_a_service_or_a_url() {
+        let endpoint = |args: &[&str]| flags(args).endpoint.resolve("mimeo-system");
+        let service = |namespace: &str, name: &str, port| Endpoint::Service {
+            namespace: namespace.into(),
+            name: name.into(),
+            port,
+        };
+        assert_eq!(endpoint(&[]).unwrap().0, service("mimeo-system", "mimeo-webhook", 443));
+        assert_eq!(endpoint(&["--service", "a/b", "--service-port", "9"]).unwrap().0, service("a", "b", 9));
+        let (url, names) = endpoint(&["--url", "https://[::1]:8443/"]).unwrap();
+        assert_eq!((url, names), (Endpoint::Url("https://[::1]:8443".into()), ServingNames::new(["::1"])));
+        for bad in [["--service", "a"], ["--url", "http://a"], ["--url", "https://a/b"], ["--url", "https://"]] {
+            assert!(endpoint(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn resources_and_users_are_lists() {
+        let identity = Identity { username: "me".into(), namespace: "ns".into(), replica: "r".into() };
+        let hooks = flags(&["--barrier-resources", "v1/pods,batch/v1/jobs", "--mimeo-users", "b,a"]).hooks;
+        let triple = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        assert_eq!(hooks.barrier_resources().unwrap(), [triple("", "v1", "pods"), triple("batch", "v1", "jobs")]);
+        assert_eq!(hooks.mimeo_users(&identity), ["a", "b", "me"]);
+        assert!(flags(&["--barrier-resources", "pods"]).hooks.barrier_resources().is_err());
+        assert_eq!(flags(&[]).hooks.mimeo_users(&identity), ["me", "system:serviceaccount:ns:mimeo-reconciler"]);
+        let strict = flags(&["--namespaces-failure-policy", "Fail"]).hooks;
+        assert_eq!(strict.namespaces_failure_policy(), FailurePolicy::Fail);
+    }
+}

@@ -1,0 +1,290 @@
+//! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
+
+mod barrier;
+mod flags;
+mod hooks;
+mod metrics;
+mod namespaces;
+mod objects;
+mod policies;
+mod register;
+mod rules;
+mod turns;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::Parser;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use mimeo_core::{
+    engine::{Engine, Role, Settings},
+    names,
+    registration::{NAME, Registration},
+};
+use mimeo_runtime::{
+    certificates::ServingMaterial,
+    client::Clients,
+    discovery::Discovery,
+    driver::{CopyRequests, Handle, Tools, drive},
+    follow::Backoff,
+    identity::{Identity, IdentityArgs},
+    lease::{Heartbeat, HeartbeatSpec},
+    limiter::Limiter,
+    observer::Observer,
+    server::{self, Check, Readiness},
+    shutdown::Shutdown,
+    telemetry::registry,
+    tls,
+    writer::Writer,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+use crate::{
+    flags::Flags,
+    hooks::{App, router},
+    metrics::Metrics,
+    policies::Registrar,
+    register::{Kept, MANAGER, Wanted},
+    turns::Turns,
+};
+
+/// How long one request of ours may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Requests at once: at least and at most. A webhook fills single namespaces, the reconciler does the mass.
+const CONCURRENCY: (usize, usize) = (4, 32);
+/// Between renewals of this replica's Lease. A killed replica counts as alive for three of these, and while it counts no new rule
+/// is said to be in force.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    flags.telemetry.init()?;
+    tls::install_provider();
+    let shutdown = Shutdown::on_signals()?;
+    let readiness = Readiness::new(shutdown.clone());
+    let checks = Checks::new(&readiness);
+    let mut metrics = registry();
+    let (counters, counts) = (Metrics::new(&mut metrics), CopyRequests::new(&mut metrics));
+    server::serve(&flags.ops, readiness.clone(), Arc::new(metrics)).await.context("operations server")?;
+
+    let clients = flags.client.clients("mimeo-webhook").await?;
+    let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
+    let barrier_resources = flags.hooks.barrier_resources()?;
+    let listener = TcpListener::bind(flags.endpoint.listen).await.context("failed to listen")?;
+    info!(address = %listener.local_addr()?, "listening");
+    let (identity, cluster) = tokio::select! {
+        found = who(&clients, &flags.identity) => found,
+        () = shutdown.triggered() => return Ok(()),
+    };
+    let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, cluster) };
+    let handle = Handle::counting(Engine::new(settings), counts);
+    let mimeo_users = flags.hooks.mimeo_users(&identity);
+    let registration = Registration {
+        endpoint,
+        ca_bundle: None,
+        own_namespace: identity.namespace.clone(),
+        namespaces_failure_policy: flags.hooks.namespaces_failure_policy(),
+        barrier_resources,
+        mimeo_users: mimeo_users.clone(),
+        owner: None,
+    };
+    let app = Arc::new(App {
+        handle: handle.clone(),
+        client: clients.requests.clone(),
+        discovery: Arc::new(Discovery::new(clients.requests.clone())),
+        policies: Arc::default(),
+        metrics: counters,
+        barrier_wait: flags.hooks.barrier_wait,
+        held: Semaphore::new(flags.hooks.barrier_max_held),
+        reads: Turns::default(),
+        updates: Turns::default(),
+        mimeo_users,
+    });
+    let seen = observe(&clients, &identity, &app, &checks);
+
+    let material = flags.certificate.start(&clients, &identity.namespace, serving_names);
+    let config = tls::server_config(material.clone())?;
+    let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
+    let registered = tokio::select! {
+        () = register(&clients, &app, registration, material, &checks) => true,
+        () = shutdown.triggered() => false,
+    };
+    if registered {
+        beat(&clients, &identity, seen, &shutdown).await;
+    }
+    serving.await.context("server")
+}
+
+/// What must hold before this replica is ready.
+struct Checks {
+    informed: Check,
+    policies: Check,
+    certificate: Check,
+    registered: Check,
+}
+
+impl Checks {
+    fn new(readiness: &Readiness) -> Self {
+        Self {
+            informed: readiness.check("rules, namespaces and sources read"),
+            policies: readiness.check("policies listed"),
+            certificate: readiness.check("certificate served"),
+            registered: readiness.check("hooks registered"),
+        }
+    }
+}
+
+/// Who this is, and the uid of `kube-system`, which stands for the cluster. Asks until there is an answer.
+async fn who(clients: &Clients, args: &IdentityArgs) -> (Identity, String) {
+    let ask = async || -> anyhow::Result<(Identity, String)> {
+        let identity = args.resolve(clients.requests.clone()).await?;
+        let api: Api<Namespace> = Api::all(clients.requests.clone());
+        let namespace = api.get_metadata("kube-system").await.context("failed to read namespace kube-system")?;
+        Ok((identity, namespace.metadata.uid.context("namespace kube-system has no uid")?))
+    };
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
+    loop {
+        match timeout(DEADLINE, ask()).await {
+            Ok(Ok(found)) => return found,
+            Ok(Err(error)) => warn!(error = %format!("{error:#}"), "the API server can't be asked yet, retrying"),
+            Err(_) => warn!("the API server doesn't answer, retrying"),
+        }
+        sleep(backoff.pause()).await;
+    }
+}
+
+/// What this replica has taken in of the rules, as resourceVersions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// The newest spec of a rule: worth telling at once.
+    spec: u64,
+    /// The newest state of any rule: statuses are written often, and nobody waits for them here.
+    version: u64,
+}
+
+/// Opens the watches, and drives what follows from them.
+fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Checks) -> watch::Receiver<Seen> {
+    let limiter = Limiter::new(CONCURRENCY.0, CONCURRENCY.1);
+    let writer = Writer::new(clients.requests.clone(), limiter.clone(), DEADLINE, &identity.namespace);
+    let observer = Observer {
+        handle: app.handle.clone(),
+        client: clients.watches.clone(),
+        writer: writer.clone(),
+        discovery: app.discovery.clone(),
+        namespace: identity.namespace.clone(),
+        crd: Arc::default(),
+    };
+    let (publish, seen) = watch::channel(Seen::default());
+    let handle = app.handle.clone();
+    let taken_in = move |version: u64| {
+        let spec = handle.look(|engine, _| engine.rules_seen());
+        publish.send_modify(|seen| *seen = Seen { spec: seen.spec.max(spec), version: seen.version.max(version) });
+    };
+    let (kinds, copies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    tokio::spawn(observer.clone().rules(taken_in));
+    tokio::spawn(observer.clone().namespaces());
+    tokio::spawn(observer.clone().kinds());
+    tokio::spawn(observer.clone().crds(kinds.clone()));
+    tokio::spawn(observer.demand(copies.clone()));
+    let policies = app.policies.clone();
+    tokio::spawn(async move {
+        loop {
+            kinds.notified().await;
+            copies.notify_one();
+            policies.kinds_changed();
+        }
+    });
+    let listed = checks.policies.clone();
+    let (policies, client) = (app.policies.clone(), clients.watches.clone());
+    tokio::spawn(async move { policies.follow(client, || listed.set(true)).await });
+    tokio::spawn(informed(app.handle.clone(), checks.informed.clone()));
+    let tools = Tools { writer, limiter, discovery: app.discovery.clone() };
+    let handle = app.handle.clone();
+    tokio::spawn(async move {
+        // Any number of replicas fill namespaces side by side.
+        let (_always, active) = watch::channel(true);
+        drive(handle, tools, active).await;
+    });
+    seen
+}
+
+/// Sets the check once everything was seen that decides about a namespace.
+async fn informed(handle: Handle, check: Check) {
+    let mut changes = handle.changes();
+    while !handle.look(|engine, _| engine.informed()) {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+    check.set(true);
+}
+
+/// Registers the hooks, and keeps them registered; returns when the API server has them.
+async fn register(
+    clients: &Clients,
+    app: &App,
+    registration: Registration,
+    mut material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    checks: &Checks,
+) {
+    let served = checks.certificate.clone();
+    let (publish, current) = watch::channel(None);
+    let registrar = Registrar::new(app.policies.clone(), clients, app.discovery.clone());
+    tokio::spawn(registrar.run(current));
+    let kept = Arc::new((Kept::mutating(clients, NAME), Kept::validating(clients, NAME)));
+    let hooks = kept.clone();
+    tokio::spawn(async move {
+        loop {
+            if let Some(material) = material.borrow_and_update().clone() {
+                let registration = Registration { ca_bundle: material.ca_bundle.clone(), ..registration.clone() };
+                hooks.0.want(Wanted::Mutating(registration.clone()));
+                hooks.1.want(Wanted::Validating(registration.clone()));
+                publish.send_replace(Some(registration));
+                served.set(true);
+            }
+            if material.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    kept.0.holds().await;
+    kept.1.holds().await;
+    checks.registered.set(true);
+}
+
+/// Shows on this replica's Lease that it lives, and which rules it has taken in; ends with the shutdown, and the Lease with it.
+async fn beat(clients: &Clients, identity: &Identity, mut seen: watch::Receiver<Seen>, shutdown: &Shutdown) {
+    let heartbeat = Heartbeat::start(
+        clients,
+        HeartbeatSpec {
+            namespace: identity.namespace.clone(),
+            name: format!("mimeo-webhook-{}", identity.replica),
+            holder: identity.replica.clone(),
+            labels: [(names::REPLICA.to_owned(), names::REPLICA_WEBHOOK.to_owned())].into(),
+            period: HEARTBEAT,
+            field_manager: MANAGER.to_owned(),
+        },
+    );
+    let mut told: Option<Seen> = None;
+    loop {
+        let now = *seen.borrow_and_update();
+        if told.is_none_or(|told| now.spec > told.spec) {
+            heartbeat.annotate(names::SEEN, &now.version.to_string());
+        } else {
+            heartbeat.note(names::SEEN, &now.version.to_string());
+        }
+        told = Some(now);
+        tokio::select! {
+            () = shutdown.triggered() => break,
+            changed = seen.changed() => if changed.is_err() { break },
+        }
+    }
+    heartbeat.stop().await;
+}

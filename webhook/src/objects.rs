@@ -1,0 +1,43 @@
+//! `/mutate/objects/<policy>`: rewrites objects as the policy says, whoever writes them.
+//!
+//! While it doesn't answer, the policy's own failure policy decides; its errors follow the same policy as far as it is known.
+
+use kube::Api;
+use mimeo_api::{FailurePolicy, TransformPolicy};
+use mimeo_core::review::{Request, Verdict};
+use mimeo_runtime::client::Fault;
+use tracing::warn;
+
+use crate::{hooks::App, policies::Known};
+
+pub(crate) async fn decide(app: &App, name: &str, request: &Request) -> Verdict {
+    if let Some(known) = app.policies.find(name) {
+        return rewrite(&known, request);
+    }
+    // Registered by another replica whose watch was quicker, or deleted just now.
+    let api: Api<TransformPolicy> = Api::all(app.client.clone());
+    match api.get_opt(name).await {
+        Ok(Some(object)) => rewrite(&Known::new(object), request),
+        Ok(None) => Verdict::ALLOW,
+        Err(error) => {
+            warn!(policy = name, error = %Fault(&error), "failed to read a policy");
+            fail(format!("Mimeo cannot read TransformPolicy {name} now"))
+        }
+    }
+}
+
+fn rewrite(known: &Known, request: &Request) -> Verdict {
+    if let Ok(policy) = &known.policy {
+        return policy.rewrite(request).into();
+    }
+    let name = known.object.metadata.name.as_deref().unwrap_or_default();
+    let message = format!("TransformPolicy {name} is invalid; its status says why");
+    match known.object.spec.failure_policy {
+        FailurePolicy::Fail => fail(message),
+        FailurePolicy::Ignore => Verdict::Allow { warnings: vec![format!("Mimeo: {message}")] },
+    }
+}
+
+fn fail(message: String) -> Verdict {
+    Verdict::Deny { code: 500, reason: "InternalError", message, retry_after_seconds: None }
+}

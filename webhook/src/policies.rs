@@ -1,0 +1,396 @@
+//! `TransformPolicies`: which there are, their entries in the second webhook configuration, and what their statuses say.
+//!
+//! Every replica does all of it: what one wrote the others find as they would have written it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
+use mimeo_core::{
+    kind::{GroupVersionKind, Resource},
+    meta::Checksum,
+    policy::Policy,
+    registration::{POLICIES_NAME, Registration},
+    rule::Refusal,
+};
+use mimeo_runtime::{
+    client::{Clients, Fault, status, within},
+    discovery::Discovery,
+    watch::{Event, WatchSpec, watch},
+};
+use serde_json::json;
+use tokio::{
+    sync::{Notify, watch as channel},
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+use crate::register::{Kept, MANAGER, Wanted, try_out};
+
+/// Most policies in the configuration, which is one object and has to fit into etcd.
+const MOST: usize = 256;
+/// A kind that nothing announces, as of an aggregated API, is looked for again this often.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A policy as it was last seen.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The object.
+    pub(crate) object: TransformPolicy,
+    /// What it means, or why it means nothing.
+    pub(crate) policy: Result<Policy, Vec<Refusal>>,
+}
+
+impl Known {
+    pub(crate) fn new(object: TransformPolicy) -> Self {
+        Self { policy: Policy::parse(&object), object }
+    }
+
+    fn name(&self) -> &str {
+        self.object.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// The policies that there are.
+#[derive(Debug, Default)]
+pub(crate) struct Policies {
+    known: ArcSwap<BTreeMap<Box<str>, Arc<Known>>>,
+    listed: AtomicBool,
+    /// Something may have to be registered anew: a policy, or a kind.
+    changed: Notify,
+}
+
+impl Policies {
+    /// The policy of that name.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Known>> {
+        self.known.load().get(name).cloned()
+    }
+
+    /// Whether all have been seen once.
+    pub(crate) fn listed(&self) -> bool {
+        self.listed.load(Ordering::Acquire)
+    }
+
+    /// Kinds may have come or gone.
+    pub(crate) fn kinds_changed(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Follows them until dropped; `listed` is called after each complete listing.
+    pub(crate) async fn follow(&self, client: Client, listed: impl Fn() + Send + Sync) {
+        let spec = WatchSpec {
+            path: "/apis/mimeo.dev/v1alpha1/transformpolicies".into(),
+            metadata_only: false,
+            label_selector: None,
+            field_selector: None,
+            what: "policies".into(),
+        };
+        let mut shown = BTreeSet::new();
+        watch::<TransformPolicy>(client, spec, |event| match event {
+            Event::Listing => shown.clear(),
+            Event::Applied(object) => {
+                let name: Box<str> = object.metadata.name.as_deref().unwrap_or_default().into();
+                shown.insert(name.clone());
+                let known = Arc::new(Known::new(object));
+                self.change(|all| all.insert(name, known));
+            }
+            Event::Deleted(object) => {
+                let name = object.metadata.name.as_deref().unwrap_or_default();
+                shown.remove(name);
+                self.change(|all| all.remove(name));
+            }
+            Event::Listed { .. } => {
+                self.complete(&shown);
+                listed();
+            }
+            // Without their CRD there are none.
+            Event::NotServed => {
+                self.complete(&BTreeSet::new());
+                listed();
+            }
+            Event::Denied => {}
+        })
+        .await;
+    }
+
+    /// Only the watch writes, so nothing is lost between reading and storing.
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<Box<str>, Arc<Known>>) -> T) {
+        let mut all = BTreeMap::clone(&self.known.load());
+        change(&mut all);
+        self.known.store(Arc::new(all));
+        self.changed.notify_one();
+    }
+
+    fn complete(&self, shown: &BTreeSet<Box<str>>) {
+        self.change(|all| all.retain(|name, _| shown.contains(name)));
+        self.listed.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+}
+
+/// Keeps the policies' configuration and statuses.
+pub(crate) struct Registrar {
+    policies: Arc<Policies>,
+    client: Client,
+    discovery: Arc<Discovery>,
+    kept: Kept,
+    /// How kinds were last known to be served: an unanswered question changes nothing.
+    served: BTreeMap<GroupVersionKind, Resource>,
+    /// Entries that were tried, by their contents.
+    tried: BTreeMap<Checksum, Result<(), String>>,
+}
+
+/// What is to be said of a policy: condition Ready.
+struct Finding {
+    ready: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl Finding {
+    fn not(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { ready: false, reason, message: message.into() }
+    }
+}
+
+impl Registrar {
+    pub(crate) fn new(policies: Arc<Policies>, clients: &Clients, discovery: Arc<Discovery>) -> Self {
+        Self {
+            policies,
+            client: clients.requests.clone(),
+            discovery,
+            kept: Kept::mutating(clients, POLICIES_NAME),
+            served: BTreeMap::new(),
+            tried: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until dropped; does nothing before there is a registration.
+    pub(crate) async fn run(mut self, mut registration: channel::Receiver<Option<Registration>>) {
+        loop {
+            let current = registration.borrow_and_update().clone();
+            let pause = match current.filter(|_| self.policies.listed()) {
+                None => LOOK_AGAIN,
+                Some(registration) => self.register(&registration).await.unwrap_or_else(|error| {
+                    warn!(error = %format!("{error:#}"), "failed to register the policies");
+                    RETRY
+                }),
+            };
+            let policies = self.policies.clone();
+            tokio::select! {
+                () = policies.changed.notified() => {}
+                changed = registration.changed() => if changed.is_err() { return },
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One round; returns when the next one is due even if nothing happens.
+    async fn register(&mut self, registration: &Registration) -> anyhow::Result<Duration> {
+        let known: Vec<Arc<Known>> = self.policies.known.load().values().cloned().collect();
+        let all_served = self.look_kinds_up(&known).await;
+        let mut accepted = Vec::new();
+        let mut findings = Vec::new();
+        let mut by_age: Vec<&Arc<Known>> = known.iter().collect();
+        by_age.sort_by_key(|known| (known.object.metadata.creation_timestamp.clone(), known.name()));
+        let mut keys = BTreeSet::new();
+        for known in by_age {
+            let finding = self.judge(registration, known, accepted.len(), &mut keys).await?;
+            if let (true, Ok(policy)) = (finding.ready, &known.policy) {
+                accepted.push(policy.clone());
+            }
+            findings.push((known.clone(), finding));
+        }
+        self.tried.retain(|key, _| keys.contains(key));
+        accepted.sort_by(|a, b| a.name.cmp(&b.name));
+        self.kept.want(self.wanted(registration, accepted));
+        if timeout(DEADLINE, self.kept.holds()).await.is_err() {
+            // Whoever keeps it has said why. Until then no policy is said to be active.
+            return Ok(RETRY);
+        }
+        for (known, finding) in findings {
+            self.report(&known, finding).await?;
+        }
+        Ok(if all_served { Duration::from_hours(1) } else { LOOK_AGAIN })
+    }
+
+    fn wanted(&self, registration: &Registration, policies: Vec<Policy>) -> Wanted {
+        let kinds: BTreeSet<&GroupVersionKind> = policies.iter().flat_map(|policy| &policy.kinds).collect();
+        let served = kinds.into_iter().filter_map(|gvk| self.served.get(gvk).cloned()).collect();
+        Wanted::Policies(registration.clone(), policies, served)
+    }
+
+    /// Whether an entry of this policy can be registered.
+    async fn judge(
+        &mut self,
+        registration: &Registration,
+        known: &Known,
+        before: usize,
+        keys: &mut BTreeSet<Checksum>,
+    ) -> anyhow::Result<Finding> {
+        let list = |refusals: &[Refusal]| refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let policy = match &known.policy {
+            Ok(policy) => policy,
+            Err(refusals) => return Ok(Finding::not("InvalidSpec", list(refusals))),
+        };
+        let refusals = policy.refuse_kinds(|gvk| self.served.get(gvk).cloned());
+        if !refusals.is_empty() {
+            return Ok(Finding::not("InvalidSpec", list(&refusals)));
+        }
+        let missing: Vec<String> =
+            policy.kinds.iter().filter(|gvk| !self.served.contains_key(gvk)).map(ToString::to_string).collect();
+        if missing.len() == policy.kinds.len() {
+            return Ok(Finding::not("KindNotServed", format!("the cluster does not serve {}", missing.join(", "))));
+        }
+        if before >= MOST {
+            return Ok(Finding::not("Rejected", format!("{MOST} older policies are registered, and no more can be")));
+        }
+        let wanted = self.wanted(registration, vec![policy.clone()]);
+        let key = Checksum::of(wanted.render().to_string().as_bytes());
+        keys.insert(key);
+        let verdict = if let Some(verdict) = self.tried.get(&key) {
+            verdict.clone()
+        } else {
+            let verdict = try_out(&self.client, &wanted).await?;
+            self.tried.insert(key, verdict.clone());
+            verdict
+        };
+        Ok(match verdict {
+            Err(message) => Finding::not("Rejected", message),
+            Ok(()) => Finding { ready: true, reason: "Active", message: active(&missing) },
+        })
+    }
+
+    /// Looks every kind up that a policy names; tells whether all were found.
+    async fn look_kinds_up(&mut self, known: &[Arc<Known>]) -> bool {
+        let kinds: BTreeSet<GroupVersionKind> = known
+            .iter()
+            .filter_map(|known| known.policy.as_ref().ok())
+            .flat_map(|policy| policy.kinds.clone())
+            .collect();
+        self.served.retain(|gvk, _| kinds.contains(gvk));
+        for gvk in &kinds {
+            match self.discovery.find(gvk).await {
+                Ok(Some(resource)) => {
+                    self.served.insert(gvk.clone(), resource);
+                }
+                Ok(None) => {
+                    self.served.remove(gvk);
+                }
+                // Not answered is not "not served".
+                Err(error) => warn!(%gvk, %error, "cannot look a kind up"),
+            }
+        }
+        kinds.len() == self.served.len()
+    }
+
+    /// Writes the policy's status if it says something new.
+    async fn report(&self, known: &Known, finding: Finding) -> anyhow::Result<()> {
+        let old = known.object.status.as_ref();
+        let status = compose(known, finding, old, Timestamp::now());
+        if old == Some(&status) {
+            return Ok(());
+        }
+        let name = known.name();
+        let api: Api<TransformPolicy> = Api::all(self.client.clone());
+        let body = json!({
+            "apiVersion": names::API_VERSION, "kind": names::TRANSFORM_POLICY,
+            "metadata": {"name": name, "uid": known.object.metadata.uid}, "status": status,
+        });
+        let params = PatchParams::apply(MANAGER).force();
+        match within(DEADLINE, api.patch_status(name, &params, &Patch::Apply(&body))).await {
+            Ok(_) => {
+                let reason = status.conditions.first().map(|ready| ready.reason.as_str());
+                info!(policy = name, reason, "policy status written");
+                Ok(())
+            }
+            // Gone, or another one of its name by now.
+            Err(error) if matches!(self::status(&error), Some(404 | 409 | 422)) => Ok(()),
+            Err(error) => anyhow::bail!("status of policy {name}: {}", Fault(&error)),
+        }
+    }
+}
+
+fn active(missing: &[String]) -> String {
+    let message = "matching objects are rewritten as they are written".to_owned();
+    if missing.is_empty() { message } else { format!("{message}; the cluster does not serve {}", missing.join(", ")) }
+}
+
+/// The status that says so. What doesn't change keeps its time, so that all replicas write the same.
+fn compose(
+    known: &Known,
+    finding: Finding,
+    old: Option<&TransformPolicyStatus>,
+    now: Timestamp,
+) -> TransformPolicyStatus {
+    let word = if finding.ready { "True" } else { "False" };
+    let before = old.and_then(|old| old.conditions.iter().find(|condition| condition.type_ == "Ready"));
+    let since = before.filter(|before| before.status == word).map(|before| before.last_transition_time.clone());
+    // API times have whole seconds.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let generation = known.object.metadata.generation;
+    let ready = Condition {
+        type_: "Ready".into(),
+        status: word.into(),
+        reason: finding.reason.into(),
+        message: finding.message,
+        observed_generation: generation,
+        last_transition_time: since.unwrap_or(Time(now)),
+    };
+    TransformPolicyStatus { observed_generation: generation, conditions: vec![ready] }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    fn known(status: Option<TransformPolicyStatus>) -> Known {
+        let mut object: TransformPolicy = serde_json::from_value(json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "a", "generation": 2},
+            "spec": {"match": {"kinds": [], "objectSelector": {}}, "transform": {}},
+        }))
+        .unwrap();
+        object.status = status;
+        Known::new(object)
+    }
+
+    #[test]
+    fn a_status_that_says_the_same_is_the_same() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let yes = || Finding { ready: true, reason: "Active", message: active(&[]) };
+        let first = compose(&known(None), yes(), None, at(10));
+        let later = compose(&known(None), yes(), Some(&first), at(20));
+        assert_eq!(first, later);
+        let no = compose(&known(None), Finding::not("Rejected", "no"), Some(&first), at(20));
+        assert_eq!((no.conditions[0].last_transition_time.0, &*no.conditions[0].reason), (at(20), "Rejected"));
+        assert_eq!(first.observed_generation, Some(2));
+    }
+
+    #[test]
+    fn what_a_listing_does_not_show_is_gone() {
+        let policies = Policies::default();
+        for name in ["a", "b"] {
+            policies.change(|all| all.insert(name.into(), Arc::new(known(None))));
+        }
+        assert!(!policies.listed());
+        policies.complete(&[Box::from("a")].into());
+        assert!(policies.listed() && policies.find("a").is_some() && policies.find("b").is_none());
+    }
+}
