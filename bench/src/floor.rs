@@ -162,22 +162,30 @@ async fn remove(client: &Client, namespaces: &[String], name: &str) -> Result<()
     calls.buffer_unordered(16).collect::<Vec<_>>().await.into_iter().collect()
 }
 
-/// A Secret as JSON, with as much metadata as a copy, without a namespace: that is in the path.
+/// A Secret like the copy of [`source`] byte for byte, or nearly so, under names of the floor's own; without a namespace: that
+/// is in the path.
 pub(crate) fn secret(name: &str, payload: &str, version: &str) -> String {
-    json!({
-        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-        "metadata": {
-            "name": name,
-            "labels": {"bench": "floor", "example.com/cluster-replication": "registry"},
-            "annotations": {
-                "version": version, "example.com/checksum": "0123456789abcdef0123456789abcdef",
-                "example.com/cluster": "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5",
-                "example.com/rule": "ClusterReplication/registry", "example.com/source": "v1/Secret/platform/registry",
-            },
+    let metadata = json!({
+        "name": name,
+        "labels": {"bench": "floor", "example.com/cluster-replication": "registry"},
+        "annotations": {
+            "version": version, "example.com/checksum": "0123456789abcdef0123456789abcdef",
+            "example.com/cluster": "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5",
+            "example.com/rule": "ClusterReplication/registry", "example.com/source": "v1/Secret/platform/registry",
         },
-        "stringData": {"payload": payload, "version": version},
-    })
-    .to_string()
+    });
+    with(&metadata, payload, version)
+}
+
+/// A Secret to be copied: what a copy has besides is Mimeo's.
+pub(crate) fn source(name: &str, payload: &str, version: &str) -> String {
+    with(&json!({"name": name, "annotations": {"version": version}}), payload, version)
+}
+
+/// `payload` and `version` are base64 already, as they are in a copy.
+fn with(metadata: &Value, payload: &str, version: &str) -> String {
+    let data = json!({"payload": payload, "version": format!("{version:0>4}")});
+    json!({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}).to_string()
 }
 
 /// A namespace with these labels.

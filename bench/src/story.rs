@@ -67,7 +67,8 @@ impl Stage {
         let client = clients.requests.clone();
         create_namespaces(&client, &namespaces).await?;
         create_namespaces(&client, &[SOURCES.to_owned()]).await?;
-        let payload = "x".repeat(bytes);
+        // "xxx" in base64.
+        let payload = "eHh4".repeat(bytes / 3);
         eprintln!("measuring the floor");
         // Watched like the copies are, by one for Mimeo and one for the measuring: what events cost the server is no one's merit.
         let watched = [0, 1].map(|_| Watcher::start(clients.watches.clone(), "bench=floor"));
@@ -102,7 +103,7 @@ impl Stage {
 
     async fn put_source(&self, version: &str) -> Result<()> {
         let path = format!("/api/v1/namespaces/{SOURCES}/secrets/{SOURCE}");
-        let body = floor::secret(SOURCE, &self.payload, version);
+        let body = floor::source(SOURCE, &self.payload, version);
         if version == "1" {
             let path = format!("/api/v1/namespaces/{SOURCES}/secrets");
             return call(self.client(), Method::POST, &path, JSON, body).await;
@@ -169,7 +170,7 @@ impl Stage {
         Ok(())
     }
 
-    /// One hand edit and one deletion in each of 50 namespaces, one after another.
+    /// One hand edit or one deletion in each of 100 namespaces, one after another.
     async fn repairs(&mut self) -> Result<()> {
         let mark = self.control_plane.audit_mark().await?;
         let mut took = Vec::new();
@@ -318,7 +319,7 @@ impl Stage {
 
     async fn unrelated(&mut self, count: usize) -> Result<()> {
         let before = self.memory(false)?;
-        let body = floor::secret("unrelated", &"y".repeat(2048), "1");
+        let body = floor::secret("unrelated", &"eHh4".repeat(2048 / 3), "1");
         let client = self.client().clone();
         let calls = stream::iter(0..count).map(|n| {
             let (client, namespace) = (client.clone(), &self.namespaces[n % self.namespaces.len()]);

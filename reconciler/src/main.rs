@@ -62,7 +62,7 @@ struct KeepArgs {
     #[arg(long, env = "MIMEO_REQUEST_TIMEOUT", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     request_timeout: Duration,
     /// Most requests at once; fewer are used while the API server is slow
-    #[arg(long, env = "MIMEO_CONCURRENCY", value_name = "REQUESTS", default_value_t = 32)]
+    #[arg(long, env = "MIMEO_CONCURRENCY", value_name = "REQUESTS", default_value_t = 64)]
     concurrency: usize,
 }
 

@@ -98,7 +98,7 @@ impl Policies {
             path: "/apis/mimeo.dev/v1alpha1/transformpolicies".into(),
             metadata_only: false,
             label_selector: None,
-            field_selector: None,
+            name: None,
             what: "policies".into(),
         };
         let mut shown = BTreeSet::new();

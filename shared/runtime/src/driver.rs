@@ -144,10 +144,21 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         if active.wait_for(|active| *active).await.is_err() {
             return;
         }
+        let woken = handle.shared.work.notified();
         let permit = tools.limiter.acquire().await;
-        let action = tokio::select! {
-            action = next_action(&handle) => action,
-            _ = active.wait_for(|active| !*active) => continue,
+        if !*active.borrow() {
+            continue;
+        }
+        let (action, wake_at) = next_action(&handle);
+        let Some(action) = action else {
+            // Errands need permits, too: none is kept while there is nothing to do.
+            drop(permit);
+            tokio::select! {
+                () = woken => {}
+                () = tokio::time::sleep(wake_at.unwrap_or(Duration::from_hours(1))) => {}
+                _ = active.wait_for(|active| !*active) => {}
+            }
+            continue;
         };
         let (handle, tools) = (handle.clone(), tools.clone());
         match action {
@@ -171,26 +182,19 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
     }
 }
 
-async fn next_action(handle: &Handle) -> Action {
-    loop {
-        let woken = handle.shared.work.notified();
-        let (action, wake_at, notices) = handle.look(|engine, now| {
-            let action = engine.next(now);
-            let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
-            (action, wake_at, engine.notices())
-        });
-        tell(&notices);
-        if let Some(action) = action {
-            return action;
-        }
+/// What to do now, or else when to ask again even if nothing happens.
+fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
+    let (action, wake_at, notices) = handle.look(|engine, now| {
+        let action = engine.next(now);
+        let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
+        (action, wake_at, engine.notices())
+    });
+    tell(&notices);
+    if action.is_none() {
         // Planning may have settled what somebody waits for, without any request.
         handle.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
-        let pause = tokio::time::sleep(wake_at.unwrap_or(Duration::from_hours(1)));
-        tokio::select! {
-            () = woken => {}
-            () = pause => {}
-        }
     }
+    (action, wake_at)
 }
 
 /// One line per change made; reads and dry runs change nothing.

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 /// Where the limit starts: far enough up to be quick from the first write, too little to hurt any server.
-const START: usize = 16;
+const START: usize = 32;
 /// What is halved for stays halved at least this long (or one round, if that is longer): one burst of errors is one overload.
 const CUT_EVERY: Duration = Duration::from_millis(100);
 /// Answers that are quicker than this on average tell nothing about load.
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn limit_starts_between_its_bounds() {
         let now = Instant::now();
-        for (min, max, want) in [(4, 64, 16), (0, 8, 8), (20, 64, 20), (0, 0, 1), (9, 3, 9)] {
+        for (min, max, want) in [(4, 64, 32), (0, 8, 8), (40, 64, 40), (0, 0, 1), (9, 3, 9)] {
             assert_eq!(Pace::new(min, max, now).whole_limit(), want, "{min}..{max}");
         }
     }
@@ -242,10 +242,10 @@ mod tests {
     fn quick_answers_raise_the_limit_by_one_a_round() {
         let now = Instant::now();
         let mut pace = busy(now);
-        for _ in 0..17 {
+        for _ in 0..33 {
             pace.learn(Verdict::Ok(10 * MS), now);
         }
-        assert_eq!(pace.whole_limit(), 17);
+        assert_eq!(pace.whole_limit(), 33);
         for _ in 0..10_000 {
             while pace.take(now) == Room::Taken {}
             pace.learn(Verdict::Ok(10 * MS), now);
@@ -259,7 +259,7 @@ mod tests {
         let mut pace = Pace::new(4, 64, now);
         pace.take(now);
         (0..1000).for_each(|_| pace.learn(Verdict::Ok(MS), now));
-        assert_eq!(pace.whole_limit(), 16);
+        assert_eq!(pace.whole_limit(), 32);
     }
 
     #[test]
@@ -273,18 +273,20 @@ mod tests {
         assert!((0.02..0.051).contains(&average), "{average}");
         assert!(pace.limit < grown + 0.5);
         (0..200).for_each(|_| pace.learn(Verdict::Ok(3000 * MS), now));
-        assert_eq!(pace.whole_limit(), 8);
+        assert_eq!(pace.whole_limit(), 16);
     }
 
     #[test]
     fn a_burst_of_errors_halves_once() {
         let now = Instant::now();
         let mut pace = busy(now);
-        (0..16).for_each(|_| pace.learn(OVERLOAD, now + 10 * MS));
-        assert_eq!(pace.whole_limit(), 8);
+        (0..32).for_each(|_| pace.learn(OVERLOAD, now + 10 * MS));
+        assert_eq!(pace.whole_limit(), 16);
         pace.learn(OVERLOAD, now + 111 * MS);
-        assert_eq!(pace.whole_limit(), 4);
+        assert_eq!(pace.whole_limit(), 8);
         pace.learn(OVERLOAD, now + 500 * MS);
+        assert_eq!(pace.whole_limit(), 4);
+        pace.learn(OVERLOAD, now + 1000 * MS);
         assert_eq!(pace.whole_limit(), 4, "never below the minimum");
     }
 

@@ -128,7 +128,7 @@ impl Observer {
             path,
             metadata_only: false,
             label_selector: None,
-            field_selector: Some(format!("metadata.name={KINDS_CONFIG_MAP}")),
+            name: Some(KINDS_CONFIG_MAP.to_owned()),
             what: "kinds".into(),
         };
         let mut seen = false;
@@ -172,7 +172,7 @@ impl Observer {
             path,
             metadata_only: false,
             label_selector: Some(selector),
-            field_selector: None,
+            name: None,
             what: "webhook replicas".into(),
         };
         let leases: Mutex<BTreeMap<String, Lease>> = Mutex::default();
@@ -362,7 +362,7 @@ impl Observer {
             path: resource_path(&resource, Some(&source.namespace), None),
             metadata_only: false,
             label_selector: None,
-            field_selector: Some(format!("metadata.name={}", source.name)),
+            name: Some(source.name.to_string()),
             what: format!("source {source}"),
         };
         let mut seen = false;
@@ -474,7 +474,7 @@ fn unknown(source: &SourceRef) -> Resource {
 }
 
 fn cluster_wide(path: &str, metadata_only: bool, label_selector: Option<String>, what: &str) -> WatchSpec {
-    WatchSpec { path: path.into(), metadata_only, label_selector, field_selector: None, what: what.into() }
+    WatchSpec { path: path.into(), metadata_only, label_selector, name: None, what: what.into() }
 }
 
 fn rule_id(object: &Value) -> Option<RuleId> {

@@ -24,6 +24,8 @@ use crate::{
 
 /// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead.
 const SILENCE: Duration = Duration::from_secs(90);
+/// How long the read ahead of a listing may delay it.
+const READ: Duration = Duration::from_secs(2);
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 /// Kinds come back when somebody installs them, which is also noticed elsewhere.
@@ -46,8 +48,9 @@ pub struct WatchSpec {
     pub metadata_only: bool,
     /// Selector as in a query, `key=value,…`, not encoded.
     pub label_selector: Option<String>,
-    /// The same for fields: `metadata.name=…`.
-    pub field_selector: Option<String>,
+    /// Only the object of this name. It is read first: the streamed list of a kind in which little happens takes 100 ms, for so
+    /// long may the API server's cache not know that it is up to date.
+    pub name: Option<String>,
     /// What logs call it.
     pub what: String,
 }
@@ -55,7 +58,8 @@ pub struct WatchSpec {
 /// What a watch says, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
-    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off begins again.
+    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off begins again. A named object
+    /// may have been shown before.
     Listing,
     /// The object is there, new or changed, or shown again.
     Applied(T),
@@ -100,6 +104,7 @@ async fn watch_within<T: DeserializeOwned>(
 ) {
     let backoff = Backoff::default();
     let mut watch = Watch { client, spec, silence, sink, version: None, streams: true, backoff, said: Said::Nothing };
+    watch.read::<T>().await;
     loop {
         let started = Instant::now();
         let end = watch.run::<T>().await;
@@ -205,6 +210,23 @@ struct List<T> {
 }
 
 impl<S> Watch<S> {
+    /// Shows the named object ahead of its listing, if it is there. Anything else the listing will tell.
+    async fn read<T>(&mut self)
+    where
+        T: DeserializeOwned,
+        S: FnMut(Event<T>) + Send,
+    {
+        let Some(name) = &self.spec.name else { return };
+        let accept = if self.spec.metadata_only { call::METADATA } else { call::JSON };
+        let Ok(request) = call::read(Method::GET, &format!("{}/{}", self.spec.path, encode(name)), accept) else {
+            return;
+        };
+        let Ok(answer) = call::call(&self.client, request, READ).await else { return };
+        if let Some(object) = answer.code.is_success().then(|| answer.parse()).flatten() {
+            (self.sink)(Event::Applied(object));
+        }
+    }
+
     /// Lists if need be and watches, until that ends.
     async fn run<T>(&mut self) -> End
     where
@@ -351,11 +373,10 @@ impl<S> Watch<S> {
     }
 
     fn selectors(&self) -> String {
-        let WatchSpec { label_selector, field_selector, .. } = &self.spec;
-        let parameter = |key, value: &Option<String>| {
-            value.as_deref().map_or_else(String::new, |value| format!("&{key}={}", encode(value)))
-        };
-        parameter("labelSelector", label_selector) + &parameter("fieldSelector", field_selector)
+        let parameter =
+            |key, value: Option<&str>| value.map_or_else(String::new, |value| format!("&{key}={}", encode(value)));
+        let name = self.spec.name.as_ref().map(|name| format!("metadata.name={name}"));
+        parameter("labelSelector", self.spec.label_selector.as_deref()) + &parameter("fieldSelector", name.as_deref())
     }
 
     /// Draws the consequences of an end that came after `held`. Returns how long to wait.

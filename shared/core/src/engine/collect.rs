@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Engine, Namespace, Role, Served, Source, Tick,
+    Engine, Namespace, Note, Role, Served, Source, Tick,
     work::{Errand, Timer},
 };
 use crate::{
@@ -479,8 +479,9 @@ impl Engine {
         let wanted: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         for (index, kind) in self.kinds.iter_mut().enumerate() {
             let id = KindId(u16::try_from(index).unwrap_or(u16::MAX));
-            if kind.recorded && kind.listed && !kind.recording && !wanted.contains(&id) && !named.contains_key(&id) {
-                kind.recording = true;
+            let needless = kind.listed && !wanted.contains(&id) && !named.contains_key(&id);
+            if needless && matches!(kind.note, Note::Present { .. }) {
+                kind.note = Note::Removing;
                 self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone()));
             }
         }
@@ -520,8 +521,11 @@ impl Engine {
     pub(super) fn still_needless(&mut self, kind: &GroupKind) -> bool {
         let Some(id) = self.kind_ids.get(kind).copied() else { return false };
         let wanted = self.slots.values().any(|slot| slot.kind == id);
-        self.kinds[usize::from(id.0)].recording &= !wanted;
-        !wanted
+        let kind = &mut self.kinds[usize::from(id.0)];
+        if wanted && kind.note == Note::Removing {
+            kind.note = Note::Present { fresh: false };
+        }
+        !wanted && kind.note == Note::Removing
     }
 
     /// Whether no CRD was ever recorded, though there is one: should this process end now, its successor could not tell a
@@ -545,7 +549,7 @@ impl Engine {
         };
         self.kinds_known
             && self.primed()
-            && self.kinds.iter().all(|kind| !kind.recorded || kind.listed || unserved(kind))
+            && self.kinds.iter().all(|kind| !kind.recorded() || kind.listed || unserved(kind))
     }
 
     /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: whoever cleans up later must know
@@ -555,8 +559,8 @@ impl Engine {
         let served = || self.served.keys().find(|gvk| self.kind_ids.get(&gvk.group_kind()) == Some(&kind));
         let Some(gvk) = wanted.or_else(served).cloned() else { return };
         let state = &mut self.kinds[usize::from(kind.0)];
-        if !state.recorded && !state.recording {
-            state.recording = true;
+        if state.note == Note::Absent {
+            state.note = Note::Adding;
             self.work.errands.push_back(Errand::Record(gvk));
         }
         if self.crd_unrecorded() {

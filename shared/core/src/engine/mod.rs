@@ -147,12 +147,36 @@ struct RuleState {
 #[derive(Debug)]
 struct KindState {
     group_kind: GroupKind,
-    /// Whether the kinds `ConfigMap` names it.
-    recorded: bool,
-    recording: bool,
+    note: Note,
     /// The watch of its copies: number of the listing under way or done, and whether it is done.
     listing: u8,
     listed: bool,
+}
+
+/// A kind's note in the kinds `ConfigMap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Note {
+    Absent,
+    /// Being written.
+    Adding,
+    Present {
+        /// Whether it wasn't there until this process wrote it: then no copy of ours was there either, and none need be listed
+        /// before the first is written.
+        fresh: bool,
+    },
+    /// Being removed, and there till then.
+    Removing,
+}
+
+impl KindState {
+    fn recorded(&self) -> bool {
+        matches!(self.note, Note::Present { .. } | Note::Removing)
+    }
+
+    /// Whether every copy of ours that is there has been seen.
+    fn surveyed(&self) -> bool {
+        self.listed || self.note == (Note::Present { fresh: true })
+    }
 }
 
 /// What discovery says of a kind.
@@ -488,15 +512,18 @@ impl Engine {
         for gvk in kinds {
             let id = self.kind_id(&gvk.group_kind());
             let kind = &mut self.kinds[usize::from(id.0)];
-            kind.recorded = true;
-            kind.recording = false;
+            let fresh = match kind.note {
+                Note::Adding => self.kinds_known,
+                Note::Present { fresh } => fresh,
+                Note::Absent | Note::Removing => false,
+            };
+            kind.note = Note::Present { fresh };
             self.served.entry(gvk.clone()).or_insert(Served::Unknown);
         }
         self.kinds_known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
         for kind in self.kinds.iter_mut().filter(|kind| !named.contains(&kind.group_kind)) {
-            kind.recorded = false;
-            kind.recording = false;
+            kind.note = Note::Absent;
         }
         self.everything_dirty();
         self.demand_changed();
@@ -508,13 +535,7 @@ impl Engine {
         }
         // Kinds are bounded by what a cluster serves; past 65,535 the last number is shared, which costs nothing but needless looks.
         let id = KindId(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
-        self.kinds.push(KindState {
-            group_kind: group_kind.clone(),
-            recorded: false,
-            recording: false,
-            listing: 0,
-            listed: false,
-        });
+        self.kinds.push(KindState { group_kind: group_kind.clone(), note: Note::Absent, listing: 0, listed: false });
         self.kind_ids.insert(group_kind.clone(), id);
         id
     }
@@ -716,6 +737,9 @@ impl Engine {
     fn forget_unwatched(&mut self, demand: &Demand) {
         for kind in self.kinds.iter_mut().filter(|kind| !demand.copies.contains_key(&kind.group_kind)) {
             kind.listed = false;
+            if kind.note == (Note::Present { fresh: true }) {
+                kind.note = Note::Present { fresh: false };
+            }
         }
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
         self.sources.retain(|source, _| used.contains(source));
@@ -741,7 +765,7 @@ impl Engine {
         }
         for (gvk, served) in &self.served {
             let recorded =
-                self.kind_ids.get(&gvk.group_kind()).is_some_and(|id| self.kinds[usize::from(id.0)].recorded);
+                self.kind_ids.get(&gvk.group_kind()).is_some_and(|id| self.kinds[usize::from(id.0)].recorded());
             if !recorded {
                 continue;
             }

@@ -185,7 +185,7 @@ impl Engine {
     /// Decides about one cell and queues what is to be done.
     fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
         let cell = &namespace.cells[index];
-        if self.kinds_known && cell.ours().is_some() && !self.kinds[usize::from(cell.kind.0)].recorded {
+        if self.kinds_known && cell.ours().is_some() && !self.kinds[usize::from(cell.kind.0)].recorded() {
             // The note was removed while the copy was being written.
             self.record(cell.kind);
         }
@@ -284,24 +284,23 @@ impl Engine {
             return Step::Leave(Leave::KindNotServed);
         }
         let kind = &self.kinds[usize::from(slot.kind.0)];
-        if self.settings.role == Role::Keeper && !kind.listed {
-            return Step::Leave(Leave::NotListed);
-        }
+        let listed = kind.surveyed() || self.settings.role == Role::Injector;
         let suspended =
             self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok()).is_none_or(|rule| rule.suspend);
         if suspended {
             // The preview must tell a create from a conflict, and only a read can.
             let unknown =
                 matches!(cell.belief, Belief::Unknown | Belief::Taken | Belief::Vanished(_) | Belief::Hidden(_));
-            return if unknown && self.settings.role == Role::Keeper {
-                Step::Look
-            } else {
-                Step::Leave(Leave::Suspended)
+            return match (unknown, listed) {
+                (_, false) => Step::Leave(Leave::NotListed),
+                (true, _) if self.settings.role == Role::Keeper => Step::Look,
+                _ => Step::Leave(Leave::Suspended),
             };
         }
-        let step = cell.compare(rendering, slot.reference);
-        let noted = kind.recorded && !self.crd_unrecorded();
-        if !noted && matches!(step, Step::Create(_) | Step::Apply(..)) {
+        let step = if listed { cell.compare(rendering, slot.reference) } else { Step::Leave(Leave::NotListed) };
+        let noted = kind.recorded() && !self.crd_unrecorded();
+        // Noted while it is being listed, it costs no time.
+        if !noted && matches!(step, Step::Create(_) | Step::Apply(..) | Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);
         }
         step

@@ -513,7 +513,8 @@ impl Engine {
     /// namespace. So a create that took about that long asks for a later start next time, and quick ones for an earlier.
     fn adapt(&mut self, ticket: &Ticket) {
         const SLEPT: Duration = Duration::from_millis(48);
-        const STEP: Duration = Duration::from_micros(500);
+        // Far more up than down: one create in some hundreds may sleep, for the others to start as early as they can.
+        const STEP: Duration = Duration::from_millis(1);
         if self.settings.role != Role::Injector {
             return;
         }
@@ -521,7 +522,7 @@ impl Engine {
         self.inject_delay = if (SLEPT..SLEPT * 2).contains(&took) {
             (self.inject_delay + STEP).min(Duration::from_millis(5))
         } else {
-            self.inject_delay.mul_f32(0.995).max(Duration::from_millis(1))
+            self.inject_delay.mul_f32(0.999).max(Duration::from_millis(1))
         };
     }
 }

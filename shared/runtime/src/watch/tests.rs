@@ -65,7 +65,7 @@ fn spec() -> WatchSpec {
         path: "/api/v1/secrets".into(),
         metadata_only: true,
         label_selector: None,
-        field_selector: None,
+        name: None,
         what: "secrets".into(),
     }
 }
@@ -121,8 +121,7 @@ async fn a_streamed_list_ends_with_its_bookmark_and_goes_on() {
     ])
     .hold()])
     .await;
-    let spec =
-        WatchSpec { label_selector: Some("a=b,c".into()), field_selector: Some("metadata.name=x".into()), ..spec() };
+    let spec = WatchSpec { label_selector: Some("a=b,c".into()), ..spec() };
     Heard::default().expect(&server, spec, &["listing", "+a", "+b", "listed 10", "+a", "-b"]).await;
     let came = server.came();
     assert_eq!(came.len(), 1);
@@ -134,12 +133,28 @@ async fn a_streamed_list_ends_with_its_bookmark_and_goes_on() {
         "sendInitialEvents=true",
         "resourceVersionMatch=NotOlderThan",
         "labelSelector=a%3Db%2Cc",
-        "fieldSelector=metadata.name%3Dx",
     ] {
         assert!(query.split('&').any(|p| p == parameter), "{parameter} in {query}");
     }
     let accept = came[0].headers["accept"].to_str().expect("text");
     assert!(accept.starts_with("application/json;as=PartialObjectMetadata;"), "{accept}");
+}
+
+#[tokio::test]
+async fn a_named_object_is_shown_before_it_is_listed() {
+    let streamed = || Script::lines([event("ADDED", "a", 9), listed(10), event("DELETED", "a", 11)]).hold();
+    let spec = || WatchSpec { name: Some("a".into()), ..spec() };
+    let server = Server::start([Script::json(200, &object("a", 9)), streamed()]).await;
+    Heard::default().expect(&server, spec(), &["+a", "listing", "+a", "listed 10", "-a"]).await;
+    let requests = server.requests();
+    assert_eq!(requests[0], "GET /api/v1/secrets/a");
+    assert!(requests[1].ends_with("&fieldSelector=metadata.name%3Da"), "{requests:?}");
+
+    // What the read doesn't tell, the listing does.
+    for answer in [error(404, "not found"), error(403, "no"), Script::text(200, "{"), error(503, "later")] {
+        let server = Server::start([answer, streamed()]).await;
+        Heard::default().expect(&server, spec(), &["listing", "+a", "listed 10", "-a"]).await;
+    }
 }
 
 #[tokio::test]
