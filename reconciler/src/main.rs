@@ -50,6 +50,10 @@ struct KeepArgs {
     /// How long a new namespace is left to the webhook before its copies are written here (as in 2s)
     #[arg(long, env = "MIMEO_TAKEOVER_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     takeover_delay: Duration,
+    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of rules with `barrier:
+    /// BestEffort`; the webhook must have the same (as in 10s)
+    #[arg(long, env = "MIMEO_BARRIER_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    barrier_budget: Duration,
     /// How long losses that nobody confirmed (namespaces that match no more, a source gone with its namespace) are collected
     /// before the first copy is deleted (as in 10s)
     #[arg(long, env = "MIMEO_DELETION_DELAY", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
@@ -85,6 +89,7 @@ async fn main() -> anyhow::Result<()> {
     let cluster = cluster(&clients).await?;
     let settings = Settings {
         takeover: flags.keep.takeover_delay,
+        budget: flags.keep.barrier_budget,
         sweep: flags.keep.deletion_delay,
         sweep_limit: flags.keep.deletion_limit,
         ..Settings::new(Role::Keeper, cluster)

@@ -15,10 +15,7 @@ use mimeo_core::{
     names::MARK,
     review::{Request, Verdict},
 };
-use mimeo_runtime::{
-    client::{Fault, within},
-    observer::namespace_view,
-};
+use mimeo_runtime::client::{Fault, within};
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, sleep_until},
@@ -142,7 +139,7 @@ async fn read_now(app: &App, namespace: &str, deadline: Duration) -> Live {
     };
     let marked = meta.labels.as_ref().is_some_and(|labels| labels.contains_key(MARK));
     let uid = meta.uid.as_deref().and_then(Uid::parse).filter(|_| marked);
-    app.handle.with(|engine, now| engine.namespace_applied(&namespace_view(meta), now));
+    app.handle.with(|engine, now| engine.namespace_applied(&meta, now));
     uid.map_or(Live::Unmarked, Live::Marked)
 }
 

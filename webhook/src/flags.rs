@@ -93,8 +93,8 @@ pub(crate) struct HookArgs {
         default_value = "ignore"
     )]
     namespaces_failure_policy: OnFailure,
-    /// How long pods of a new namespace are held at most for copies of rules with `barrier: BestEffort`, counted from the
-    /// namespace's creation (as in 10s)
+    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of rules with `barrier:
+    /// BestEffort`; the reconciler must have the same (as in 10s)
     #[arg(long, env = "MIMEO_BARRIER_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub(crate) barrier_budget: Duration,
     /// How long one request is held before it is answered with 429 and comes again (as in 1s)

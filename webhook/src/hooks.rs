@@ -57,8 +57,6 @@ pub(crate) struct App {
     pub(crate) held: Semaphore,
     /// Reads of namespaces: when each began, and what it showed.
     pub(crate) reads: Turns<Option<(Instant, Live)>>,
-    /// Updates that bring a namespace under more rules.
-    pub(crate) updates: Turns<()>,
     /// Users who may change the mark.
     pub(crate) mimeo_users: Vec<String>,
 }

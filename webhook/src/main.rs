@@ -104,7 +104,6 @@ async fn main() -> anyhow::Result<()> {
         barrier_wait: flags.hooks.barrier_wait,
         held: Semaphore::new(flags.hooks.barrier_max_held),
         reads: Turns::default(),
-        updates: Turns::default(),
         mimeo_users,
     });
     let seen = observe(&clients, &identity, &app, &checks);

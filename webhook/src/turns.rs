@@ -1,5 +1,4 @@
-//! One at a time, by name: updates of one namespace take turns, since an engine keeps one claim per namespace, and so do reads
-//! of one namespace, since one answer serves many.
+//! One at a time, by name: reads of one namespace take turns, since one answer serves many.
 
 use std::{
     collections::HashMap,

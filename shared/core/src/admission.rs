@@ -59,8 +59,12 @@ pub struct NamespaceDecision {
     pub patch: Patch,
     /// What it does to the mark, for the log.
     pub mark: Mark,
-    /// What else has to happen before the answer.
-    pub first: First,
+    /// Whether the namespace has to be marked before the answer, by a write of its own.
+    ///
+    /// Its labels come to match more rules. Set by the same update, the mark would reach API servers no sooner than the pods that
+    /// it is to hold. And no copy is written on the word of a request: whoever may not set these labels is told so after this
+    /// hook, and must not have gained anything by trying.
+    pub mark_first: bool,
 }
 
 /// What a patch does to the mark.
@@ -76,22 +80,6 @@ pub enum Mark {
     Restored,
 }
 
-/// What has to happen before the answer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum First {
-    /// Nothing.
-    Nothing,
-    /// The copies of these rules, which come to match, are written.
-    Inject {
-        /// The labels that the namespace is about to get.
-        labels: Labels,
-        /// The rules.
-        rules: BTreeSet<RuleId>,
-    },
-    /// The namespace is marked, by a write of its own: its labels change while the rules aren't known.
-    Mark,
-}
-
 /// Decides about the creation or change of a namespace, whatever the subresource. `mimeo_users` may do to the mark as they
 /// like; `token` is the one that a new mark gets.
 ///
@@ -105,7 +93,7 @@ pub fn namespace(request: &Request, rules: &impl Rules, mimeo_users: &[String], 
 }
 
 fn unchanged() -> NamespaceDecision {
-    NamespaceDecision { patch: Patch::default(), mark: Mark::Untouched, first: First::Nothing }
+    NamespaceDecision { patch: Patch::default(), mark: Mark::Untouched, mark_first: false }
 }
 
 fn created(request: &Request, object: &Value, rules: &impl Rules, token: &str) -> NamespaceDecision {
@@ -138,17 +126,10 @@ fn updated(request: &Request, object: &Value, rules: &impl Rules, mimeo_users: &
     if leaving || request.dry_run || mark(old).is_some() || before == after {
         return decision;
     }
-    if !rules.known() {
-        decision.first = First::Mark;
-        return decision;
-    }
     let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
     let already = rules.holding(hint, &before);
-    let mut rules = rules.holding(hint, &after);
-    rules.retain(|rule| !already.contains(rule));
-    if !rules.is_empty() {
-        decision.first = First::Inject { labels: after, rules };
-    }
+    // Unknown rules may match.
+    decision.mark_first = !rules.known() || rules.holding(hint, &after).iter().any(|rule| !already.contains(rule));
     decision
 }
 
@@ -219,38 +200,6 @@ pub fn barrier(namespace: &str, progress: &Progress) -> BarrierDecision {
     let absent: Vec<String> = waiting.iter().chain(excused).cloned().collect();
     let warning = || format!("Mimeo: namespace {namespace} is still without its copies of {}", list(&absent));
     BarrierDecision::Admit { warnings: if absent.is_empty() { vec![] } else { vec![warning()] } }
-}
-
-/// How an update goes on that brings a namespace under more rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InjectionDecision {
-    /// It is admitted.
-    Admit {
-        /// What is missing all the same, one sentence.
-        warnings: Vec<String>,
-    },
-    /// Copies are still being written.
-    Wait,
-    /// Required copies can't be written in time, or at all: the namespace is marked before its labels change, so that its pods
-    /// wait or are denied. One sentence says so.
-    Mark(String),
-}
-
-/// Decides about an update that brings a namespace under more rules, as the writing of their copies stands. `last`: there is
-/// no more time.
-///
-/// The update itself is never refused. Such a namespace is usually older than any budget, which therefore doesn't count.
-pub fn injection(namespace: &str, progress: &Progress, last: bool) -> InjectionDecision {
-    let Progress { seen, denied, excused, waiting, required, .. } = progress;
-    if denied.is_empty() && !last && (!seen || !waiting.is_empty()) {
-        return InjectionDecision::Wait;
-    }
-    let absent: Vec<String> = denied.iter().chain(waiting).chain(excused).cloned().collect();
-    let still = || format!("Mimeo: namespace {namespace} is still without its copies of {}", list(&absent));
-    if !denied.is_empty() || !seen || *required {
-        return InjectionDecision::Mark(format!("{}; its pods wait for them", still()));
-    }
-    InjectionDecision::Admit { warnings: if absent.is_empty() { vec![] } else { vec![still()] } }
 }
 
 /// The first few of these cells.
@@ -362,7 +311,7 @@ mod tests {
             let request = request(Operation::Create, None, object.clone());
             let decision = decide(&request, &Fake { known });
             assert_eq!((patched(&request, &decision).as_deref(), decision.mark), (want, does), "{object}");
-            assert_eq!(decision.first, First::Nothing);
+            assert!(!decision.mark_first);
         }
     }
 
@@ -388,31 +337,28 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_bring_more_rules_have_their_copies_written_first() {
+    fn a_namespace_is_marked_before_labels_bring_more_rules() {
         let (bare, gold) = (namespace_with(&[]), namespace_with(&[("tier", "gold")]));
         let other = namespace_with(&[("tier", "gold"), ("a", "b")]);
         let marked = namespace_with(&[(MARK, "t")]);
-        let gold_labels: Labels = [("tier".into(), "gold".into())].into();
         let update = |old: &Value, new: &Value| request(Operation::Update, Some(old.clone()), new.clone());
-        let inject = First::Inject { labels: gold_labels, rules: [id("gold")].into() };
-        assert_eq!(decide(&update(&bare, &gold), &FAKE).first, inject);
-        for (what, request) in [
-            ("already matched", update(&gold, &other)),
-            ("matches no more", update(&gold, &bare)),
-            ("waits anyway", update(&marked, &gold)),
-        ] {
-            assert_eq!(decide(&request, &FAKE).first, First::Nothing, "{what}");
-        }
         let mut dry = update(&bare, &gold);
         dry.dry_run = true;
-        assert_eq!(decide(&dry, &FAKE).first, First::Nothing);
         let mut going = update(&bare, &gold);
         going.object.as_mut().unwrap()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        assert_eq!(decide(&going, &FAKE).first, First::Nothing);
-
-        let unknown = decide(&update(&bare, &gold), &Fake { known: false });
-        assert_eq!((unknown.first, unknown.mark), (First::Mark, Mark::Untouched));
-        assert_eq!(decide(&update(&gold, &gold), &Fake { known: false }), unchanged());
+        for (what, request, known, want) in [
+            ("comes to match", update(&bare, &gold), true, true),
+            ("may come to match", update(&bare, &gold), false, true),
+            ("no label changes", update(&gold, &gold), false, false),
+            ("already matched", update(&gold, &other), true, false),
+            ("matches no more", update(&gold, &bare), true, false),
+            ("waits anyway", update(&marked, &gold), true, false),
+            ("only asks", dry, true, false),
+            ("is going", going, true, false),
+        ] {
+            let decision = decide(&request, &Fake { known });
+            assert_eq!(decision.mark_first, want, "{what}");
+        }
     }
 
     fn marked() -> Progress {
@@ -446,34 +392,6 @@ mod tests {
         }
         let many = Progress { excused: cells(&["a", "b", "c", "d", "e", "f", "g"]), ..marked() };
         assert!(word(barrier("shop", &many)).ends_with("a, b, c, d, e and 2 more"));
-    }
-
-    #[test]
-    fn updates_wait_for_a_while_and_leave_what_is_required_to_the_mark() {
-        let waiting =
-            Progress { seen: true, over_budget: true, waiting: vec!["Secret a".into()], ..Progress::default() };
-        let required = Progress { required: true, ..waiting.clone() };
-        let denied = Progress { denied: vec!["Secret b (Conflict)".into()], ..waiting.clone() };
-        let excused = Progress { seen: true, excused: vec!["Secret c (Conflict)".into()], ..Progress::default() };
-        let is = |progress: &Progress, last| match injection("shop", progress, last) {
-            InjectionDecision::Admit { warnings } => format!("admit {}", warnings.join(" ")),
-            InjectionDecision::Wait => "wait".to_owned(),
-            InjectionDecision::Mark(message) => format!("mark {message}"),
-        };
-        for (progress, last, begins, names) in [
-            (&waiting, false, "wait", ""),
-            (&waiting, true, "admit Mimeo:", "Secret a"),
-            (&required, false, "wait", ""),
-            (&required, true, "mark ", "Secret a"),
-            (&denied, false, "mark ", "Secret b (Conflict)"),
-            (&excused, false, "admit Mimeo:", "Secret c"),
-            (&Progress { seen: true, ..Progress::default() }, false, "admit ", ""),
-            (&Progress::default(), false, "wait", ""),
-            (&Progress::default(), true, "mark ", ""),
-        ] {
-            let got = is(progress, last);
-            assert!(got.starts_with(begins) && got.contains(names), "{got}");
-        }
     }
 
     #[test]

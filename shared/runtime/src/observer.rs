@@ -7,14 +7,11 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::{coordination::v1::Lease, core::v1::ConfigMap},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::Client;
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
-    engine::{Demand, Engine, NamespaceView, Observed, Webhooks},
+    engine::{Demand, Engine, Observed, Webhooks},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::version,
     names,
@@ -105,8 +102,7 @@ impl Observer {
             Event::Listing => listed.clear(),
             Event::Applied(object) => {
                 listed.insert(object.metadata.name.as_deref().unwrap_or_default().into());
-                let view = namespace_view(object.metadata);
-                self.handle.with(|engine, now| engine.namespace_applied(&view, now));
+                self.handle.with(|engine, now| engine.namespace_applied(&object.metadata, now));
             }
             Event::Deleted(object) => {
                 listed.remove(object.metadata.name.as_deref().unwrap_or_default());
@@ -488,16 +484,6 @@ fn parse(object: Value) -> (Result<Rule, Vec<Refusal>>, Observed) {
         Ok(object) => (Rule::parse(&object), object.status),
         Err(error) => (Err(vec![Refusal { field: "spec".into(), message: error.to_string() }]), None),
     }
-}
-
-/// A namespace with this metadata, as of now.
-pub fn namespace_view(meta: ObjectMeta) -> NamespaceView {
-    let age = meta.creation_timestamp.as_ref().map_or(Duration::ZERO, |at| age(at.0));
-    NamespaceView { meta, age }
-}
-
-fn age(created: Timestamp) -> Duration {
-    Duration::try_from(Timestamp::now().duration_since(created)).unwrap_or(Duration::ZERO)
 }
 
 fn live(lease: &Lease, now: Timestamp) -> bool {

@@ -18,22 +18,25 @@ use crate::{
 /// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
 const SETTLING: Duration = Duration::from_millis(250);
 
-/// An injector's work on one namespace.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Claim {
-    /// Not before this time.
-    pub(super) from: Tick,
-    /// Labels that the namespace is about to get; none: it has them.
-    pub(super) labels: Option<Labels>,
-    /// Only these rules; none: all.
-    only: Option<BTreeSet<RuleId>>,
+/// What a mark that this replica set waits for, before it is this replica's to redeem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// The namespace, which is being created.
+    Namespace,
+    /// The labels that an update gives it. They may never come: the update may yet be refused.
+    Labels,
 }
 
-impl Claim {
-    pub(super) fn covers(&self, id: &RuleId) -> bool {
-        self.only.as_ref().is_none_or(|only| only.contains(id))
-    }
+/// A mark that this replica set and has not seen yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Issued {
+    awaited: Awaited,
+    /// It is forgotten then: the request may have been refused.
+    until: Tick,
 }
+
+/// At most this many: whoever can reach the webhook could issue any number.
+const ISSUED: usize = 10_000;
 
 /// What still holds a namespace's pods.
 #[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
@@ -97,13 +100,13 @@ impl Engine {
             })
     }
 
-    /// This replica set a mark with that token: it injects once its watch shows the namespace.
-    pub fn issue(&mut self, token: &str, now: Tick) {
+    /// This replica set a mark with that token: it injects once its watch shows what was awaited.
+    pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
         self.at(now);
-        // The create may yet be refused by someone else: then the token never shows, and is forgotten.
-        let forgotten = self.now + std::time::Duration::from_mins(1);
-        self.issued.retain(|_, until| *until > now);
-        self.issued.insert(token.into(), forgotten);
+        self.issued.retain(|_, issued| issued.until > now);
+        if self.issued.len() < ISSUED {
+            self.issued.insert(token.into(), Issued { awaited, until: self.now + Duration::from_mins(1) });
+        }
     }
 
     /// Whether this replica issued that token, and hasn't seen it on a namespace yet.
@@ -122,67 +125,42 @@ impl Engine {
         else {
             return;
         };
-        if entry.mark.is_some() && entry.claim.is_none() {
-            entry.claim = Some(Claim { from: self.now, ..Claim::default() });
+        if entry.mark.is_some() && entry.claim.is_none_or(|from| from > self.now) {
+            entry.claim = Some(self.now);
             self.dirty.insert(name);
         }
     }
 
-    /// A namespace that exists is about to get labels by which these rules match it: their copies are written before it does.
-    pub fn claim_labels(&mut self, namespace: &str, labels: Labels, rules: BTreeSet<RuleId>, now: Tick) {
-        self.at(now);
-        let Some((name, entry)) = self
-            .namespaces
-            .get_key_value(namespace)
-            .map(|(name, _)| name.clone())
-            .zip(self.namespaces.get_mut(namespace))
-        else {
-            return;
-        };
-        entry.claim = Some(Claim { from: self.now, labels: Some(labels), only: Some(rules) });
-        self.dirty.insert(name);
-    }
-
-    /// The update is answered.
-    pub fn release_labels(&mut self, namespace: &str, now: Tick) {
-        self.at(now);
-        let Some((name, entry)) = self
-            .namespaces
-            .get_key_value(namespace)
-            .map(|(name, _)| name.clone())
-            .zip(self.namespaces.get_mut(namespace))
-        else {
-            return;
-        };
-        if entry.claim.as_ref().is_some_and(|claim| claim.labels.is_some()) {
-            entry.claim = None;
-            self.dirty.insert(name);
-        }
-    }
-
-    /// Takes in the mark that a namespace shows.
-    pub(super) fn see_mark(&mut self, name: &Arc<str>) {
+    /// Takes in the mark that a namespace shows; `changed`: its labels aren't what they were.
+    pub(super) fn see_mark(&mut self, name: &Arc<str>, changed: bool) {
         let Some(entry) = self.namespaces.get_mut(name) else { return };
         let token: Option<Box<str>> = entry.token().map(Into::into);
         let Some(token) = token else {
             entry.mark = None;
-            if entry.claim.as_ref().is_some_and(|claim| claim.labels.is_none()) {
-                entry.claim = None;
-            }
+            entry.claim = None;
             return;
         };
+        let soon = self.now + self.inject_delay;
         match &mut entry.mark {
-            // The version moved: what hindered its removal may be over.
-            Some(mark) if mark.token == token => mark.removing = false,
+            Some(mark) if mark.token == token => {
+                // The version moved: what hindered its removal may be over.
+                mark.removing = false;
+                entry.claim = entry.claim.map(|from| if changed { from.min(soon) } else { from });
+            }
             _ => {
                 entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false });
-                self.work.timer(self.now + self.settings.takeover, Timer::Namespace(name.clone()));
+                if let Some(issued) = self.issued.remove(&token) {
+                    entry.claim = Some(match issued.awaited {
+                        Awaited::Namespace => soon,
+                        Awaited::Labels => self.now + self.settings.takeover,
+                    });
+                }
+                for wait in [self.settings.takeover, self.settings.budget] {
+                    self.work.timer(self.now + wait, Timer::Namespace(name.clone()));
+                }
             }
         }
-        self.work.timer(entry.budget_ends, Timer::Namespace(name.clone()));
-        if self.settings.role == Role::Injector && self.issued.remove(&token).is_some() {
-            let from = self.now + self.inject_delay;
-            entry.claim = Some(Claim { from, ..Claim::default() });
+        if let Some(from) = entry.claim {
             self.work.timer(from, Timer::Namespace(name.clone()));
         }
     }
@@ -231,9 +209,7 @@ impl Engine {
 
     /// Whether a mark may go, and be taken off by this process.
     fn held_by_nothing(&self, namespace: &Namespace) -> bool {
-        // What an update is about to change says nothing of what holds now.
-        let changing = namespace.claim.as_ref().is_some_and(|claim| claim.labels.is_some());
-        if changing || !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
+        if !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
             return false;
         }
         let progress = self.progress_of(namespace);
@@ -269,7 +245,7 @@ impl Engine {
             seen: true,
             uid: namespace.uid,
             token: namespace.mark.as_ref().map(|mark| mark.token.clone()),
-            over_budget: self.now >= namespace.budget_ends,
+            over_budget: namespace.mark.as_ref().is_none_or(|mark| self.now >= mark.since + self.settings.budget),
             ..Progress::default()
         };
         for cell in &namespace.cells {

@@ -27,7 +27,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 pub use self::{
-    barrier::Progress,
+    barrier::{Awaited, Progress},
     collect::RuleRead,
     status::{Observed, StatusUpdate, Webhooks},
     work::{Action, Errand, Notice, Request, Ticket, Verb},
@@ -68,7 +68,7 @@ pub struct Settings {
     pub sweep: Duration,
     /// Sweeps of at least this many copies that take half of a rule's copies are held.
     pub sweep_limit: usize,
-    /// How long a namespace's pods may be held, from its creation, under `barrier: BestEffort`.
+    /// How long a namespace's pods may be held under `barrier: BestEffort`, from its mark on.
     pub budget: Duration,
     /// First back-off after a failure; doubles up to `backoff_limit`.
     pub backoff: Duration,
@@ -114,8 +114,8 @@ pub struct Engine {
     last_slot: u32,
     work: work::Work,
     dirty: BTreeSet<Arc<str>>,
-    /// Tokens of marks that this replica set and has not seen yet, with the time by which they are forgotten.
-    issued: BTreeMap<Box<str>, Tick>,
+    /// Tokens of marks that this replica set and has not seen yet.
+    issued: BTreeMap<Box<str>, barrier::Issued>,
     inject_delay: Duration,
     webhooks: Webhooks,
     notices: Vec<Notice>,
@@ -212,12 +212,11 @@ struct Namespace {
     version: u64,
     labels: Labels,
     terminating: bool,
-    /// When its pods have been held long enough.
-    budget_ends: Tick,
     /// Until then the keeper writes no copies: the webhook has just done so, and the watch of copies may yet have to say it.
     settles: Tick,
     mark: Option<Mark>,
-    claim: Option<barrier::Claim>,
+    /// From when on this injector fills it.
+    claim: Option<Tick>,
     cells: Vec<Cell>,
     /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
     ended: bool,
@@ -231,15 +230,6 @@ struct Mark {
     since: Tick,
     /// Whether its removal is under way.
     removing: bool,
-}
-
-/// A namespace as its watch, or a read, shows it.
-#[derive(Clone, Debug)]
-pub struct NamespaceView {
-    /// Its metadata.
-    pub meta: ObjectMeta,
-    /// How long ago it was created.
-    pub age: Duration,
 }
 
 /// What must be watched now. Compared by the rim with what is.
@@ -542,14 +532,14 @@ impl Engine {
 
     // ---- namespaces ----
 
-    /// A namespace is there.
-    pub fn namespace_applied(&mut self, view: &NamespaceView, now: Tick) {
+    /// A namespace is there, with this metadata, as its watch or a read shows.
+    pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
         self.at(now);
-        let Some(name) = view.meta.name.as_deref() else { return };
+        let Some(name) = meta.name.as_deref() else { return };
         let name = self.namespace_name(name);
-        let uid = view.meta.uid.as_deref().and_then(Uid::parse);
+        let uid = meta.uid.as_deref().and_then(Uid::parse);
         let entry = self.namespaces.entry(name.clone()).or_default();
-        let version = version(view.meta.resource_version.as_deref());
+        let version = version(meta.resource_version.as_deref());
         // A read may have been quicker than the watch: an earlier object of the same name is no news either.
         if entry.uid.is_some() && version <= entry.version {
             return;
@@ -568,12 +558,11 @@ impl Engine {
         let known = entry.uid.is_some();
         entry.uid = uid;
         entry.version = version;
-        let labels = view.meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
+        let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
-        entry.terminating = view.meta.deletion_timestamp.is_some();
-        entry.budget_ends = self.now + self.settings.budget.saturating_sub(view.age);
-        self.see_mark(&name);
+        entry.terminating = meta.deletion_timestamp.is_some();
+        self.see_mark(&name, changed);
         if changed {
             self.let_settle(&name);
         }

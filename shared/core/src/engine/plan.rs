@@ -96,36 +96,15 @@ impl Engine {
 
     /// The cells that rules want in a namespace, each with its winner, and what the losers lost.
     fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
-        let claim = namespace.claim.as_ref();
         // An injector has no business in a namespace that waits for nothing.
-        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some() || claim.is_some();
+        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BTreeMap::new());
         }
-        let Some((claim, labels)) = claim.and_then(|claim| Some((claim, claim.labels.as_ref()?))) else {
-            return self.contest(name, namespace, &namespace.labels);
-        };
-        // Who will have each cell, as far as it is claimed. In a marked namespace pods wait meanwhile, for all that they always
-        // waited for.
-        let (mut wants, lost) = self.contest(name, namespace, labels);
-        wants.retain(|_, id| self.slots.get(id).is_some_and(|slot| claim.covers(&slot.rule)));
-        if namespace.mark.is_some() {
-            wants.extend(self.contest(name, namespace, &namespace.labels).0);
-        }
-        (wants, lost)
-    }
-
-    /// The cells that rules want in a namespace with these labels, each with its winner, and what the losers lost.
-    fn contest(
-        &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
-        labels: &Labels,
-    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
         let mut wants = Wants::new();
         let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
         for (id, state) in &self.rules {
-            for (slot_id, slot) in self.slots_for(state, name, labels) {
+            for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 if *slot.source.namespace == **name && *slot.source.name == *slot.name {
                     continue; // The source's own cell.
                 }
@@ -190,7 +169,7 @@ impl Engine {
             self.record(cell.kind);
         }
         let step = self.decide(name, namespace, cell);
-        let urgent = namespace.mark.is_some() || namespace.claim.is_some();
+        let urgent = namespace.mark.is_some();
         let cell = &mut namespace.cells[index];
         if let Step::Leave(why) = step {
             self.settle(name, cell, why);
@@ -269,7 +248,7 @@ impl Engine {
                     namespace.mark.as_ref().map_or(namespace.settles, |mark| mark.since + self.settings.takeover);
                 self.now >= left
             }
-            Role::Injector => namespace.claim.as_ref().is_some_and(|claim| self.now >= claim.from),
+            Role::Injector => namespace.claim.is_some_and(|from| self.now >= from),
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, NamespaceView, Request, Role, RuleRead, Settings, Tick, Verb},
+    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, Tick, Verb},
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
     render::Precondition,
@@ -185,19 +185,6 @@ pub struct View {
     crd: Option<usize>,
 }
 
-/// An update that brings a namespace under more rules, held until their copies are there.
-#[derive(Debug)]
-pub struct Update {
-    pub uid: String,
-    pub team: Option<&'static str>,
-    /// All labels that the namespace will have.
-    pub labels: BTreeMap<String, String>,
-    /// Rules that match by them alone.
-    pub rules: BTreeSet<String>,
-    /// It waits no longer than this.
-    pub until: Duration,
-}
-
 /// One program.
 #[derive(Debug)]
 pub struct Process {
@@ -208,8 +195,6 @@ pub struct Process {
     pub flights: Vec<Flight>,
     pub view: View,
     demand: Option<u64>,
-    /// Updates of namespaces that wait for their copies.
-    pub updates: BTreeMap<String, Update>,
     /// Most requests under way.
     window: usize,
     pub requests: BTreeMap<&'static str, usize>,
@@ -226,7 +211,6 @@ impl Process {
             flights: Vec::new(),
             view: View::default(),
             demand: None,
-            updates: BTreeMap::new(),
             window,
             requests: BTreeMap::new(),
         };
@@ -299,7 +283,7 @@ impl Process {
                 self.watches.entry(Topic::Kind(*res)).or_default().told = None;
             }
             Topic::Rules => self.tell_rule(&message, now),
-            Topic::Namespaces => self.tell_namespace(&message, now, server.seconds),
+            Topic::Namespaces => self.tell_namespace(&message, now),
             Topic::Copies(res) => self.tell_copy(*res, &message, now),
             Topic::Source(res, namespace, name) => self.tell_source(*res, namespace, name, &message, now),
             Topic::Kind(res) => {
@@ -353,14 +337,13 @@ impl Process {
         }
     }
 
-    fn tell_namespace(&mut self, message: &Message, now: Tick, seconds: u64) {
+    fn tell_namespace(&mut self, message: &Message, now: Tick) {
         match message {
             Message::Listing => self.shown(&Topic::Namespaces).clear(),
             Message::Applied(object) => {
                 self.shown(&Topic::Namespaces).insert(object.key.name.clone());
                 self.view.namespaces.insert(object.key.name.clone(), object.clone());
-                let age = Duration::from_secs(seconds.saturating_sub(object.created));
-                self.engine.namespace_applied(&NamespaceView { meta: object.meta(), age }, now);
+                self.engine.namespace_applied(&object.meta(), now);
             }
             Message::Gone(object) => {
                 self.view.namespaces.remove(&object.key.name);

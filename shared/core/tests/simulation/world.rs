@@ -8,16 +8,16 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use mimeo_core::{
-    engine::{Errand, NamespaceView, Request, Role, RuleRead, Verb, Webhooks},
+    engine::{Awaited, Errand, Request, Role, RuleRead, Verb, Webhooks},
     names,
     outcome::{Outcome, Reason},
-    rule::{RuleId, SourceRef},
+    rule::SourceRef,
     selection::{Labels, NameHint},
 };
 
 use super::{
     model::{self, Facts},
-    process::{Answer, Flight, Process, Topic, Update, What, body_of, key_of, verb_name},
+    process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
     server::{COPIED, Key, Object, Refusal, Res, Server},
     spec::{Hold, RuleSpec, SOURCES},
 };
@@ -277,7 +277,6 @@ impl World {
                 self.judge(program, at);
             }
             self.judge_pods(program);
-            self.end_updates(program);
         }
     }
 
@@ -481,11 +480,6 @@ impl World {
 
     /// What is known everywhere is all there is, nothing is under way, and nothing has been decided upon it yet.
     fn flush(&mut self) {
-        for program in 0..self.programs.len() {
-            let clock = self.clock;
-            self.programs[program].updates.values_mut().for_each(|update| update.until = clock);
-            self.end_updates(program);
-        }
         while !self.late.is_empty() {
             self.come_late(0);
         }
@@ -772,7 +766,7 @@ impl World {
             team.into_iter().for_each(|team| drop(object.fields.insert("label/team".into(), team.into())));
         };
         if let Some(namespace) = self.server.get(&key).cloned() {
-            return self.hold_update(&namespace, team) || self.server.edit(&key, "user", change);
+            return !self.mark_first(&namespace, team) || self.server.edit(&key, "user", change);
         }
         let labels: Labels = team.into_iter().map(|team| ("team".into(), team.into())).collect();
         let mut fields: Vec<(&str, &str)> = team.into_iter().map(|team| ("label/team", team)).collect();
@@ -782,74 +776,34 @@ impl World {
         self.server.create(&key, &fields, "user")
     }
 
-    /// The replica that is asked holds the update, if it brings the namespace under a rule whose pods wait.
-    fn hold_update(&mut self, namespace: &Object, team: Option<&'static str>) -> bool {
+    /// The replica that is asked marks the namespace, if the update brings it under more rules whose pods wait. Tells whether the
+    /// update is admitted after that: whoever is asked later may refuse it.
+    fn mark_first(&mut self, namespace: &Object, team: Option<&'static str>) -> bool {
         let name = &namespace.key.name;
         let clock = self.clock;
+        let mut replicas = self.programs.iter_mut().filter(|program| program.role == Role::Injector);
+        let Some(replica) = replicas.find(|program| program.engine.primed()) else { return true };
         let mut labels = namespace.labels();
         labels.remove("team");
         labels.extend(team.map(|team| ("team".to_owned(), team.to_owned())));
-        let mut replicas = self.programs.iter_mut().filter(|program| program.role == Role::Injector);
-        let Some(replica) = replicas.find(|program| program.engine.primed() && !program.updates.contains_key(name))
-        else {
-            return false;
-        };
         let rules = |labels: &BTreeMap<String, String>| {
             let labels =
                 labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect::<Labels>();
             replica.engine.barrier_rules(NameHint::Exact(name), &labels)
         };
-        let (before, after) = (rules(&namespace.labels()), rules(&labels));
-        let more: BTreeSet<RuleId> = after.difference(&before).cloned().collect();
-        if more.is_empty() || namespace.deleting {
-            return false;
+        let more = rules(&labels).difference(&rules(&namespace.labels())).next().is_some();
+        if !more || namespace.deleting || mark_of(namespace).is_some() {
+            return true;
         }
+        self.tokens += 1;
+        let token = format!("token-{}", self.tokens);
         let now = replica.tick(clock);
-        let age = Duration::from_secs(clock.as_secs().saturating_sub(namespace.created));
-        replica.view.namespaces.insert(name.clone(), Rc::new(namespace.clone()));
-        replica.engine.namespace_applied(&NamespaceView { meta: namespace.meta(), age }, now);
-        let coming = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
-        let rules = more.iter().map(|id| id.name.to_string()).collect();
-        replica.engine.claim_labels(name, coming, more, now);
-        let until = clock + Duration::from_secs(1);
-        replica.updates.insert(name.clone(), Update { uid: namespace.uid.clone(), team, labels, rules, until });
-        true
-    }
-
-    /// Lets updates through whose copies are there, and those that have waited too long: these under a mark.
-    fn end_updates(&mut self, program: usize) {
-        let clock = self.clock;
-        let process = &mut self.programs[program];
-        let now = process.tick(clock);
-        let names: Vec<String> = process.updates.keys().cloned().collect();
-        for name in names {
-            let process = &mut self.programs[program];
-            let ready = process.engine.progress(&name, now).ready();
-            if !ready && clock < process.updates[&name].until {
-                continue;
-            }
-            let Some(update) = process.updates.remove(&name) else { continue };
-            process.engine.release_labels(&name, now);
-            let key = Key::new(Res::Namespace, "", &name);
-            let same = self.server.get(&key).filter(|namespace| namespace.uid == update.uid).cloned();
-            let Some(namespace) = same else { continue };
-            let held = |rule: &Object, hold: Hold| update.rules.contains(&rule.key.name) && hold >= Hold::BestEffort;
-            let faults = missing(&self.server, &self.programs[program], &namespace, &update.labels, held);
-            faults
-                .into_iter()
-                .filter(|_| ready)
-                .for_each(|fault| self.fault(format!("{program}: {name} gets labels, {fault}")));
-            self.tokens += 1;
-            let token = format!("token-{}", self.tokens);
-            self.say(format!("{program}: {name} gets its labels, ready: {ready}"));
-            self.server.edit(&key, "user", |object| {
-                object.fields.remove("label/team");
-                object.fields.extend(update.team.map(|team| ("label/team".to_owned(), team.to_owned())));
-                if !ready {
-                    object.fields.insert(format!("label/{}", names::MARK), token);
-                }
-            });
-        }
+        replica.engine.issue(&token, Awaited::Labels, now);
+        self.say(format!("{name} is marked before its labels change"));
+        self.server.edit(&namespace.key, "mimeo", |object| {
+            object.fields.insert(format!("label/{}", names::MARK), token);
+        });
+        !self.tokens.is_multiple_of(5)
     }
 
     /// The webhook replica that is asked about a new namespace, if there is one that knows enough.
@@ -863,7 +817,7 @@ impl World {
             return None;
         }
         let now = replica.tick(clock);
-        replica.engine.issue(&token, now);
+        replica.engine.issue(&token, Awaited::Namespace, now);
         Some(token)
     }
 
@@ -939,12 +893,10 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
     if is_source(key) && request.ticket.verb != Verb::Look {
         return Err("to a source".into());
     }
-    let coming = process.updates.get(&key.namespace).map(|update| update.labels.clone());
-    let wanted = [Some(namespace.labels()), coming].into_iter().flatten().any(|labels| {
-        process.view.rules.values().any(|rule| {
-            let spec = rule.spec.as_ref().expect("a rule has a spec");
-            !spec.suspend && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
-        })
+    let labels = namespace.labels();
+    let wanted = process.view.rules.values().any(|rule| {
+        let spec = rule.spec.as_ref().expect("a rule has a spec");
+        !spec.suspend && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
     });
     let uid = match request.ticket.verb {
         Verb::Look => return Ok(()),
