@@ -441,3 +441,37 @@ async fn held(setting: &Setting, rule: &str) -> Result<String> {
     })
     .await
 }
+
+/// Rules are pointed at what was a copy until then: by its own rule, and by another whose first rule goes.
+#[tokio::test]
+async fn a_copy_that_became_a_source_is_neither_written_nor_deleted() -> Result<()> {
+    let scene = STAGE.scene("heir").await?;
+    let namespaces = scene.namespaces(2).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let first = scene.rule().secret(&scene.home, "registry");
+    first.create(&scene.client).await?;
+    scene.wait_synced(&first.name).await?;
+    let [heir, other] = [&namespaces[0], &namespaces[1]].map(|namespace| scene.secrets(namespace));
+    let copied = heir.get("registry").await?;
+
+    let itself = scene.rule().secret(&namespaces[0], "registry");
+    itself.replace(&scene.client).await?;
+    let named = format!("v1/Secret/{}/registry", namespaces[0]);
+    let from = |copy: &Secret| copy.annotations().get("mimeo.dev/source") == Some(&named);
+    scene.wait_secret(&namespaces[1], "registry", from).await?;
+    assert_eq!(version(&heir.get("registry").await?), version(&copied));
+    let edited = merge(&heir, "registry", json!({"stringData": {"token": "two"}})).await?;
+    scene.wait_secret(&namespaces[1], "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    assert_eq!(version(&heir.get("registry").await?), version(&edited));
+
+    let second =
+        rule(&format!("{}-second", scene.tag)).secret(&namespaces[0], "registry").to_label("scene", &scene.tag);
+    second.create(&scene.client).await?;
+    itself.delete(&scene.client).await?;
+    let owned = |copy: &Secret| copy.annotations().get("mimeo.dev/rule").is_some_and(|rule| rule.ends_with("-second"));
+    scene.wait_secret(&namespaces[1], "registry", owned).await?;
+    scene.wait_synced(&second.name).await?;
+    assert_eq!(version(&heir.get("registry").await?), version(&edited));
+    second.delete(&scene.client).await?;
+    wait_gone(other, "registry").await
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
+    engine::Tick,
     meta::{Seen, Uid},
     outcome::Failure,
     render::Rendering,
@@ -53,6 +54,8 @@ pub struct Cell {
     pub failure: Option<Box<Failure>>,
     /// Where it stands with requests.
     pub phase: Phase,
+    /// Until when it was last put off.
+    pub due: Tick,
     /// Failures in a row, or repairs in quick succession: the exponent of the back-off.
     pub streak: u8,
     /// The watch of copies has shown that no object with our label was here as of this version.
@@ -177,6 +180,7 @@ impl Cell {
             good: None,
             failure: None,
             phase: Phase::Idle,
+            due: Tick::ZERO,
             streak: 0,
             unseen: 0,
             listing: 0,

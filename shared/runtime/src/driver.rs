@@ -214,9 +214,9 @@ fn note(request: &Request, outcome: &Outcome) {
 }
 
 fn tell(notices: &[Notice]) {
-    for Notice { rule, kind, namespace, name, failure } in notices {
+    for Notice { rule, wanted, kind, namespace, name, failure } in notices {
         let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
-        warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not written");
+        warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not {}", if *wanted { "written" } else { "deleted" });
     }
 }
 
@@ -231,12 +231,12 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
         }
         Errand::ConfirmSource(source) => {
-            let meant = match tools.discovery.find(&source.gvk).await {
+            let read = match tools.discovery.find(&source.gvk).await {
                 Ok(Some(resource)) => writer.read_source(&source, &resource).await,
                 // Without its kind nothing is known of the source.
                 _ => None,
             };
-            handle.with(|engine, now| engine.source_read(&source, meant, now));
+            handle.with(|engine, now| engine.source_read(&source, read, now));
         }
         Errand::Unmark { namespace, token, version } => {
             let answer = writer.unmark(&namespace, &token, version).await;

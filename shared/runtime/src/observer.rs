@@ -145,9 +145,7 @@ impl Observer {
         let (kinds, crd, confirmed) = map.map(parse_kinds).unwrap_or_default();
         self.handle.with(|engine, now| {
             engine.kinds_recorded(&kinds, now);
-            if let Some(nonce) = confirmed {
-                engine.confirmed(&nonce, now);
-            }
+            engine.confirmed(confirmed.as_deref(), now);
         });
         self.crd_is(|state| state.recorded = Sight::Looked(crd));
     }

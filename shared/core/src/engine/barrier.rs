@@ -171,7 +171,8 @@ impl Engine {
         if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
             return;
         }
-        let Some(entry) = self.namespaces.get_mut(name) else { return };
+        // Not extended while it lasts: else whoever may label a namespace could keep updates out of it.
+        let Some(entry) = self.namespaces.get_mut(name).filter(|entry| entry.settles <= self.now) else { return };
         entry.settles = self.now + SETTLING;
         self.work.timer(entry.settles, Timer::Namespace(name.clone()));
     }
@@ -282,7 +283,7 @@ impl Engine {
             Step::Leave(Leave::KindNotServed) if self.slots.get(&id).is_some_and(looked_up) => {
                 Hold::Cannot("KindNotServed".into())
             }
-            Step::Leave(Leave::Foreign) => Hold::Cannot(Reason::Conflict.to_string()),
+            Step::Leave(Leave::Foreign | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match &cell.failure {
                 Some(failure) if !matches!(failure.reason, Reason::Timeout | Reason::ClusterUnreachable) => {
                     Hold::Cannot(failure.reason.to_string())

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
     kind::GroupKind,
-    meta::{Checksum, source_hash},
+    meta::{Checksum, Uid, source_hash},
     rule::{Retain, RuleId, SourceRef},
     slot::{KindId, NoRendering, Slot},
 };
@@ -113,6 +113,15 @@ impl Sweep {
     }
 }
 
+/// The answer to [`Errand::ConfirmSource`], by reads that no cache answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceRead {
+    /// It isn't there; its namespace is, with this uid, and stays.
+    Absent(Uid),
+    /// Neither is there, or the namespace is going.
+    Homeless,
+}
+
 /// The answer to [`Errand::ConfirmRule`]: the rule, and the CRD it lives under, each by a read that no cache answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRead {
@@ -144,17 +153,13 @@ impl Engine {
         self.everything_dirty();
     }
 
-    /// The nonces that a person repeated on the kinds `ConfigMap`: these held deletions may go ahead.
-    pub fn confirmed(&mut self, nonce: &str, now: Tick) {
+    /// The nonce that a person repeated on the kinds `ConfigMap`, if there is one: that held deletion may go ahead.
+    pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
         self.at(now);
-        let ids: Vec<Arc<RuleId>> = self
-            .sweeps
-            .iter()
-            .filter(|(_, sweep)| sweep.held.as_deref() == Some(nonce))
-            .map(|(id, _)| id.clone())
-            .collect();
+        self.confirmed = nonce.map(Into::into);
+        let ids: Vec<Arc<RuleId>> = self.sweeps.keys().cloned().collect();
         for id in ids {
-            self.let_go(&id);
+            self.confirm_sweep(&id);
         }
     }
 
@@ -206,17 +211,18 @@ impl Engine {
         self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
     }
 
-    /// A source was read: still missing in a namespace that is there and stays (`Some(true)`), missing with its namespace
-    /// (`Some(false)`), there after all or not answered (none).
-    pub fn source_read(&mut self, source: &SourceRef, meant: Option<bool>, now: Tick) {
+    /// A source was read; none: it is there after all, or there was no answer.
+    pub fn source_read(&mut self, source: &SourceRef, read: Option<SourceRead>, now: Tick) {
         self.at(now);
-        let Some(Source::Missing { verdict, .. }) = self.sources.get_mut(source) else { return };
-        *verdict = match meant {
-            Some(true) => SourceVerdict::Meant,
-            Some(false) => SourceVerdict::Lost,
+        let Some(Source::Missing { verdict, home, .. }) = self.sources.get_mut(source) else { return };
+        *verdict = match read {
+            // Not by itself, but with its namespace, of which this is another.
+            Some(SourceRead::Absent(now)) if home.is_some_and(|then| then != now) => SourceVerdict::Lost,
+            Some(SourceRead::Absent(_)) => SourceVerdict::Meant,
+            Some(SourceRead::Homeless) => SourceVerdict::Lost,
             None => SourceVerdict::Unconfirmed,
         };
-        if meant.is_none() {
+        if read.is_none() {
             self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
             return;
         }
@@ -240,6 +246,10 @@ impl Engine {
         if !self.rules_listed {
             return undecided;
         }
+        if self.is_source(cell.kind, name, &cell.name) {
+            // Once a copy, now what others are copied from: its own copies would go with it.
+            return Step::Leave(Leave::Retained);
+        }
         let Some(state) = self.rules.get(&id) else { return self.decide_ruleless(&id, name, cell) };
         let Ok(rule) = &state.rule else { return Step::Leave(Leave::Suspended) };
         if rule.suspend {
@@ -248,10 +258,19 @@ impl Engine {
         if rule.retention.when_unmatched == Retain::Retain {
             return Step::Leave(Leave::Retained);
         }
-        if !rule.matches(name, &namespace.labels) {
+        let mut slots = state.slots.iter().filter_map(|slot| self.slots.get(slot));
+        let makes = slots.any(|slot| slot.kind == cell.kind && slot.name == cell.name);
+        if makes || !rule.matches(name, &namespace.labels) {
+            // A copy that the rule still makes, elsewhere: what has changed is the namespace, or the selection.
             return self.sweep(&id, name, cell, Why::Unmatched);
         }
         self.decide_superseded(&id, name, namespace, cell)
+    }
+
+    /// Whether some rule names this object as a source.
+    pub(super) fn is_source(&self, kind: KindId, namespace: &str, name: &str) -> bool {
+        let here = |slot: &Slot| *slot.source.namespace == *namespace && *slot.source.name == *name;
+        self.slots.values().any(|slot| slot.kind == kind && here(slot))
     }
 
     /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the
@@ -359,31 +378,59 @@ impl Engine {
         }
     }
 
-    /// The time of collecting is over: whatever has been lost for that long may go, unless all that is lost is too much.
+    /// The time of collecting is over: whatever has been lost for that long may go, unless all that is lost is too much. What is
+    /// held is looked at again each time that this comes round: the loss may have been undone.
     pub(super) fn end_sweep(&mut self, id: &Arc<RuleId>) {
-        let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.due <= self.now) else { return };
-        let lost = sweep.cells.iter().filter(|(key, _)| self.still_lost(id, key));
-        let cells: BTreeMap<CellKey, Loss> = lost.map(|(key, loss)| (key.clone(), *loss)).collect();
-        if cells.is_empty() {
+        if self.sweeps.get(id).is_none_or(|sweep| sweep.due > self.now) {
+            return;
+        }
+        self.review(id);
+        let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.cells.is_empty()) else {
             self.sweeps.remove(id);
             self.touch(id);
             return;
-        }
-        let total = self.cells_of(id).len();
+        };
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
-        let lost_rule = !self.rules.contains_key(id);
-        let large = cells.len() >= self.settings.sweep_limit && cells.len() * 2 >= total;
-        let nonce = (large || lost_rule).then(|| nonce(id, &cells));
-        self.touch(id);
-        let confirmed = nonce.is_some() && nonce == self.confirmation(id);
+        let slots = self.rules.get(id).map(|state| state.slots.len());
+        let lost = weight(sweep.cells.keys(), slots);
+        let large = lost >= self.settings.sweep_limit && lost * 2 >= weight(self.cells_of(id).iter(), slots);
+        let nonce = (large || slots.is_none()).then(|| self.nonce(id, sweep));
+        let due = self.now + self.settings.sweep;
         let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let news = sweep.held != nonce;
         sweep.held = nonce;
-        sweep.cells = cells;
-        if confirmed {
-            self.let_go(id);
-        } else if sweep.held.is_none() {
-            self.let_go_what_is_due(id);
+        if news {
+            self.touch(id);
+        }
+        if self.confirm_sweep(id) {
+            return;
+        }
+        match self.sweeps.get_mut(id).filter(|sweep| sweep.held.is_some()) {
+            Some(sweep) => {
+                sweep.due = due;
+                self.work.timer(due, Timer::Sweep(id.clone()));
+            }
+            None => self.let_go_what_is_due(id),
+        }
+    }
+
+    /// Decides about every collected cell anew, so that only those stay that are still lost for the same reason.
+    fn review(&mut self, id: &Arc<RuleId>) {
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let before = std::mem::take(&mut sweep.cells);
+        for (name, kind, copy) in before.keys() {
+            let Some(namespace) = self.namespaces.remove(name) else { continue };
+            if let Some(cell) = namespace.cell(*kind, copy) {
+                self.decide(name, &namespace, cell);
+            }
+            self.namespaces.insert(name.clone(), namespace);
+        }
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        for (key, loss) in &mut sweep.cells {
+            if let Some(known) = before.get(key).filter(|known| known.why == loss.why) {
+                loss.since = known.since;
+            }
         }
     }
 
@@ -403,16 +450,16 @@ impl Engine {
         self.condemn(gone);
     }
 
-    /// A person may have confirmed what is held.
-    pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) {
-        let held = self.sweeps.get(id).and_then(|sweep| sweep.held.clone());
-        if held.is_some() && held == self.confirmation(id) {
+    /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether.
+    pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
+        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.clone()) else { return false };
+        let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
+        let confirmed = [rule.and_then(|rule| rule.confirm_deletion.as_ref()), self.confirmed.as_ref()];
+        let confirmed = confirmed.contains(&Some(&held));
+        if confirmed {
             self.let_go(id);
         }
-    }
-
-    fn confirmation(&self, id: &Arc<RuleId>) -> Option<Box<str>> {
-        self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).and_then(|rule| rule.confirm_deletion.clone())
+        confirmed
     }
 
     fn let_go(&mut self, id: &Arc<RuleId>) {
@@ -432,23 +479,26 @@ impl Engine {
         }
     }
 
-    /// Whether a collected cell still holds a copy of the rule that is wanted by none, or has lost its source.
-    fn still_lost(&self, id: &Arc<RuleId>, (namespace, kind, name): &CellKey) -> bool {
-        let Some(entry) = self.namespaces.get(namespace).filter(|entry| entry.alive()) else { return false };
-        let Some(cell) = entry.cell(*kind, name) else { return false };
-        let Some(seen) = cell.ours().filter(|seen| !seen.deleting) else { return false };
-        match cell.want.and_then(|want| self.slots.get(&want)) {
-            Some(slot) => slot.rule == *id && matches!(self.sources.get(&slot.source), Some(Source::Missing { .. })),
-            None => seen.rule.as_ref() == Some(id),
+    /// Names exactly these losses of exactly these objects: confirming a small sweep doesn't confirm a larger one, and neither does
+    /// what was confirmed once confirm the next loss of the same places.
+    fn nonce(&self, id: &RuleId, sweep: &Sweep) -> Box<str> {
+        let mut text = id.to_string();
+        for (namespace, kind, name) in sweep.cells.keys() {
+            let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
+            if let Some(seen) = cell.and_then(Cell::ours) {
+                text.push_str(&seen.uid.to_string());
+            }
         }
+        format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
     }
 
-    /// Every cell that holds a copy of the rule.
+    /// Every cell that holds a copy of the rule, here to stay.
     fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
         let mut keys = Vec::new();
         for (name, namespace) in &self.namespaces {
             for cell in &namespace.cells {
-                if cell.ours().is_some_and(|seen| seen.rule.as_deref() == Some(id)) {
+                let mut copy = cell.ours().into_iter().filter(|seen| !seen.elsewhere && !seen.deleting);
+                if copy.any(|seen| seen.rule.as_deref() == Some(id)) {
                     keys.push((name.clone(), cell.kind, cell.name.clone()));
                 }
             }
@@ -569,13 +619,12 @@ impl Engine {
     }
 }
 
-/// Names exactly these losses: confirming a small sweep doesn't confirm a larger one.
-fn nonce(id: &RuleId, cells: &BTreeMap<CellKey, Loss>) -> Box<str> {
-    let mut text = id.to_string();
-    for (namespace, _, name) in cells.keys() {
-        for part in ["\n", namespace, "/", name] {
-            text.push_str(part);
-        }
+/// How much so many cells of a rule count. One namespace counts no more than the rule has slots: whoever makes objects look like
+/// its copies there can neither hold up what happens elsewhere nor make it seem little.
+fn weight<'a>(cells: impl Iterator<Item = &'a CellKey>, slots: Option<usize>) -> usize {
+    let mut each: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
+    for (namespace, ..) in cells {
+        *each.entry(namespace).or_default() += 1;
     }
-    format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
+    each.into_values().map(|count| count.min(slots.unwrap_or(count).max(1))).sum()
 }

@@ -28,7 +28,7 @@ use serde_json::Value;
 
 pub use self::{
     barrier::{Awaited, Progress},
-    collect::RuleRead,
+    collect::{RuleRead, SourceRead},
     status::{Observed, StatusUpdate, Webhooks},
     work::{Action, Errand, Notice, Request, Ticket, Verb},
 };
@@ -102,6 +102,8 @@ pub struct Engine {
     gone: BTreeMap<Arc<RuleId>, collect::Gone>,
     crd: collect::CrdState,
     sweeps: BTreeMap<Arc<RuleId>, collect::Sweep>,
+    /// What a person confirmed on the kinds `ConfigMap`.
+    confirmed: Option<Box<str>>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     namespaces_listed: bool,
     sources: BTreeMap<SourceRef, Source>,
@@ -118,6 +120,8 @@ pub struct Engine {
     issued: BTreeMap<Box<str>, barrier::Issued>,
     inject_delay: Duration,
     webhooks: Webhooks,
+    /// Since when there is one without a break.
+    webhooks_since: Tick,
     notices: Vec<Notice>,
     demand_version: u64,
     now: Tick,
@@ -197,11 +201,31 @@ impl Served {
     }
 }
 
-#[derive(Debug)]
 enum Source {
     NotRead,
-    Found { object: Arc<Value>, version: u64 },
-    Missing { since: Tick, verdict: collect::SourceVerdict },
+    Found {
+        object: Arc<Value>,
+        version: u64,
+        /// Its namespace, if that is known to have gone since.
+        home: Option<Uid>,
+    },
+    Missing {
+        since: Tick,
+        verdict: collect::SourceVerdict,
+        /// The namespace that it was in, if that is known.
+        home: Option<Uid>,
+    },
+}
+
+/// Not derived: the object may be a Secret.
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotRead => f.write_str("NotRead"),
+            Self::Found { version, .. } => write!(f, "Found({version})"),
+            Self::Missing { since, verdict, home } => write!(f, "Missing({since:?}, {verdict:?}, {home:?})"),
+        }
+    }
 }
 
 /// One namespace. Known by its own watch, or only by copies in it so far.
@@ -253,6 +277,7 @@ impl Engine {
             gone: BTreeMap::new(),
             crd: collect::CrdState::default(),
             sweeps: BTreeMap::new(),
+            confirmed: None,
             namespaces: BTreeMap::new(),
             namespaces_listed: false,
             sources: BTreeMap::new(),
@@ -267,6 +292,7 @@ impl Engine {
             issued: BTreeMap::new(),
             inject_delay: Duration::from_millis(1),
             webhooks: Webhooks::default(),
+            webhooks_since: Tick::ZERO,
             notices: Vec::new(),
             demand_version: 0,
             now: Tick::ZERO,
@@ -388,20 +414,13 @@ impl Engine {
                     kind,
                     name: target.copy_name(source).into(),
                     rendering,
-                    reference: self.first_reference(),
+                    reference: first_reference(self.settings.role),
                 };
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
             }
         }
         added
-    }
-
-    fn first_reference(&self) -> Reference {
-        match self.settings.role {
-            Role::Keeper => Reference::Unknown,
-            Role::Injector => Reference::Waived,
-        }
     }
 
     /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot with the same rendering.
@@ -412,7 +431,9 @@ impl Engine {
                 if let Some(slot) = self.slots.get_mut(id)
                     && slot.rendering.is_ok()
                     && slot.rendering == gone.rendering
+                    && gone.reference != Reference::Asked
                 {
+                    // What was asked is answered to the slot that asked.
                     slot.reference = gone.reference;
                 }
             }
@@ -427,10 +448,14 @@ impl Engine {
         let Some(state) = self.sources.get_mut(source) else { return };
         match (object, &state) {
             (None, Source::Missing { .. }) => return,
-            (None, _) => *state = Source::Missing { since: self.now, verdict: collect::SourceVerdict::Unconfirmed },
+            (None, known) => {
+                let former = if let Source::Found { home, .. } = known { *home } else { None };
+                let home = former.or_else(|| self.namespaces.get(&*source.namespace)?.uid);
+                *state = Source::Missing { since: self.now, verdict: collect::SourceVerdict::Unconfirmed, home };
+            }
             (Some(object), _) => {
                 let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
-                *state = Source::Found { object: Arc::new(object), version };
+                *state = Source::Found { object: Arc::new(object), version, home: None };
             }
         }
         self.render_source(source);
@@ -450,10 +475,7 @@ impl Engine {
                 continue;
             }
             slot.rendering = rendering;
-            slot.reference = match self.settings.role {
-                Role::Keeper => Reference::Unknown,
-                Role::Injector => Reference::Waived,
-            };
+            slot.reference = first_reference(self.settings.role);
             changed.insert(*id);
         }
         for id in &touched {
@@ -471,6 +493,17 @@ impl Engine {
             cell.release();
         }
         self.everything_dirty();
+    }
+
+    /// A namespace is gone: sources that it held went with it, though their own watches may yet have to say so.
+    fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
+        for (source, state) in &mut self.sources {
+            if let Source::Found { home: home @ None, .. } = state
+                && *source.namespace == *name
+            {
+                *home = uid;
+            }
+        }
     }
 
     // ---- kinds ----
@@ -544,7 +577,8 @@ impl Engine {
         if entry.uid.is_some() && version <= entry.version {
             return;
         }
-        if entry.uid.is_some() && entry.uid != uid {
+        let former = entry.uid.filter(|former| Some(*former) != uid);
+        if former.is_some() {
             // Deleted and created again under its name: nothing that was in it is in it.
             let cells = watched(entry, self.settings.role);
             *entry = Namespace { listing: entry.listing, cells, ended: true, ..Namespace::default() };
@@ -561,6 +595,10 @@ impl Engine {
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
+        if former.is_some() {
+            self.leave_home(&name, former);
+        }
+        let Some(entry) = self.namespaces.get_mut(&name) else { return };
         entry.terminating = meta.deletion_timestamp.is_some();
         self.see_mark(&name, changed);
         if changed {
@@ -583,6 +621,7 @@ impl Engine {
         let Some((name, mut old)) = self.namespaces.remove_entry(name) else { return };
         self.dirty.remove(&name);
         self.work.disturb();
+        self.leave_home(&name, old.uid);
         let touched: BTreeSet<Arc<RuleId>> =
             old.cells.iter().filter_map(|cell| self.slots.get(&cell.want?).map(|slot| slot.rule.clone())).collect();
         for id in &touched {
@@ -827,6 +866,13 @@ fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
         cell.condemned = None;
     }
     cells
+}
+
+fn first_reference(role: Role) -> Reference {
+    match role {
+        Role::Keeper => Reference::Unknown,
+        Role::Injector => Reference::Waived,
+    }
 }
 
 fn rendering(

@@ -179,7 +179,7 @@ impl Engine {
             cell.phase = Phase::Queued;
             self.work.queue(name, cell, urgent);
         }
-        self.touch_cell(name, index, namespace);
+        self.touch_cell(index, namespace);
     }
 
     /// Notes that a cell needs no request now, and why.
@@ -207,7 +207,8 @@ impl Engine {
             }
             Leave::KindNotRecorded => self.record(cell.kind),
             // Something is still to be done, now or soon: what failed last is worth telling till then.
-            Leave::Foreign | Leave::Learning | Leave::NotListed | Leave::Undecided => {}
+            Leave::Foreign | Leave::Learning | Leave::NotListed => {}
+            Leave::Undecided if cell.want.is_some() => {}
             _ => cell.failure = None,
         }
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
@@ -215,7 +216,7 @@ impl Engine {
         }
     }
 
-    fn touch_cell(&mut self, _name: &Arc<str>, index: usize, namespace: &Namespace) {
+    fn touch_cell(&mut self, index: usize, namespace: &Namespace) {
         let rule = namespace.cells[index].want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.touch();

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, PlanCounts, SourceStatus};
 
-use super::{Engine, RuleState, Served, Source, Tick};
+use super::{Engine, RuleState, Served, Source, Tick, work::Timer};
 use crate::{
-    cell::{Leave, Step},
-    meta::Seen,
+    cell::{Cell, Leave, Step},
+    meta::{Seen, source_hash},
     outcome::Reason,
     rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
-    slot::NoRendering,
+    slot::{NoRendering, Slot},
 };
 
 /// The status that a rule carries, as its author's API server shows it.
@@ -75,6 +75,27 @@ struct Tally {
     failures: BTreeMap<CellName, (Reason, Box<str>)>,
 }
 
+impl Tally {
+    /// Counts a cell as failed if it has failed, or if a wanted copy can't be put right because it is going and doesn't go.
+    fn fail(&mut self, namespace: &Arc<str>, kind: &str, cell: &Cell, wanted: bool) {
+        let going = wanted && cell.ours().is_some_and(|seen| seen.deleting);
+        let (reason, message) = match &cell.failure {
+            Some(failure) => (failure.reason, failure.message.clone()),
+            None if going => (Reason::Conflict, "the copy is being deleted, and a finalizer keeps it".into()),
+            None => return,
+        };
+        self.copies.failed += 1;
+        self.failures.insert((namespace.clone(), kind.into(), cell.name.clone()), (reason, message));
+    }
+}
+
+/// Whether a copy whose source is missing is deleted with it once the grace is over.
+fn goes_with_source(rule: &Rule, slot: &Slot, cell: &Cell) -> bool {
+    let hash = source_hash(&slot.source.to_string());
+    rule.retention.when_source_deleted == Retain::Delete
+        && cell.ours().is_some_and(|seen| seen.source == hash && !seen.deleting)
+}
+
 /// Namespace, kind and name: the order in which failures are told.
 type CellName = (Arc<str>, String, Arc<str>);
 
@@ -84,6 +105,15 @@ impl Engine {
         self.at(now);
         if self.webhooks == webhooks {
             return;
+        }
+        match (self.webhooks.seen.is_empty(), webhooks.seen.is_empty()) {
+            // The first since there were none has just registered the hooks.
+            (true, false) => {
+                self.webhooks_since = self.now;
+                self.work.timer(self.now + SETTLING, Timer::Rules);
+            }
+            (false, true) => self.rules.values_mut().for_each(|state| state.barrier_proven = false),
+            _ => {}
         }
         self.webhooks = webhooks;
         self.rules.values_mut().for_each(|state| state.status.touch());
@@ -189,15 +219,24 @@ impl Engine {
             for cell in &namespace.cells {
                 let slot = cell.want.and_then(|want| self.slots.get(&want)).filter(|slot| slot.rule == *id);
                 let Some(slot) = slot else {
-                    let unwanted = cell.want.is_none()
-                        && namespace.alive()
-                        && cell.ours().is_some_and(|seen| seen.rule.as_ref() == Some(id) && !seen.elsewhere);
-                    tally.plan.delete += i32::from(unwanted && rule.retention.when_unmatched == Retain::Delete);
+                    let own = |seen: &&Seen| seen.rule.as_ref() == Some(id) && !seen.elsewhere;
+                    let stray = cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive());
+                    if stray.is_some() {
+                        let goes = rule.retention.when_unmatched == Retain::Delete
+                            && !self.is_source(cell.kind, name, &cell.name);
+                        tally.plan.delete += i32::from(goes);
+                        let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
+                        tally.fail(name, kind, cell, false);
+                    }
                     continue;
                 };
                 tally.copies.desired += 1;
                 let step = match &slot.rendering {
                     Ok(rendering) => cell.compare(rendering, slot.reference),
+                    Err(NoRendering::SourceMissing) if goes_with_source(rule, slot, cell) => {
+                        tally.plan.delete += 1;
+                        Step::Leave(Leave::NoSource)
+                    }
                     Err(_) => Step::Leave(Leave::NoSource),
                 };
                 match step {
@@ -207,11 +246,7 @@ impl Engine {
                     Step::Apply(..) => tally.plan.update += 1,
                     _ => {}
                 }
-                if let Some(failure) = &cell.failure {
-                    tally.copies.failed += 1;
-                    let key = (name.clone(), slot.gvk().kind.to_string(), cell.name.clone());
-                    tally.failures.insert(key, (failure.reason, failure.message.clone()));
-                }
+                tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok());
             }
         }
         for (name, lost) in &state.conflicts {
@@ -310,7 +345,7 @@ impl Engine {
         // A replica of before the proof took part in it, one of after it has listed the rule: only one that has seen nothing
         // yet doesn't know it. Versions are no help here, those of statuses written since are among them.
         let least = if state.barrier_proven { 1 } else { state.spec_version };
-        (state.barrier_proven || self.now >= state.spec_seen + SETTLING)
+        (state.barrier_proven || self.now >= state.spec_seen.max(self.webhooks_since) + SETTLING)
             && self.webhooks.seen.iter().all(|seen| *seen >= least)
     }
 
@@ -344,7 +379,7 @@ impl Engine {
 
     /// Whether copies of a source are there that the rule deletes with it.
     fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
-        let hash = crate::meta::source_hash(&source.to_string());
+        let hash = source_hash(&source.to_string());
         let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
         let mut cells = self.namespaces.values().flat_map(|namespace| &namespace.cells);
         rule.retention.when_source_deleted == Retain::Delete && cells.any(|cell| cell.ours().is_some_and(copy))

@@ -99,8 +99,10 @@ pub enum Errand {
 /// A cell that isn't as it should be, told once.
 #[derive(Clone, Debug)]
 pub struct Notice {
-    /// The rule that wants a copy there.
+    /// The rule that wants a copy there, or whose copy is there though nobody wants it.
     pub rule: Option<Arc<RuleId>>,
+    /// Whether a copy is wanted there.
+    pub wanted: bool,
     /// Kind of the copy.
     pub kind: GroupKind,
     /// Its namespace.
@@ -130,6 +132,8 @@ pub(super) enum Timer {
     Namespace(Arc<str>),
     Rule(Arc<RuleId>),
     Sweep(Arc<RuleId>),
+    /// The statuses of all rules.
+    Rules,
     Everything,
 }
 
@@ -160,11 +164,19 @@ impl Work {
     ) {
         let delay = delay(settings, cell.streak).max(at_least.unwrap_or_default());
         cell.streak = cell.streak.saturating_add(1);
-        cell.phase = Phase::Waiting;
         // Spread over a fifth, by the name: what failed together doesn't come back together.
         let spread = u32::try_from(Checksum::of(namespace.as_bytes()).short() % 200).unwrap_or_default();
-        let due = now + delay + delay * spread / 1000;
-        self.timer(due, Timer::Cell(namespace.clone(), cell.kind, cell.name.clone()));
+        self.put_off(namespace, cell, now + delay + delay * spread / 1000);
+    }
+
+    /// Puts a cell off until then, whatever it was put off until before: however often the world changes meanwhile, it has one
+    /// timer.
+    fn put_off(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Tick) {
+        let timer = Timer::Cell(namespace.clone(), cell.kind, cell.name.clone());
+        let former = (std::mem::replace(&mut cell.due, due), timer);
+        self.timers.remove(&former);
+        cell.phase = Phase::Waiting;
+        self.timer(due, former.1);
     }
 }
 
@@ -250,6 +262,7 @@ impl Engine {
                 self.work.disturb();
                 self.everything_dirty();
             }
+            Timer::Rules => self.rules.values_mut().for_each(|state| state.status.touch()),
             Timer::Sweep(id) => self.end_sweep(&id),
         }
     }
@@ -318,8 +331,9 @@ impl Engine {
         } else {
             let due = last + delay(&self.settings, cell.streak);
             if self.now < due {
-                cell.phase = Phase::Waiting;
-                self.work.timer(due, Timer::Cell(name.clone(), cell.kind, cell.name.clone()));
+                let message = "somebody keeps undoing what Mimeo writes: it is put right after a pause that grows";
+                self.fail(name, cell, Failure { reason: Reason::Conflict, message: message.into() });
+                self.work.put_off(name, cell, due);
                 return true;
             }
             cell.streak = cell.streak.saturating_add(1);
@@ -428,11 +442,22 @@ impl Engine {
         cell.condemned = None;
     }
 
+    /// The rule that wants the cell, else the one whose copy is in it.
+    fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
+        let wanted = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
+        wanted.or_else(|| cell.ours().and_then(|seen| seen.rule.clone()))
+    }
+
     /// Notes why a cell isn't as it should be. Told once, not with every try.
     pub(super) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
+        let rule = self.rule_of(cell);
+        if let Some(rule) = &rule {
+            self.touch(rule);
+        }
         if cell.failure.as_ref().is_none_or(|old| old.reason != failure.reason) {
             self.notices.push(Notice {
-                rule: cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()),
+                rule,
+                wanted: cell.want.is_some(),
                 kind: self.kinds[usize::from(cell.kind.0)].group_kind.clone(),
                 namespace: namespace.clone(),
                 name: cell.name.clone(),

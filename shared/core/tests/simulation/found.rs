@@ -7,7 +7,7 @@ use mimeo_core::{engine::Role, names};
 use super::{
     process::{Topic, What},
     server::{Key, Res},
-    spec::{Hold, RuleSpec, Select},
+    spec::{Hold, Keep, RuleSpec, Select},
     world::{Act, Fate, Move, World, count_writes},
 };
 
@@ -430,4 +430,101 @@ fn a_sweep_of_relabellings_is_held_until_it_is_confirmed() {
     run(&mut world, &[Act::Confirm(0)]);
     settle(&mut world);
     assert_eq!(copies(&world), 0, "{}", world.report("confirmed"));
+}
+
+fn copies(world: &World, suffix: &str) -> usize {
+    world.server.of(Res::Secret).filter(|object| object.ours() && object.key.name.ends_with(suffix)).count()
+}
+
+fn is_held(world: &World) -> bool {
+    let rule = world.server.get(&Key::new(Res::Rule, "", "r0")).and_then(|rule| rule.status.clone());
+    rule.is_some_and(|status| status.conditions.iter().any(|condition| condition.reason == "DeletionHeld"))
+}
+
+/// Twenty-four copies whose namespaces all lost the label that brought them.
+fn held_sweep() -> World {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec::of(0, Select::Team("a"))), Act::Fleet(Some("a"))]);
+    settle(&mut world);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("held"));
+    world
+}
+
+/// The label comes back, or the rule comes to retain what it no longer matches: nothing is lost any more.
+#[test]
+fn a_sweep_that_is_undone_is_held_no_more() {
+    let keep = Keep { unmatched: true, ..Keep::default() };
+    for undo in [Act::Fleet(Some("a")), put(0, RuleSpec { keep, ..RuleSpec::of(0, Select::Team("a")) })] {
+        let mut world = held_sweep();
+        run(&mut world, &[undo]);
+        settle(&mut world);
+        assert!(!is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("undone"));
+    }
+}
+
+/// The annotation that confirmed one deletion stays on the rule: the same accident a month later is another one.
+#[test]
+fn what_was_confirmed_once_confirms_nothing_later() {
+    let mut world = held_sweep();
+    run(&mut world, &[Act::Confirm(0), Act::Fleet(Some("a"))]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1"), 24);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("held again"));
+}
+
+/// The namespaces still match by another target, which makes another copy.
+#[test]
+fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
+    let mut world = world(&[Role::Keeper]);
+    let mut rule = RuleSpec::of(0, Select::Team("a"));
+    rule.targets[0].renamed = true;
+    rule.targets.extend(RuleSpec::of(0, Select::Names(&["f*"])).targets);
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, rule), Act::Fleet(Some("a"))]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1-x"), 24);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1-x") == 24, "{}", world.report("held"));
+}
+
+/// Somebody's own object is looked at now and then. However often its copy's source changes, it is no more often than that.
+#[test]
+fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutNamespace(2, None), Act::Foreign(0, 2, false, false), Act::PutSource(0, "v1")]);
+    run(&mut world, &[put(0, RuleSpec::of(0, Select::Names(&["t0"])))]);
+    let sent = |world: &World| world.programs[0].requests.values().sum::<usize>();
+    let an_hour = |world: &mut World| {
+        let before = sent(world);
+        for _ in 0..120 {
+            world.run(&[Move::Tick(30_000), Move::Calm(4)]).unwrap_or_else(|why| panic!("{why}"));
+        }
+        sent(world) - before
+    };
+    let quiet = an_hour(&mut world);
+    for value in ["v2", "v3"].into_iter().cycle().take(20) {
+        run(&mut world, &[Act::PutSource(0, value)]);
+    }
+    let after = an_hour(&mut world);
+    assert!(quiet > 0 && after <= quiet, "{quiet} requests, then {after}");
+}
+
+/// Its namespace is deleted, with it in it, and created anew by whoever keeps namespaces; the source takes longer. That nobody
+/// deleted the source for its own sake is not to be seen from the namespace being there.
+#[test]
+fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_namespace_is_back() {
+    let mut world = world(&[Role::Keeper]);
+    let rule = RuleSpec { grace: 60, ..RuleSpec::of(0, Select::Names(&["f*"])) };
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, rule), Act::Fleet(None)]);
+    settle(&mut world);
+    run(&mut world, &[Act::DeleteNamespace(0), Act::Reap(0), Act::PutNamespace(0, None)]);
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("held"));
+    run(&mut world, &[Act::PutSource(0, "v2")]);
+    settle(&mut world);
+    assert!(!is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("the source is back"));
 }

@@ -32,6 +32,8 @@ pub struct Facts {
     pub lost: BTreeSet<String>,
     /// Whether the CRD of rules was ever re-installed: then a rule's loss may not pass for meant.
     pub crd_changed: bool,
+    /// Uids of the namespaces that lost sources were in.
+    pub homes: BTreeMap<usize, String>,
     /// Whether so many copies were lost at once that deletions may be held.
     pub masses: bool,
 }
@@ -133,7 +135,7 @@ fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
 pub enum State {
     Synced,
     Failed,
-    /// Neither: its source is missing, it is being deleted, its rule is suspended.
+    /// Neither: its source is missing, its rule is suspended.
     Open,
     /// Who has it depends on whether anybody looked: the watch doesn't show whose mark it carries.
     Unsure,
@@ -183,7 +185,8 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         return Ok(State::Unsure);
     }
     if ours.is_some_and(|ours| ours.deleting) {
-        return same(was, is, "being deleted").map(|()| State::Open);
+        let known = source_of(after, want.source).is_some() && after.served(key.res);
+        return same(was, is, "being deleted").map(|()| if known { State::Failed } else { State::Open });
     }
     if want.spec.suspend {
         return same(was, is, "suspended").map(|()| State::Open);
@@ -195,7 +198,8 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         if !of_this || want.spec.keep.source || !after.served(key.res) {
             return same(was, is, "its source is missing").map(|()| State::Open);
         }
-        if home.is_none_or(|home| home.deleting) && facts.masses {
+        let then = facts.homes.get(&want.source);
+        if home.is_none_or(|home| home.deleting || then.is_some_and(|then| *then != home.uid)) && facts.masses {
             return Ok(State::Open);
         }
         return gone(ours, is, "its source was deleted").map(|()| State::Open);
@@ -241,7 +245,11 @@ pub fn check_unwanted(
         return same(was, is, "suspended, invalid or retained");
     }
     let labels = after.namespace(&key.namespace).map(|namespace| namespace.labels()).unwrap_or_default();
-    if !spec.matches(&key.namespace, &labels) {
+    let makes = spec
+        .targets
+        .iter()
+        .any(|to| spec.sources.iter().any(|source| SOURCES[*source].0 == key.res && to.copy_name(*source) == key.name));
+    if makes || !spec.matches(&key.namespace, &labels) {
         return if facts.masses { Ok(()) } else { gone(ours, is, "unmatched") };
     }
     let here = settled.iter().filter(|(other, (want, _))| other.namespace == key.namespace && want.rule == name);

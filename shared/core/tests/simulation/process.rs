@@ -8,7 +8,7 @@ use std::{
 
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, Tick, Verb},
+    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
     render::Precondition,
@@ -166,7 +166,7 @@ pub enum What {
 pub enum Answer {
     Outcome(Outcome, Option<Rc<Object>>),
     Rule(RuleRead),
-    Source(Option<bool>),
+    Source(Option<SourceRead>),
     Unmarked(bool),
     /// Noted in the kinds `ConfigMap`, whose watch tells.
     Noted,
@@ -296,7 +296,7 @@ impl Process {
                 self.view.notes = Some(at);
                 self.engine.kinds_recorded(&notes.kinds, now);
                 self.tell_crd(server, now);
-                notes.confirmed.iter().for_each(|nonce| self.engine.confirmed(nonce, now));
+                self.engine.confirmed(notes.confirmed.last().map(String::as_str), now);
             }
             Topic::Crd => {
                 let Message::Crd(at) = message else { return None };

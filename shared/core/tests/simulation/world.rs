@@ -8,7 +8,8 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use mimeo_core::{
-    engine::{Awaited, Errand, Request, Role, RuleRead, Verb, Webhooks},
+    engine::{Awaited, Errand, Request, Role, RuleRead, SourceRead, Verb, Webhooks},
+    meta::Uid,
     names,
     outcome::{Outcome, Reason},
     rule::SourceRef,
@@ -604,8 +605,18 @@ impl World {
     }
 
     pub fn act(&mut self, act: &Act) {
+        let homes = self.homes();
         let done = self.try_act(act);
+        let (still, homes) = (self.homes(), homes.into_iter());
+        self.facts.homes.extend(homes.filter(|(source, _)| !still.contains_key(source)));
         self.say(format!("=== {act:?}{}", if done { "" } else { " (came to nothing)" }));
+    }
+
+    /// Sources that are there, each with the uid of its namespace.
+    fn homes(&self) -> BTreeMap<usize, String> {
+        let home = |index: usize| Some(self.server.namespace(SOURCES[index].1)?.uid.clone());
+        let there = (0..SOURCES.len()).filter(|index| model::source_of(&self.server, *index).is_some());
+        there.filter_map(|index| Some((index, home(index)?))).collect()
     }
 
     fn try_act(&mut self, act: &Act) -> bool {
@@ -979,12 +990,13 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
     }
 }
 
-fn read_source(server: &Server, source: &SourceRef) -> Option<bool> {
+fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
     let key = Key::new(Res::of(&source.gvk.group, &source.gvk.kind), &source.namespace, &source.name);
     if !server.served(key.res) || server.get(&key).is_some() {
         return None;
     }
-    Some(server.namespace(&source.namespace).is_some_and(|namespace| !namespace.deleting))
+    let home = server.namespace(&source.namespace).filter(|namespace| !namespace.deleting);
+    home.map_or(Some(SourceRead::Homeless), |home| Uid::parse(&home.uid).map(SourceRead::Absent))
 }
 
 fn describe(answer: &Answer) -> String {

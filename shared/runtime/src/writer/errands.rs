@@ -7,8 +7,9 @@ use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::L
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_core::{
-    engine::{RuleRead, StatusUpdate},
+    engine::{RuleRead, SourceRead, StatusUpdate},
     kind::{GroupKind, GroupVersionKind, Resource},
+    meta::Uid,
     names,
     rule::{RuleId, RuleKind, SourceRef},
 };
@@ -123,14 +124,17 @@ impl Writer {
         }
     }
 
-    /// Reads a source, and if it is missing its namespace, for [`Engine::source_read`](mimeo_core::engine::Engine::source_read):
-    /// `Some(true)` missing from a namespace that stays, `Some(false)` missing with its namespace, none there or not answered.
-    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> Option<bool> {
+    /// Reads a source, and if it is missing its namespace, for [`Engine::source_read`](mimeo_core::engine::Engine::source_read);
+    /// none if it is there, or nobody answers.
+    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> Option<SourceRead> {
         match self.look(&resource_path(resource, Some(&source.namespace), Some(&source.name))).await? {
             Look::Found(_) | Look::NotServed => None,
             Look::Absent => match self.look(&namespace_path(&source.namespace)).await? {
-                Look::Found(namespace) => Some(namespace.metadata.deletion_timestamp.is_none()),
-                Look::Absent => Some(false),
+                Look::Found(namespace) if namespace.metadata.deletion_timestamp.is_some() => Some(SourceRead::Homeless),
+                Look::Found(namespace) => {
+                    namespace.metadata.uid.as_deref().and_then(Uid::parse).map(SourceRead::Absent)
+                }
+                Look::Absent => Some(SourceRead::Homeless),
                 Look::NotServed => None,
             },
         }

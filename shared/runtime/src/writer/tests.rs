@@ -2,8 +2,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, StatusUpdate},
+    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
     kind::{GroupVersionKind, Resource},
+    meta::Uid,
     rule::{Rule, RuleId, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -237,9 +238,9 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
         (there(), there(), None),
-        (absent("secrets"), there(), Some(true)),
-        (absent("secrets"), going(), Some(false)),
-        (absent("secrets"), absent("namespaces"), Some(false)),
+        (absent("secrets"), there(), Uid::parse(UID).map(SourceRead::Absent)),
+        (absent("secrets"), going(), Some(SourceRead::Homeless)),
+        (absent("secrets"), absent("namespaces"), Some(SourceRead::Homeless)),
         (absent("secrets"), status(403, &json!({})), None),
         (Script::text(404, "404 page not found\n"), there(), None),
         (status(500, &json!({})), there(), None),
