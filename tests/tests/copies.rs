@@ -697,12 +697,57 @@ async fn a_transform_changes_type_labels_annotations_and_finalizers() -> Result<
     let copy = scene.wait_secret(&namespace, "registry", going).await?;
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     rule.create(&scene.client).await?;
-    scene.wait_condition(&scene.tag, "Ready", "False", "Pending").await?;
+    scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
     assert_eq!(version(&scene.secrets(&namespace).get("registry").await?), version(&copy));
     merge(&scene.secrets(&namespace), "registry", json!({"metadata": {"finalizers": null}})).await?;
     let old = uid(&copy);
     scene.wait_secret(&namespace, "registry", move |copy| uid(copy) != old).await?;
     merge(&scene.secrets(&scene.home), "registry", json!({"metadata": {"finalizers": null}})).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn keys_of_data_are_left_out_and_renamed() -> Result<()> {
+    let scene = STAGE.scene("data").await?;
+    let namespace = scene.namespace().await?;
+    let keys = |copy: &Secret| copy.data.iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>();
+    scene.secret("registry", &[("user", "robin"), ("token", "one"), ("token.old", "none"), ("note", "x")]).await?;
+    let edits = json!({"include": ["user", "token*"], "exclude": ["*.old"], "rename": {"token": "password"}});
+    let rule = scene.rule().secret(&scene.home, "registry").set("transform", json!({"data": edits}));
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let copy = scene.secrets(&namespace).get("registry").await?;
+    assert_eq!(
+        (keys(&copy), value(&copy, "password").as_deref()),
+        (vec!["password".into(), "user".into()], Some("one"))
+    );
+
+    // An edit of what copies don't carry writes nothing; a key that goes at the source goes here.
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    merge(&scene.secrets(&scene.home), "registry", json!({"stringData": {"note": "y"}, "data": {"user": null}}))
+        .await?;
+    let copy = scene.wait_secret(&namespace, "registry", |copy| keys(copy) == ["password"]).await?;
+    merge(&scene.secrets(&scene.home), "registry", json!({"stringData": {"note": "z", "token": "two"}})).await?;
+    scene.wait_secret(&namespace, "registry", |copy| value(copy, "password").as_deref() == Some("two")).await?;
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let writes =
+        events.iter().filter(|event| event.is_write() && event.namespace == namespace && event.resource == "secrets");
+    assert_eq!(writes.count(), 2);
+
+    // Two keys of one name are nobody's wish: what is there stays.
+    merge(&scene.secrets(&scene.home), "registry", json!({"stringData": {"password": "three"}})).await?;
+    let twice = json!({"include": ["*"], "rename": {"token": "password"}});
+    scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .set("transform", json!({"data": twice}))
+        .replace(&scene.client)
+        .await?;
+    let status = scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceRefused").await?;
+    let message = condition(&status, "SourcesFound").map(|condition| condition.message.clone()).unwrap_or_default();
+    assert!(message.contains("\"password\"") && !message.contains("three"), "{message}");
+    let left = scene.secrets(&namespace).get("registry").await?;
+    assert_eq!((uid(&left), value(&left, "password").as_deref()), (uid(&copy), Some("two")));
     Ok(())
 }
 

@@ -56,6 +56,12 @@ use crate::{
          || self.sources.all(s, s.apiVersion == 'v1' && s.kind == 'Secret')",
         "transform.type is only for Secrets",
     ),
+    rule_of(
+        ".transform.data",
+        "!has(self.transform) || !has(self.transform.data) \
+         || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
+        "transform.data is only for Secrets and ConfigMaps",
+    ),
 ]))]
 pub struct ClusterReplicationSpec {
     /// The objects to copy. At least 1, at most 32.

@@ -111,6 +111,22 @@ pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Keys of a Secret or a ConfigMap (`IsConfigMapKey` of Kubernetes), with wildcards.
+pub(crate) fn data_globs(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": 64, "x-kubernetes-list-type": "set",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253, "pattern": "^[-A-Za-z0-9_.*?]+$"},
+    })
+}
+
+/// The old names are not checked by the schema: one that can't be never is there.
+pub(crate) fn data_names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "maxProperties": 64,
+        "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 253, "pattern": "^[-A-Za-z0-9_.]+$"},
+    })
+}
+
 pub(crate) fn finalizers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array", "maxItems": 8, "x-kubernetes-list-type": "set",

@@ -31,6 +31,11 @@ pub struct Transform {
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
+    /// Which keys of data and binaryData are kept, and under which names. Only where everything concerned is a Secret or a
+    /// ConfigMap.
+    #[serde(default, skip_serializing_if = "DataEdits::is_noop")]
+    pub data: DataEdits,
+
     /// Finalizers to set, each as domain/name. They are kept while the object is not being deleted. Whoever asks for
     /// one must run what removes it, otherwise the object can never be deleted. At most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -41,8 +46,43 @@ pub struct Transform {
 impl Transform {
     /// Whether the object comes out as it went in.
     pub fn is_noop(&self) -> bool {
-        let Self { type_, labels, annotations, finalizers } = self;
-        type_.is_none() && labels.is_noop() && annotations.is_noop() && finalizers.is_empty()
+        let Self { type_, labels, annotations, data, finalizers } = self;
+        type_.is_none() && labels.is_noop() && annotations.is_noop() && data.is_noop() && finalizers.is_empty()
+    }
+}
+
+/// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does not, then rename.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DataEdits {
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them.
+    /// An empty list keeps none. At most 64.
+    #[serde(default = "every_key")]
+    #[schemars(schema_with = "schema::data_globs")]
+    pub include: Vec<String>,
+
+    /// Keys to leave out although they are included, exact or with * and ?. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::data_globs")]
+    pub exclude: Vec<String>,
+
+    /// New names of keys that are kept, by their old names. A key that is not there is passed over; two keys must not come to
+    /// the same name. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::data_names")]
+    pub rename: BTreeMap<String, String>,
+}
+
+impl Default for DataEdits {
+    fn default() -> Self {
+        Self { include: every_key(), exclude: Vec::new(), rename: BTreeMap::new() }
+    }
+}
+
+impl DataEdits {
+    /// Whether every key is kept under its name.
+    pub fn is_noop(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -45,6 +45,11 @@ use crate::{
         "!has(self.transform.type) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind == 'Secret')",
         "transform.type is only for Secrets",
     ),
+    rule_of(
+        ".transform.data",
+        "!has(self.transform.data) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind in ['Secret', 'ConfigMap'])",
+        "transform.data is only for Secrets and ConfigMaps",
+    ),
 ]))]
 pub struct TransformPolicySpec {
     /// Which objects are rewritten. An object must match all of the fields.
@@ -55,8 +60,8 @@ pub struct TransformPolicySpec {
     /// the type that it is stored with.
     #[schemars(extend("x-kubernetes-validations" = [
         rule(
-            "has(self.type) || has(self.labels) || has(self.annotations) || has(self.finalizers)",
-            "at least one of type, labels, annotations and finalizers must be set",
+            "has(self.type) || has(self.labels) || has(self.annotations) || has(self.data) || has(self.finalizers)",
+            "at least one of type, labels, annotations, data and finalizers must be set",
         ),
     ]))]
     pub transform: Transform,

@@ -66,6 +66,11 @@ impl GroupVersionKind {
     pub fn is_secret(&self) -> bool {
         self.group.is_empty() && &*self.kind == "Secret"
     }
+
+    /// Whether it is the core group's `ConfigMap`.
+    pub fn is_config_map(&self) -> bool {
+        self.group.is_empty() && &*self.kind == "ConfigMap"
+    }
 }
 
 /// Prints as `v1/Secret`, `apps/v1/Deployment`.

@@ -60,8 +60,7 @@ impl Policy {
         let namespace_selector = namespace_selector.map(|selector| Selector::parse(selector, at_namespaces));
         let namespace_selector = refusals.all(namespace_selector.transpose());
         let exclude_namespaces = parse_excluded(&spec.match_.exclude_namespaces, &mut refusals);
-        let secrets = kinds.iter().all(GroupVersionKind::is_secret);
-        let transform = refusals.all(Transform::of_admission(&spec.transform, "spec.transform", secrets));
+        let transform = refusals.all(Transform::of_admission(&spec.transform, "spec.transform", &kinds));
         if transform.as_ref().is_some_and(Transform::is_noop) {
             refusals.add("spec.transform", "must change something");
         }
@@ -101,7 +100,9 @@ impl Policy {
         let mut after = before.clone();
         self.transform.rewrite(&mut after, stored);
         let warnings = stored.and_then(|stored| self.kept_type(stored)).into_iter().collect();
-        Rewrite { patch: json_patch::diff(&before, &after), warnings }
+        let mut patch = json_patch::diff(&before, &after);
+        patch.0.extend(self.transform.data_changes(object));
+        Rewrite { patch, warnings }
     }
 
     fn is_for(&self, request: &Request, object: &Value) -> bool {

@@ -60,6 +60,9 @@ pub enum SourceRefused {
     /// Helm would take a copied release for one of its own.
     #[error("a Helm release is never copied; set transform.type to copy its data as another type")]
     HelmRelease,
+    /// Both can't have it, and which one is left out isn't for us to say.
+    #[error("transform.data.rename brings two keys to the name {0:?}")]
+    SameKey(String),
     /// Not an object at all.
     #[error("the source is not a JSON object")]
     NotAnObject,
@@ -78,6 +81,7 @@ pub fn render(
     if source.gvk.is_secret() {
         secret_type(rule, &mut body)?;
     }
+    rule.transform.copy_data(&mut body).map_err(SourceRefused::SameKey)?;
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
     let name = target.copy_name(source);

@@ -1,10 +1,12 @@
 //! How a copy differs from its source, and how a policy changes an object that is being admitted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use json_patch::{MoveOperation, PatchOperation, RemoveOperation, jsonptr::PointerBuf};
 use serde_json::{Map, Value, map::Entry};
 
 use crate::{
+    kind::GroupVersionKind,
     names,
     rule::{Refusal, Refusals, SourceRef, syntax},
     selection::Glob,
@@ -77,6 +79,7 @@ pub struct Transform {
     secret_type: Option<String>,
     labels: Edits,
     annotations: Edits,
+    data: DataEdits,
     finalizers: Vec<String>,
 }
 
@@ -92,18 +95,30 @@ enum Use<'a> {
 impl Transform {
     /// Compiles the transform of a rule, whose texts may name any of `sources`. Refusals name fields below `field`.
     pub fn of_copies(spec: &mimeo_api::Transform, field: &str, sources: &[SourceRef]) -> Result<Self, Vec<Refusal>> {
-        let secrets = sources.iter().all(|source| source.gvk.is_secret());
-        Self::parse(spec, field, Use::Copies(sources), secrets)
+        Self::parse(spec, field, Use::Copies(sources), sources.iter().map(|source| &source.gvk))
     }
 
-    /// Compiles the transform of a policy. `secrets` says whether Secrets are all that it is for.
-    pub fn of_admission(spec: &mimeo_api::Transform, field: &str, secrets: bool) -> Result<Self, Vec<Refusal>> {
-        Self::parse(spec, field, Use::Admission, secrets)
+    /// Compiles the transform of a policy for objects of these kinds.
+    pub fn of_admission(
+        spec: &mimeo_api::Transform,
+        field: &str,
+        kinds: &[GroupVersionKind],
+    ) -> Result<Self, Vec<Refusal>> {
+        Self::parse(spec, field, Use::Admission, kinds.iter())
     }
 
-    fn parse(spec: &mimeo_api::Transform, field: &str, used: Use<'_>, secrets: bool) -> Result<Self, Vec<Refusal>> {
-        let mimeo_api::Transform { type_, labels, annotations, finalizers } = spec;
+    fn parse<'a>(
+        spec: &mimeo_api::Transform,
+        field: &str,
+        used: Use<'_>,
+        mut kinds: impl Iterator<Item = &'a GroupVersionKind> + Clone,
+    ) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::Transform { type_, labels, annotations, data, finalizers } = spec;
         let mut refusals = Refusals::default();
+        let secrets = kinds.clone().all(GroupVersionKind::is_secret);
+        if !data.is_noop() && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
+            refusals.add(format!("{field}.data"), "is only for Secrets and ConfigMaps");
+        }
         let at_type = format!("{field}.type");
         if let Some(text) = type_ {
             refusals.one(&at_type, syntax::secret_type(text));
@@ -113,11 +128,13 @@ impl Transform {
         }
         let labels = refusals.all(Edits::parse(labels, &format!("{field}.labels"), used, LABELS));
         let annotations = refusals.all(Edits::parse(annotations, &format!("{field}.annotations"), used, ANNOTATIONS));
+        let data = DataEdits::parse(data, &format!("{field}.data"), &mut refusals);
         refuse_finalizers(finalizers, &format!("{field}.finalizers"), &mut refusals);
         refusals.finish_with(labels.zip(annotations).map(|(labels, annotations)| Self {
             secret_type: type_.clone(),
             labels,
             annotations,
+            data,
             finalizers: finalizers.clone(),
         }))
     }
@@ -142,7 +159,20 @@ impl Transform {
         self.annotations.copy(from, source)
     }
 
-    /// Changes an object that is being admitted; `stored` is the old one of an UPDATE.
+    /// Edits the data of a copy.
+    ///
+    /// # Errors
+    /// The key that two keys of the source come to.
+    pub fn copy_data(&self, body: &mut Map<String, Value>) -> Result<(), String> {
+        self.data.copy(body)
+    }
+
+    /// What changes in the data of an object that is being admitted, without any of the data. Doing this twice is doing it once.
+    pub fn data_changes(&self, object: &Value) -> Vec<PatchOperation> {
+        self.data.changes(object)
+    }
+
+    /// Changes an object that is being admitted, all but its data; `stored` is the old one of an UPDATE.
     ///
     /// A new Secret gets the type, one that is stored keeps its own: it can't be changed, and whoever re-sends the one
     /// they once asked for must not fail. Doing this twice is doing it once. An object that is being deleted is left as
@@ -170,8 +200,9 @@ impl Transform {
 
     /// Whether nothing is changed.
     pub fn is_noop(&self) -> bool {
-        let Self { secret_type, labels, annotations, finalizers } = self;
-        secret_type.is_none() && labels.is_noop() && annotations.is_noop() && finalizers.is_empty()
+        let Self { secret_type, labels, annotations, data, finalizers } = self;
+        let metadata = labels.is_noop() && annotations.is_noop() && finalizers.is_empty();
+        secret_type.is_none() && metadata && data.is_noop()
     }
 }
 
@@ -247,8 +278,8 @@ impl Edits {
     fn parse(edits: &mimeo_api::KeyEdits, field: &str, used: Use<'_>, syntax: Syntax) -> Result<Self, Vec<Refusal>> {
         let mimeo_api::KeyEdits { include, exclude, set } = edits;
         let mut refusals = Refusals::default();
-        let include = key_globs(include, &format!("{field}.include"), &mut refusals);
-        let exclude = key_globs(exclude, &format!("{field}.exclude"), &mut refusals);
+        let include = globs(include, &format!("{field}.include"), syntax::key_glob, &mut refusals);
+        let exclude = globs(exclude, &format!("{field}.exclude"), syntax::key_glob, &mut refusals);
         let set = refusals.all(parse_set(set, &format!("{field}.set"), used, syntax));
         refusals.finish_with(set.map(|set| Self { include, exclude, set }))
     }
@@ -288,12 +319,87 @@ impl Edits {
     }
 }
 
-fn key_globs(globs: &[String], field: &str, refusals: &mut Refusals) -> Vec<Glob> {
+/// Edits of the keys of data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DataEdits {
+    include: Vec<Glob>,
+    exclude: Vec<Glob>,
+    rename: BTreeMap<String, String>,
+}
+
+impl DataEdits {
+    fn parse(edits: &mimeo_api::DataEdits, field: &str, refusals: &mut Refusals) -> Self {
+        let mimeo_api::DataEdits { include, exclude, rename } = edits;
+        let include = globs(include, &format!("{field}.include"), syntax::data_glob, refusals);
+        let exclude = globs(exclude, &format!("{field}.exclude"), syntax::data_glob, refusals);
+        if rename.len() > KEYS {
+            refusals.add(format!("{field}.rename"), format!("must not have more than {KEYS} items"));
+        }
+        let mut taken = BTreeSet::new();
+        for (old, new) in rename {
+            let field = format!("{field}.rename[{old}]");
+            refusals.one(&field, syntax::data_key(old));
+            refusals.one(&field, syntax::data_key(new));
+            if !taken.insert(new) {
+                refusals.add(field, format!("another key is renamed to {new:?}, too"));
+            }
+        }
+        Self { include, exclude, rename: rename.clone() }
+    }
+
+    fn keeps(&self, key: &str) -> bool {
+        self.include.iter().any(|glob| glob.matches(key)) && !self.exclude.iter().any(|glob| glob.matches(key))
+    }
+
+    fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for field in ["data", "binaryData"] {
+            let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else { continue };
+            for (key, value) in std::mem::take(data).into_iter().filter(|(key, _)| self.keeps(key)) {
+                let name = self.rename.get(&key).unwrap_or(&key).clone();
+                if !names.insert(name.clone()) {
+                    return Err(name);
+                }
+                data.insert(name, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// A key that has its new name already is kept under it; one whose new name is taken keeps its own.
+    fn changes(&self, object: &Value) -> Vec<PatchOperation> {
+        let mut changes = Vec::new();
+        if self.is_noop() {
+            return changes;
+        }
+        let fields = ["data", "binaryData", "stringData"].map(|field| (field, object[field].as_object()));
+        let has = |key: &str| fields.iter().any(|(_, data)| data.is_some_and(|data| data.contains_key(key)));
+        for (field, data) in &fields {
+            for key in data.iter().flat_map(|data| data.keys()) {
+                let path = PointerBuf::from_tokens([field, &**key]);
+                let renamed = self.rename.get(key).filter(|new| !has(new));
+                if !self.keeps(key) && !self.rename.values().any(|new| new == key) {
+                    changes.push(PatchOperation::Remove(RemoveOperation { path }));
+                } else if let Some(new) = renamed.filter(|_| self.keeps(key)) {
+                    let to = PointerBuf::from_tokens([field, &**new]);
+                    changes.push(PatchOperation::Move(MoveOperation { from: path, path: to }));
+                }
+            }
+        }
+        changes
+    }
+
+    fn is_noop(&self) -> bool {
+        self.rename.is_empty() && self.exclude.is_empty() && self.include == [Glob::new("*")]
+    }
+}
+
+fn globs(globs: &[String], field: &str, check: fn(&str) -> Result<(), String>, refusals: &mut Refusals) -> Vec<Glob> {
     if globs.len() > KEYS {
         refusals.add(field, format!("must not have more than {KEYS} items"));
     }
     for (i, glob) in globs.iter().enumerate() {
-        refusals.one(&format!("{field}[{i}]"), syntax::key_glob(glob));
+        refusals.one(&format!("{field}[{i}]"), check(glob));
     }
     globs.iter().map(|glob| Glob::new(glob)).collect()
 }
@@ -365,7 +471,7 @@ mod tests {
 
     #[track_caller]
     fn of_admission(spec: Value) -> Transform {
-        Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", true).unwrap()
+        Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", &[source().gvk]).unwrap()
     }
 
     fn rewritten(spec: Value, mut object: Value, stored: Option<&Value>) -> Value {
@@ -518,6 +624,9 @@ mod tests {
                 json!({"annotations": {"set": many(65).into_keys().map(|k| (k, "")).collect::<BTreeMap<_, _>>()}}),
                 "t.annotations.set: must not have more than 64 items",
             ),
+            (json!({"data": {"include": ["a b"]}}), "t.data.include[0]: \"a b\" is neither a key nor a glob"),
+            (json!({"data": {"rename": {"a": "b/c"}}}), "t.data.rename[a]: \"b/c\" is no key"),
+            (json!({"data": {"rename": {"a": "c", "b": "c"}}}), "t.data.rename[b]: another key is renamed to \"c\""),
             (json!({"finalizers": ["a.b/c", "a.b/c"]}), "t.finalizers[1]: \"a.b/c\" is there already"),
             (json!({"finalizers": ["mimeo.dev/c"]}), "t.finalizers[0]: must not be in Mimeo's own domain"),
             (
@@ -533,17 +642,62 @@ mod tests {
 
     #[test]
     fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
-        let parse = |spec: Value, secrets| {
-            let refused = Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", secrets).unwrap_err();
+        let parse = |spec: Value, kind: &str| {
+            let kinds = [source().gvk, GroupVersionKind::parse("v1", kind).unwrap()];
+            let refused = Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", &kinds).unwrap_err();
             refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
         };
-        assert_eq!(parse(json!({"type": "Opaque"}), false), "t.type: is only for Secrets");
-        let message = parse(json!({"labels": {"set": {"a": "$(source.name)"}}}), true);
+        assert_eq!(parse(json!({"type": "Opaque"}), "ConfigMap"), "t.type: is only for Secrets");
+        let message = parse(json!({"data": {"exclude": ["a"]}}), "Service");
+        assert_eq!(message, "t.data: is only for Secrets and ConfigMaps");
+        let message = parse(json!({"labels": {"set": {"a": "$(source.name)"}}}), "Secret");
         assert_eq!(message, "t.labels.set[a]: there is no source here that a variable could stand for");
         let mut config_map = source();
         config_map.gvk.kind = "ConfigMap".into();
         let spec = serde_json::from_value(json!({"type": "Opaque"})).unwrap();
         assert!(Transform::of_copies(&spec, "t", &[source(), config_map]).is_err());
+    }
+
+    #[test]
+    fn data_of_a_copy_is_included_then_excluded_then_renamed() {
+        let body = json!({"data": {"a": "1", "b": "2", "tls.crt": "3"}, "binaryData": {"c": "4"}, "immutable": true});
+        for (edits, want) in [
+            (json!({}), Ok(body.clone())),
+            (
+                json!({"include": ["tls.*", "c"]}),
+                Ok(json!({"data": {"tls.crt": "3"}, "binaryData": {"c": "4"}, "immutable": true})),
+            ),
+            (json!({"exclude": ["?", "*.crt"]}), Ok(json!({"data": {}, "binaryData": {}, "immutable": true}))),
+            (
+                json!({"include": ["a", "b"], "rename": {"a": "b", "b": "a", "gone": "x"}}),
+                Ok(json!({"data": {"b": "1", "a": "2"}, "binaryData": {}, "immutable": true})),
+            ),
+            (json!({"rename": {"a": "c"}}), Err("c".to_owned())),
+            (
+                json!({"exclude": ["c"], "rename": {"a": "c"}}),
+                Ok(json!({"data": {"c": "1", "b": "2", "tls.crt": "3"}, "binaryData": {}, "immutable": true})),
+            ),
+        ] {
+            let mut copy = body.as_object().unwrap().clone();
+            let done = of_copies(json!({"data": edits})).copy_data(&mut copy);
+            assert_eq!(done.map(|()| Value::Object(copy)), want, "{edits}");
+        }
+    }
+
+    #[test]
+    fn data_of_an_admitted_object_is_edited_without_being_told() {
+        let object =
+            json!({"data": {"old": "c2VjcmV0", "both": "1", "new-both": "2"}, "stringData": {"extra/": "hunter2"}});
+        let edits = json!({"include": ["old", "both"], "rename": {"old": "new", "both": "new-both"}});
+        let transform = of_admission(json!({"data": edits}));
+        let changes = json_patch::Patch(transform.data_changes(&object));
+        let text = changes.to_string();
+        assert!(!text.contains("c2VjcmV0") && !text.contains("hunter2"), "{text}");
+        let mut once = object;
+        json_patch::patch(&mut once, &changes).unwrap();
+        assert_eq!(once, json!({"data": {"new": "c2VjcmV0", "both": "1", "new-both": "2"}, "stringData": {}}));
+        assert!(transform.data_changes(&once).is_empty());
+        assert!(of_admission(json!({"type": "x"})).data_changes(&once).is_empty());
     }
 
     proptest! {

@@ -149,6 +149,24 @@ pub(crate) fn namespace_glob(text: &str) -> Checked {
     Err(format!("{text:?} is neither the name of a namespace nor a glob over names: only \"*\" and \"?\" are special"))
 }
 
+/// A key of a Secret's or a ConfigMap's data (`IsConfigMapKey` of Kubernetes).
+pub(crate) fn data_key(text: &str) -> Checked {
+    length(text, 253)?;
+    if text.bytes().all(word) && text != "." && !text.starts_with("..") {
+        return Ok(());
+    }
+    Err(format!("{text:?} is no key: only letters, digits, \"-\", \"_\" and \".\", not beginning with \"..\""))
+}
+
+/// A glob over such keys.
+pub(crate) fn data_glob(text: &str) -> Checked {
+    length(text, 253)?;
+    if text.bytes().all(|b| word(b) || matches!(b, b'*' | b'?')) {
+        return Ok(());
+    }
+    Err(format!("{text:?} is neither a key nor a glob over keys: only \"*\" and \"?\" are special"))
+}
+
 /// A glob over label or annotation keys.
 pub(crate) fn key_glob(text: &str) -> Checked {
     length(text, KEY_LENGTH)?;
@@ -213,6 +231,8 @@ mod tests {
     #[test]
     fn globs() {
         table(namespace_glob, &["a", "team-*", "*", "?", "a?-*b"], &["", "a.b", "A*", "-*", "[a]", "a b"]);
+        table(data_glob, &["*", "tls.*", "a?_-.b"], &["", "a/b", "a b", "[a]"]);
+        table(data_key, &["tls.crt", "A_b-1", ".x", "a..b"], &["", ".", "..", "..a", "a/b", "a*", "ä"]);
         table(key_glob, &["*", "*.example.com/*", "a/b?", "A_b"], &["", "a b", "[a]", "{a,b}"]);
     }
 }
