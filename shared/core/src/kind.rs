@@ -91,6 +91,14 @@ pub struct Resource {
     pub namespaced: bool,
 }
 
+/// Prints as authorization rules name it: `secrets`, `deployments.apps`.
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if self.gvk.group.is_empty() { Ok(()) } else { write!(f, ".{}", self.gvk.group) }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {

@@ -61,6 +61,39 @@ pub enum Reason {
     ClusterUnreachable,
 }
 
+/// Why something can't be read, and won't be until somebody mends that. It says nothing of what is there: above all it is never
+/// taken for "gone".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Mimeo isn't granted it.
+    Forbidden {
+        /// The verb that was refused.
+        verb: &'static str,
+    },
+    /// Whoever serves it has answered with nothing but errors for a while.
+    Unavailable,
+}
+
+impl Unreadable {
+    /// The stable word.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Unavailable => "Unavailable",
+        }
+    }
+
+    /// What is the matter with `resource`, for people.
+    pub fn explain(self, resource: &str) -> String {
+        match self {
+            Self::Forbidden { verb } => {
+                format!("Mimeo is not granted {verb} on {resource} (it needs get, list and watch)")
+            }
+            Self::Unavailable => format!("the API server has been answering with errors when asked for {resource}"),
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)

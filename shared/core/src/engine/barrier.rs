@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Engine, Mark, Namespace, Role, Served, Tick,
+    Engine, Mark, Namespace, Role, Tick,
     work::{Errand, Timer},
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     outcome::Reason,
     rule::{Barrier, RuleId},
     selection::{Labels, NameHint},
-    slot::{NoRendering, Slot, SlotId},
+    slot::SlotId,
 };
 
 /// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
@@ -94,10 +94,7 @@ impl Engine {
     pub fn informed(&self) -> bool {
         self.primed()
             && self.kinds_known
-            && self.slots.values().all(|slot| match self.served.get(slot.gvk()) {
-                None | Some(Served::Unknown) => false,
-                Some(served) => served.namespaced().is_none() || slot.rendering != Err(NoRendering::NotRead),
-            })
+            && self.slots.values().all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
     }
 
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.
@@ -273,15 +270,12 @@ impl Engine {
     }
 
     fn hold(&self, id: SlotId, cell: &Cell) -> Hold {
-        let missing = self.slots.get(&id).is_some_and(|slot| slot.rendering == Err(NoRendering::SourceMissing));
-        let looked_up = |slot: &Slot| self.served.get(slot.gvk()).is_some_and(|served| *served != Served::Unknown);
         match self.decide_wanted(id, cell) {
             // Being compared in detail, it is there all the same.
             Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => Hold::None,
-            Step::Leave(Leave::NoSource) if missing => Hold::Cannot("SourceNotFound".into()),
-            Step::Leave(Leave::SourceRefused) => Hold::Cannot("SourceRefused".into()),
-            Step::Leave(Leave::KindNotServed) if self.slots.get(&id).is_some_and(looked_up) => {
-                Hold::Cannot("KindNotServed".into())
+            Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
+                let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
+                hindrance.map_or(Hold::Writing, |why| Hold::Cannot(why.into()))
             }
             Step::Leave(Leave::Foreign | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match &cell.failure {

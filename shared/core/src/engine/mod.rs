@@ -37,6 +37,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::{Seen, Uid, version},
     names,
+    outcome::Unreadable,
     render::render,
     rule::{Refusal, Rule, RuleId, SourceRef},
     selection::Labels,
@@ -107,6 +108,8 @@ pub struct Engine {
     namespaces: BTreeMap<Arc<str>, Namespace>,
     namespaces_listed: bool,
     sources: BTreeMap<SourceRef, Source>,
+    /// Sources that can't be read now. What was last read of them holds meanwhile.
+    unreadable: BTreeMap<SourceRef, Unreadable>,
     kinds: Vec<KindState>,
     kind_ids: BTreeMap<GroupKind, KindId>,
     /// Whether the kinds `ConfigMap` was read.
@@ -155,6 +158,8 @@ struct KindState {
     /// The watch of its copies: number of the listing under way or done, and whether it is done.
     listing: u8,
     listed: bool,
+    /// Why its copies can't be watched now.
+    unreadable: Option<Unreadable>,
 }
 
 /// A kind's note in the kinds `ConfigMap`.
@@ -187,6 +192,8 @@ impl KindState {
 #[derive(Debug, PartialEq, Eq)]
 enum Served {
     Unknown,
+    /// Nor will it be before somebody mends that.
+    Unanswered(Unreadable),
     No,
     At(Resource),
 }
@@ -281,6 +288,7 @@ impl Engine {
             namespaces: BTreeMap::new(),
             namespaces_listed: false,
             sources: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             kinds: Vec::new(),
             kind_ids: BTreeMap::new(),
             kinds_known: false,
@@ -446,8 +454,10 @@ impl Engine {
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
         self.at(now);
         let Some(state) = self.sources.get_mut(source) else { return };
+        let readable_again = self.unreadable.remove(source).is_some();
         match (object, &state) {
-            (None, Source::Missing { .. }) => return,
+            (None, Source::Missing { .. }) if !readable_again => return,
+            (None, Source::Missing { .. }) => {}
             (None, known) => {
                 let former = if let Source::Found { home, .. } = known { *home } else { None };
                 let home = former.or_else(|| self.namespaces.get(&*source.namespace)?.uid);
@@ -459,6 +469,16 @@ impl Engine {
             }
         }
         self.render_source(source);
+    }
+
+    /// A source can't be read, until [`Engine::source`] says otherwise. Whoever waits for what it holds waits no longer.
+    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
+        self.at(now);
+        if !self.sources.contains_key(source) || self.unreadable.insert(source.clone(), why) == Some(why) {
+            return;
+        }
+        self.touch_rules(|slot| slot.source == *source);
+        self.everything_dirty();
     }
 
     fn render_source(&mut self, source: &SourceRef) {
@@ -520,13 +540,30 @@ impl Engine {
         for source in &sources {
             self.render_source(source);
         }
-        let rules: BTreeSet<Arc<RuleId>> =
-            self.slots.values().filter(|slot| slot.source.gvk == *gvk).map(|slot| slot.rule.clone()).collect();
-        for id in &rules {
-            self.touch(id);
-        }
+        self.touch_rules(|slot| slot.source.gvk == *gvk);
         self.everything_dirty();
         self.demand_changed();
+    }
+
+    /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was given holds.
+    pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        let served = self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+        if !matches!(served, Served::Unknown | Served::Unanswered(_)) || *served == Served::Unanswered(why) {
+            return;
+        }
+        *served = Served::Unanswered(why);
+        self.touch_rules(|slot| slot.source.gvk == *gvk);
+        self.everything_dirty();
+    }
+
+    /// Marks the statuses of all rules that have such a slot as due.
+    fn touch_rules(&mut self, concerned: impl Fn(&Slot) -> bool) {
+        for slot in self.slots.values().filter(|slot| concerned(slot)) {
+            if let Some(state) = self.rules.get_mut(&slot.rule) {
+                state.status.touch();
+            }
+        }
     }
 
     /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
@@ -558,7 +595,13 @@ impl Engine {
         }
         // Kinds are bounded by what a cluster serves; past 65,535 the last number is shared, which costs nothing but needless looks.
         let id = KindId(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
-        self.kinds.push(KindState { group_kind: group_kind.clone(), note: Note::Absent, listing: 0, listed: false });
+        self.kinds.push(KindState {
+            group_kind: group_kind.clone(),
+            note: Note::Absent,
+            listing: 0,
+            listed: false,
+            unreadable: None,
+        });
         self.kind_ids.insert(group_kind.clone(), id);
         id
     }
@@ -717,6 +760,7 @@ impl Engine {
         let id = self.kind_id(kind);
         let state = &mut self.kinds[usize::from(id.0)];
         state.listed = true;
+        let readable_again = state.unreadable.take().is_some();
         let listing = state.listing;
         for entry in self.namespaces.values_mut() {
             for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
@@ -726,7 +770,19 @@ impl Engine {
                 }
             }
         }
+        if readable_again {
+            self.touch_rules(|slot| slot.kind == id);
+        }
         self.everything_dirty();
+    }
+
+    /// The copies of a kind can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of them holds.
+    pub fn copies_unreadable(&mut self, kind: &GroupKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        let id = self.kind_id(kind);
+        if self.kinds[usize::from(id.0)].unreadable.replace(why) != Some(why) {
+            self.touch_rules(|slot| slot.kind == id);
+        }
     }
 
     /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
@@ -765,12 +821,14 @@ impl Engine {
     fn forget_unwatched(&mut self, demand: &Demand) {
         for kind in self.kinds.iter_mut().filter(|kind| !demand.copies.contains_key(&kind.group_kind)) {
             kind.listed = false;
+            kind.unreadable = None;
             if kind.note == (Note::Present { fresh: true }) {
                 kind.note = Note::Present { fresh: false };
             }
         }
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
         self.sources.retain(|source, _| used.contains(source));
+        self.unreadable.retain(|source, _| demand.sources.contains_key(source));
         let mut silent = Vec::new();
         for (source, state) in self.sources.iter_mut().filter(|(source, _)| !demand.sources.contains_key(*source)) {
             // Above all, a silence is no deletion.

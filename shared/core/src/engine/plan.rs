@@ -286,6 +286,19 @@ impl Engine {
         step
     }
 
+    /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
+    pub(super) fn hindrance(&self, slot: &Slot) -> Option<&'static str> {
+        match (self.served.get(slot.gvk()), &slot.rendering) {
+            (None | Some(Served::Unknown), _) => None,
+            (Some(Served::Unanswered(why)), _) => Some(why.reason()),
+            (Some(served), _) if served.namespaced().is_none() => Some("KindNotServed"),
+            (_, Err(NoRendering::NotRead)) => self.unreadable.get(&slot.source).map(|why| why.reason()),
+            (_, Err(NoRendering::SourceMissing)) => Some("SourceNotFound"),
+            (_, Err(NoRendering::Refused(_))) => Some("SourceRefused"),
+            (_, Ok(_)) => None,
+        }
+    }
+
     /// A cell whose source isn't there: its copy stays through the grace, and until the loss is known to be meant.
     pub(super) fn decide_sourceless(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> Step {
         let keep = Step::Leave(Leave::NoSource);

@@ -10,7 +10,7 @@ use super::{Engine, RuleState, Served, Source, Tick, work::Timer};
 use crate::{
     cell::{Cell, Leave, Step},
     meta::{Seen, source_hash},
-    outcome::Reason,
+    outcome::{Reason, Unreadable},
     rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
     slot::{NoRendering, Slot},
 };
@@ -175,7 +175,9 @@ impl Engine {
         self.primed()
             && slots.into_iter().all(|slot| match self.served.get(slot.gvk()) {
                 Some(Served::At(resource)) if resource.namespaced => {
-                    self.kinds[usize::from(slot.kind.0)].listed && slot.rendering != Err(NoRendering::NotRead)
+                    let kind = &self.kinds[usize::from(slot.kind.0)];
+                    let listed = kind.listed || kind.unreadable.is_some();
+                    listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
                 }
                 Some(Served::Unknown) | None => false,
                 _ => true,
@@ -272,7 +274,8 @@ impl Engine {
     ) {
         let trouble = self.source_trouble(rule);
         let CopyCounts { desired, synced, failed } = tally.copies;
-        let pending = trouble.is_none() && failed == 0 && synced < desired;
+        let unwatched = self.unwatched_copies(rule);
+        let pending = trouble.is_none() && unwatched.is_none() && failed == 0 && synced < desired;
         match &trouble {
             _ if rule.suspend => {
                 let PlanCounts { create, update, delete, conflict } = tally.plan;
@@ -283,6 +286,7 @@ impl Engine {
                 conditions.set("Ready", false, "Suspended", &message);
             }
             Some((_, message)) => conditions.set("Ready", false, "SourceNotFound", message),
+            None if let Some((reason, message)) = unwatched => conditions.set("Ready", false, reason, &message),
             None if failed > 0 => {
                 let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
                 names.dedup();
@@ -352,12 +356,20 @@ impl Engine {
     /// The first thing that is wrong with the sources: reason and message.
     fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
         rule.sources.iter().find_map(|source| {
-            match self.served.get(&source.gvk) {
+            let resource = match self.served.get(&source.gvk) {
                 Some(Served::At(resource)) if !resource.namespaced => {
                     return Some(("SourceRefused", format!("{source}: the kind is cluster-scoped")));
                 }
-                Some(Served::At(_)) => {}
+                Some(Served::At(resource)) => resource,
+                Some(Served::Unanswered(why)) => {
+                    let (version, why) = (source.gvk.api_version(), why.reason());
+                    let message = format!("{source}: the API server does not say which kinds {version} has ({why})");
+                    return Some(("SourceRefused", message));
+                }
                 _ => return Some(("KindNotServed", format!("{source}: the cluster does not serve this kind"))),
+            };
+            if let Some(why) = self.unreadable.get(source) {
+                return Some(("SourceRefused", format!("{source}: {}", why.explain(&resource.to_string()))));
             }
             match self.sources.get(source) {
                 Some(Source::Found { .. }) => {}
@@ -374,6 +386,20 @@ impl Engine {
                 _ => None,
             });
             refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
+        })
+    }
+
+    /// Whether copies of a rule can't be watched: reason and message.
+    fn unwatched_copies(&self, rule: &Rule) -> Option<(&'static str, String)> {
+        rule.sources.iter().find_map(|source| {
+            let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
+            let kind = self.kind_ids.get(&source.gvk.group_kind())?;
+            let why = self.kinds[usize::from(kind.0)].unreadable?;
+            let reason = match why {
+                Unreadable::Forbidden { .. } => "NotAuthorized",
+                Unreadable::Unavailable => "Pending",
+            };
+            Some((reason, format!("copies cannot be watched: {}", why.explain(&resource.to_string()))))
         })
     }
 
