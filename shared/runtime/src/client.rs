@@ -25,8 +25,9 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead.
-const WATCH_SILENCE: Duration = Duration::from_secs(90);
+/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead. A little longer than
+/// [`watch`](crate::watch) has patience, which tells this from a connection that broke.
+const WATCH_SILENCE: Duration = Duration::from_secs(100);
 /// As many as write at the same time at most; the rest would only cost memory at both ends.
 const IDLE_CONNECTIONS: usize = 64;
 /// Below the idle timeouts of load balancers in front of API servers.
@@ -47,7 +48,7 @@ pub struct ClientArgs {
 pub struct Clients {
     /// For requests that end. It sets no deadline of its own but that of connecting (5 s): see [`within`].
     pub requests: Client,
-    /// For watches: a connection that is silent for 90 s is given up.
+    /// For watches: a connection that is silent for 100 s is given up.
     pub watches: Client,
 }
 

@@ -56,8 +56,15 @@ type Events<K> = Pin<Box<dyn Stream<Item = Result<WatchEvent<K>, kube::Error>> +
 
 enum State<K> {
     Unknown,
-    Known { version: String },
-    Watching { version: String, events: Events<K> },
+    Known {
+        version: String,
+    },
+    /// `heard`: whether it has brought anything yet.
+    Watching {
+        version: String,
+        events: Events<K>,
+        heard: bool,
+    },
 }
 
 /// The successive states of one object.
@@ -133,7 +140,7 @@ where
     async fn watch(&mut self, version: String) {
         let params = WatchParams::default().fields(&self.selector());
         match within(REQUEST_DEADLINE, self.api.watch(&params, &version)).await {
-            Ok(events) => self.state = State::Watching { version, events: events.boxed() },
+            Ok(events) => self.state = State::Watching { version, events: events.boxed(), heard: false },
             Err(error) if status(&error) == Some(410) => self.state = State::Unknown,
             Err(error) => self.failed(&error),
         }
@@ -141,7 +148,10 @@ where
 
     /// What an event says of the object; `Continue` if nothing.
     fn take(&mut self, event: Option<Result<WatchEvent<K>, kube::Error>>) -> ControlFlow<Option<K>> {
-        let State::Watching { version, .. } = &mut self.state else { return ControlFlow::Continue(()) };
+        let State::Watching { version, heard, .. } = &mut self.state else { return ControlFlow::Continue(()) };
+        // A server restored from a backup is silent until it reaches a version of before: to ask for it again would be no use.
+        let resume = if *heard { State::Known { version: version.clone() } } else { State::Unknown };
+        *heard = true;
         let change = match event {
             Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                 *version = object.resource_version().unwrap_or_default();
@@ -162,14 +172,12 @@ where
                 return ControlFlow::Continue(());
             }
             Some(Err(error)) => {
-                let version = std::mem::take(version);
-                self.state = State::Known { version };
+                self.state = resume;
                 self.failed(&error);
                 return ControlFlow::Continue(());
             }
             None => {
-                let version = std::mem::take(version);
-                self.state = State::Known { version };
+                self.state = resume;
                 // The server ends a watch after minutes; one that ends sooner and sooner waits longer and longer.
                 self.pause();
                 return ControlFlow::Continue(());
@@ -191,7 +199,27 @@ where
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::coordination::v1::Lease;
+    use serde_json::json;
+
     use super::*;
+    use crate::testing::{Script, Server};
+
+    /// A server restored from a backup has yet to reach the version, and says nothing till then.
+    #[tokio::test]
+    async fn a_watch_that_brought_nothing_lists_anew() {
+        let list = |version: &str, holder: &str| {
+            let lease = json!({"metadata": {"name": "a", "resourceVersion": "3"}, "spec": {"holderIdentity": holder}});
+            Script::json(200, &json!({"metadata": {"resourceVersion": version}, "items": [lease]}))
+        };
+        let server = Server::start([list("20", "old"), Script::lines([]), list("10", "new")]).await;
+        let mut follower = Follower::<Lease>::new(Api::default_namespaced(server.client()), "a");
+        for want in ["old", "new"] {
+            let next = tokio::time::timeout(Duration::from_secs(20), follower.next()).await.expect("a state");
+            assert_eq!(next.and_then(|lease| lease.spec?.holder_identity).as_deref(), Some(want));
+        }
+        assert!(server.requests()[1].contains("resourceVersion=20"), "{:?}", server.requests());
+    }
 
     #[test]
     fn a_backoff_doubles_up_to_its_longest_and_begins_anew() {

@@ -65,14 +65,20 @@ enum Move {
 
 /// The Lease, and since when it has been seen as it is.
 #[derive(Debug, Clone, PartialEq)]
-struct Observed {
-    lease: Lease,
+pub(crate) struct Observed {
+    /// As it was seen last.
+    pub(crate) lease: Lease,
     since: Instant,
     /// It was deleted since. Its holder doesn't know yet, and may write it anew.
     deleted: bool,
 }
 
 impl Observed {
+    /// When its holder counts as dead unless it shows a sign of life.
+    pub(crate) fn expiry(&self) -> Instant {
+        self.since + self.duration()
+    }
+
     fn holder(&self) -> Option<&str> {
         self.lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty())
     }
@@ -85,16 +91,15 @@ impl Observed {
 
 fn next_move(observed: Option<&Observed>, me: &str, now: Instant) -> Move {
     let Some(observed) = observed else { return Move::Create };
-    let expiry = observed.since + observed.duration();
     match observed.holder() {
-        Some(holder) if holder != me && now < expiry => Move::Wait(expiry),
+        Some(holder) if holder != me && now < observed.expiry() => Move::Wait(observed.expiry()),
         _ if observed.deleted => Move::Create,
         _ => Move::Take,
     }
 }
 
 /// What is known after `seen` arrived. A write that isn't the holder's (an annotation, say) is no sign of its life.
-fn observe(before: Option<Observed>, seen: Option<Lease>, now: Instant) -> Option<Observed> {
+pub(crate) fn observe(before: Option<Observed>, seen: Option<Lease>, now: Instant) -> Option<Observed> {
     let Some(lease) = seen else { return before.map(|before| Observed { deleted: true, ..before }) };
     let since = match before {
         Some(before) if before.lease.spec == lease.spec => before.since,
@@ -260,8 +265,13 @@ impl Candidate {
                 Move::Wait(expiry) => expiry,
                 Move::Create | Move::Take => match self.hold(existing(observed.as_ref())).await {
                     Ok(lease) => return (lease, asked),
-                    // The watch is about to say whose.
-                    Err(Failure::Conflict) => Instant::now() + backoff.pause(),
+                    Err(Failure::Conflict) => {
+                        // The watch is about to say whose; but not that of a server that was restored from a backup.
+                        if let Ok(lease) = self.read().await {
+                            observed = observe(observed, lease, Instant::now());
+                        }
+                        Instant::now() + backoff.pause()
+                    }
                     Err(Failure::Request(error)) => {
                         warn!(lease = self.name, error = %Fault(&error), "failed to acquire the Lease, retrying");
                         Instant::now() + backoff.pause()
@@ -501,8 +511,40 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Script, Server};
 
     const ME: &str = "me";
+
+    #[tokio::test]
+    async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
+        let at = |version: &str| {
+            let metadata =
+                ObjectMeta { name: Some("l".into()), resource_version: Some(version.into()), ..ObjectMeta::default() };
+            serde_json::to_value(Lease { metadata, ..Lease::default() }).expect("JSON")
+        };
+        let list = serde_json::json!({"metadata": {"resourceVersion": "20"}, "items": [at("20")]});
+        let conflict = Script::json(409, &serde_json::json!({"kind": "Status", "code": 409}));
+        let read = Script::json(200, &at("7"));
+        let silent = Script::lines([]).hold();
+        let server =
+            Server::start([Script::json(200, &list), conflict, read, silent, Script::json(200, &at("8"))]).await;
+        let candidate = Candidate {
+            api: Api::default_namespaced(server.client()),
+            watched: Api::default_namespaced(server.client()),
+            name: "l".into(),
+            me: ME.into(),
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_millis(100),
+        };
+        let won =
+            tokio::time::timeout(Duration::from_secs(20), candidate.stand_by()).await.expect("it takes the Lease");
+        assert_eq!(won.0.metadata.resource_version.as_deref(), Some("8"));
+        let written: Vec<Lease> =
+            server.came().iter().filter_map(|came| serde_json::from_slice(&came.body).ok()).collect();
+        let versions: Vec<_> = written.into_iter().filter_map(|lease| lease.metadata.resource_version).collect();
+        assert_eq!(versions, ["20", "7"]);
+    }
 
     fn lease(holder: Option<&str>, renewed: i64) -> Lease {
         let time = MicroTime(Timestamp::from_second(renewed).expect("in range"));
