@@ -94,7 +94,7 @@ async fn main() -> anyhow::Result<()> {
         sweep_limit: flags.keep.deletion_limit,
         ..Settings::new(Role::Keeper, cluster)
     };
-    let handle = Handle::counting(Engine::new(settings), counts);
+    let handle = Handle::new(Engine::new(settings), counts);
     let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
     let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, &namespace);
     let discovery = Arc::new(Discovery::new(clients.requests.clone()));

@@ -84,7 +84,7 @@ async fn main() -> anyhow::Result<()> {
         () = shutdown.triggered() => return Ok(()),
     };
     let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, cluster) };
-    let handle = Handle::counting(Engine::new(settings), counts);
+    let handle = Handle::new(Engine::new(settings), counts);
     let mimeo_users = flags.hooks.mimeo_users(&identity);
     let registration = Registration {
         endpoint,

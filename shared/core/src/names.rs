@@ -1,6 +1,6 @@
 //! Every label, annotation and well-known name that Mimeo writes or reads, with who writes and who reads it.
 //!
-//! Nothing else in the project spells one of these out.
+//! Tests apart, nothing else in the project spells one of these out.
 
 /// Field manager of every copy that Mimeo writes. Its entry in `managedFields`, and nothing else, makes an object ours:
 /// labels and annotations can be set by whoever may patch the object, this entry only by whoever may write under the name.

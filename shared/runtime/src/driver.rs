@@ -11,7 +11,8 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Notice, Request, Role, Tick, Verb},
+    engine::{Action, Engine, Errand, Notice, Request, Tick, Verb},
+    names,
     outcome::Outcome,
 };
 use prometheus_client::{
@@ -25,7 +26,7 @@ use tracing::{debug, info, warn};
 use crate::{
     discovery::Discovery,
     limiter::Limiter,
-    writer::{Answer, Writer},
+    writer::{Answer, KINDS_CONFIG_MAP, Writer},
 };
 
 /// A shared engine. Cheap to clone.
@@ -83,13 +84,8 @@ impl CopyRequests {
 }
 
 impl Handle {
-    /// Of this engine; its clock starts now.
-    pub fn new(engine: Engine) -> Self {
-        Self::counting(engine, CopyRequests::default())
-    }
-
-    /// The same, with its requests counted.
-    pub fn counting(engine: Engine, counts: CopyRequests) -> Self {
+    /// Of this engine, whose requests are counted; its clock starts now.
+    pub fn new(engine: Engine, counts: CopyRequests) -> Self {
         let shared = Shared {
             engine: Mutex::new(engine),
             started: Instant::now(),
@@ -304,18 +300,11 @@ pub async fn remind(handle: Handle) {
                     rule,
                     copies,
                     nonce,
-                    "deletion held: the rule is gone with its CRD; to delete its copies annotate the ConfigMap mimeo-kinds with mimeo.dev/confirm-deletion=<nonce>"
+                    "deletion held: the rule is gone with its CRD; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
+                    names::CONFIRM_DELETION,
                 );
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-}
-
-/// Which of the two an engine is, for logs.
-pub fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Keeper => "keeper",
-        Role::Injector => "injector",
     }
 }
