@@ -124,7 +124,7 @@ impl Policies {
                 self.complete(&BTreeSet::new());
                 listed();
             }
-            Event::Denied => {}
+            Event::Unreadable(_) => {}
         })
         .await;
     }

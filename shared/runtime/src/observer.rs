@@ -2,11 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use jiff::Timestamp;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::Client;
 use mimeo_api::ClusterReplication;
@@ -15,18 +14,21 @@ use mimeo_core::{
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::version,
     names,
+    outcome::Unreadable,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     sources::{SourceWatch, watches},
 };
 use serde_json::Value;
-use tokio::task::AbortHandle;
+use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use tracing::{debug, warn};
 
 use crate::{
-    discovery::{Discovery, resource_path},
+    discovery::{Discovery, DiscoveryError, resource_path},
     driver::Handle,
-    watch::{Event, Meta, WatchSpec, watch},
-    writer::{KINDS_CONFIG_MAP, Writer, parse_kinds},
+    follow::Backoff,
+    lease::{Observed as SeenLease, observe},
+    watch::{Event, LASTING, Meta, WatchSpec, watch},
+    writer::{ErrandError, KINDS_CONFIG_MAP, Writer, parse_kinds},
 };
 
 /// Name of the CRD that rules live under.
@@ -89,7 +91,7 @@ impl Observer {
                 also(version);
             }
             Event::NotServed => self.handle.with(Engine::rules_unserved),
-            Event::Denied => {}
+            Event::Unreadable(_) => {}
         })
         .await;
     }
@@ -112,7 +114,7 @@ impl Observer {
                 self.handle.with(|engine, now| engine.namespaces_listed(&listed, now));
                 listed.clear();
             }
-            Event::NotServed | Event::Denied => {}
+            Event::NotServed | Event::Unreadable(_) => {}
         })
         .await;
     }
@@ -169,24 +171,19 @@ impl Observer {
             name: None,
             what: "webhook replicas".into(),
         };
-        let leases: Mutex<BTreeMap<String, Lease>> = Mutex::default();
+        let replicas: Mutex<Replicas> = Mutex::default();
+        let lock = || replicas.lock().unwrap_or_else(PoisonError::into_inner);
         let tell = || {
-            let leases = leases.lock().unwrap_or_else(PoisonError::into_inner);
-            let seen = leases.values().filter(|lease| live(lease, Timestamp::now())).map(seen_version).collect();
-            self.handle.with(|engine, now| engine.webhooks(Webhooks { seen }, now));
+            let webhooks = lock().alive(Instant::now());
+            self.handle.with(|engine, now| engine.webhooks(webhooks, now));
         };
-        let lock = || leases.lock().unwrap_or_else(PoisonError::into_inner);
         let watching = watch::<Lease>(self.client.clone(), spec, |event| {
             match event {
-                Event::Listing => lock().clear(),
-                Event::Applied(lease) => {
-                    lock().insert(lease.metadata.name.clone().unwrap_or_default(), lease);
-                }
-                Event::Deleted(lease) => {
-                    lock().remove(lease.metadata.name.as_deref().unwrap_or_default());
-                }
-                Event::Listed { .. } => {}
-                Event::NotServed | Event::Denied => return,
+                Event::Listing => lock().listed.clear(),
+                Event::Applied(lease) => lock().show(lease, Instant::now()),
+                Event::Deleted(lease) => lock().lose(&lease),
+                Event::Listed { .. } => lock().complete(),
+                Event::NotServed | Event::Unreadable(_) => return,
             }
             tell();
         });
@@ -194,7 +191,7 @@ impl Observer {
         let ageing = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                if !lock().is_empty() {
+                if !lock().leases.is_empty() {
                     tell();
                 }
             }
@@ -203,7 +200,7 @@ impl Observer {
     }
 
     /// CRDs, by their metadata: kinds come and go with them.
-    pub async fn crds(self, wake: Arc<tokio::sync::Notify>) {
+    pub async fn crds(self, wake: Arc<Notify>) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let spec = cluster_wide(path, true, None, "CRDs");
         let mut served: Option<Box<str>> = None;
@@ -246,21 +243,29 @@ impl Observer {
     }
 
     /// Everything that the engine's demand asks for, opened and closed as it changes. `wake` makes it look at kinds again.
-    pub async fn demand(self, wake: Arc<tokio::sync::Notify>) {
+    pub async fn demand(self, wake: Arc<Notify>) {
         let mut changes = self.handle.changes();
         let mut open = Open::default();
+        let mut failing: BTreeMap<GroupVersionKind, Failing> = BTreeMap::new();
         let mut version = None;
         loop {
             let current = self.handle.look(|engine, _| engine.demand_version());
+            let moved = || self.handle.look(|engine, _| engine.demand_version()) != current;
             let mut pause = Duration::from_mins(10);
             if version != Some(current) {
                 let demand = self.handle.look(|engine, _| engine.demand());
                 version = Some(current);
                 self.follow(&demand, &mut open);
-                if !self.discover(&demand.kinds).await {
-                    pause = Duration::from_secs(30);
+                failing.retain(|gvk, _| demand.kinds.contains(gvk));
+                // A kind whose server hangs doesn't hold up what the others' answers ask for.
+                let (last, first): (Vec<_>, Vec<_>) = demand.kinds.iter().partition(|gvk| failing.contains_key(gvk));
+                for kinds in [first, last] {
+                    pause = pause.min(self.discover(&kinds, &mut failing).await);
+                    if moved() {
+                        break;
+                    }
                 }
-                if self.handle.look(|engine, _| engine.demand_version()) != current {
+                if moved() {
                     continue;
                 }
             }
@@ -269,7 +274,7 @@ impl Observer {
                     if changes.changed().await.is_err() {
                         std::future::pending::<()>().await;
                     }
-                    if self.handle.look(|engine, _| engine.demand_version()) != current {
+                    if moved() {
                         return;
                     }
                     // Demand changes with rules and kinds, other things far more often.
@@ -284,26 +289,39 @@ impl Observer {
         }
     }
 
-    /// Looks every kind up. Tells whether all were found; one that no CRD announces is looked for again now and then.
-    async fn discover(&self, kinds: &BTreeSet<GroupVersionKind>) -> bool {
-        let mut all = true;
+    /// Looks these kinds up. Returns when to do so again: one that no CRD announces is looked for now and then.
+    async fn discover(
+        &self,
+        kinds: &[&GroupVersionKind],
+        failing: &mut BTreeMap<GroupVersionKind, Failing>,
+    ) -> Duration {
+        let mut pause = Duration::MAX;
+        let mut missing = BTreeSet::new();
         for gvk in kinds {
-            match self.discovery.find(gvk).await {
+            let error = match self.discovery.find(gvk).await {
                 Ok(resource) => {
-                    all &= resource.is_some();
+                    failing.remove(*gvk);
+                    if resource.is_none() {
+                        missing.insert(&gvk.group);
+                        pause = pause.min(Duration::from_secs(30));
+                    }
                     self.handle.with(|engine, now| engine.kind(gvk, resource, now));
+                    continue;
                 }
                 // Not answered is not "not served".
-                Err(error) => {
-                    all = false;
+                Err(error) => error,
+            };
+            pause = pause.min(Duration::from_secs(5));
+            let streak = failing.entry((*gvk).clone()).or_default();
+            if let Some((why, news)) = streak.despair(matches!(error, DiscoveryError::Denied { .. })) {
+                if news {
                     warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
                 }
+                self.handle.with(|engine, now| engine.kind_unanswered(gvk, why, now));
             }
         }
-        if !all {
-            self.discovery.forget();
-        }
-        all
+        missing.into_iter().for_each(|group| self.discovery.forget_group(group));
+        pause
     }
 
     fn follow(&self, demand: &Demand, open: &mut Open) {
@@ -346,7 +364,7 @@ impl Observer {
             Event::Deleted(object) => self.handle.with(|engine, now| engine.copy_gone(&kind, &object.metadata, now)),
             Event::Listed { version } => self.handle.with(|engine, now| engine.copies_listed(&kind, version, now)),
             Event::NotServed => self.gone(&resource),
-            Event::Denied => {}
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.copies_unreadable(&kind, why, now)),
         })
         .await;
     }
@@ -368,8 +386,9 @@ impl Observer {
             }
             Event::Deleted(_) => self.handle.with(|engine, now| engine.source(&source, None, now)),
             Event::Listed { .. } if !seen => self.handle.with(|engine, now| engine.source(&source, None, now)),
-            Event::Listed { .. } | Event::Denied => {}
+            Event::Listed { .. } => {}
             Event::NotServed => self.gone(&resource),
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.source_unreadable(&source, why, now)),
         })
         .await;
     }
@@ -392,50 +411,122 @@ impl Observer {
             };
             mine.get(&named).cloned()
         };
+        let reads = Reads::default();
         let mut missing = BTreeSet::new();
-        let (changed, mut queue) = tokio::sync::mpsc::unbounded_channel::<SourceRef>();
-        let reading = async {
-            while let Some(source) = queue.recv().await {
-                while let Err(error) = self.read(&source, &resource).await {
-                    debug!(%source, %error, "cannot read a source");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-            }
-        };
         let watching = watch::<Meta>(self.client.clone(), spec, |event| match event {
             Event::Listing => missing.clone_from(&mine),
-            Event::Applied(object) => {
+            // What became of it, and in which order, a read tells.
+            Event::Applied(object) | Event::Deleted(object) => {
                 if let Some(source) = find(&object) {
                     missing.remove(&source);
-                    // The receiver lives as long as this closure.
-                    let _ = changed.send(source);
+                    reads.want(source);
                 }
             }
-            Event::Deleted(object) => {
-                if let Some(source) = find(&object) {
-                    self.handle.with(|engine, now| engine.source(&source, None, now));
-                }
-            }
-            Event::Listed { .. } => {
-                for source in std::mem::take(&mut missing) {
-                    self.handle.with(|engine, now| engine.source(&source, None, now));
-                }
-            }
+            Event::Listed { .. } => std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source)),
             Event::NotServed => self.gone(&resource),
-            Event::Denied => {}
+            Event::Unreadable(why) => self.handle.with(|engine, now| {
+                for source in &mine {
+                    engine.source_unreadable(source, why, now);
+                }
+            }),
         });
-        tokio::join!(watching, reading);
+        tokio::join!(watching, self.read(&reads, &resource));
     }
 
-    async fn read(&self, source: &SourceRef, resource: &Resource) -> crate::writer::Answer<()> {
-        let object = self.writer.read(resource, &source.namespace, &source.name).await?;
-        self.handle.with(|engine, now| engine.source(source, object, now));
-        Ok(())
+    /// Reads sources as they come due, one at a time.
+    async fn read(&self, reads: &Reads, resource: &Resource) {
+        let mut failing: BTreeMap<SourceRef, Failing> = BTreeMap::new();
+        loop {
+            let source = reads.next().await;
+            let error = match self.writer.read(resource, &source.namespace, &source.name).await {
+                Ok(object) => {
+                    failing.remove(&source);
+                    self.handle.with(|engine, now| engine.source(&source, object, now));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let streak = failing.entry(source.clone()).or_default();
+            if let Some((why, news)) = streak.despair(matches!(error, ErrandError::Denied { .. })) {
+                if news {
+                    warn!(%source, %error, "cannot read a source");
+                }
+                self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
+            }
+            reads.want_at(source, Instant::now() + streak.backoff.pause());
+        }
     }
 
     fn gone(&self, resource: &Resource) {
         self.discovery.forget();
         self.handle.with(|engine, now| engine.kind(&resource.gvk, None, now));
+    }
+}
+
+/// Sources to read: each once, however often it changed.
+#[derive(Default)]
+struct Reads {
+    due: Mutex<BTreeMap<SourceRef, Instant>>,
+    more: Notify,
+}
+
+impl Reads {
+    fn due(&self) -> MutexGuard<'_, BTreeMap<SourceRef, Instant>> {
+        // Entries are added and removed whole.
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It changed, or may have.
+    fn want(&self, source: SourceRef) {
+        self.due().insert(source, Instant::now());
+        self.more.notify_one();
+    }
+
+    /// It is worth another look then, if nothing happens before.
+    fn want_at(&self, source: SourceRef, at: Instant) {
+        self.due().entry(source).or_insert(at);
+    }
+
+    /// The one that has been due for longest, as soon as one is. What happens to it from here on makes it due again.
+    async fn next(&self) -> SourceRef {
+        loop {
+            let first = self.due().iter().min_by_key(|(_, due)| **due).map(|(source, due)| (source.clone(), *due));
+            match first {
+                Some((source, due)) if due <= Instant::now() => {
+                    self.due().remove(&source);
+                    return source;
+                }
+                Some((_, due)) => tokio::select! {
+                    () = tokio::time::sleep_until(due) => {}
+                    () = self.more.notified() => {}
+                },
+                None => self.more.notified().await,
+            }
+        }
+    }
+}
+
+/// Something that has been failing for a while.
+struct Failing {
+    since: Instant,
+    backoff: Backoff,
+    /// Whether it was said.
+    told: bool,
+}
+
+impl Default for Failing {
+    fn default() -> Self {
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+        Self { since: Instant::now(), backoff, told: false }
+    }
+}
+
+impl Failing {
+    /// What it means for whoever waits, once that is more than a passing trouble; and whether that is news.
+    fn despair(&mut self, denied: bool) -> Option<(Unreadable, bool)> {
+        let why = if denied { Unreadable::Forbidden { verb: "get" } } else { Unreadable::Unavailable };
+        let lasts = denied || self.since.elapsed() >= LASTING;
+        lasts.then(|| (why, !std::mem::replace(&mut self.told, true)))
     }
 }
 
@@ -484,15 +575,230 @@ fn parse(object: Value) -> (Result<Rule, Vec<Refusal>>, Observed) {
     }
 }
 
-fn live(lease: &Lease, now: Timestamp) -> bool {
-    let Some(spec) = &lease.spec else { return false };
-    let duration = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0));
-    spec.renew_time
-        .as_ref()
-        .is_some_and(|at| Duration::try_from(now.duration_since(at.0)).unwrap_or(Duration::ZERO) <= duration)
+/// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps changing; clocks are not compared.
+#[derive(Default)]
+struct Replicas {
+    leases: BTreeMap<String, SeenLease>,
+    /// Shown since the last listing began.
+    listed: BTreeSet<String>,
+}
+
+impl Replicas {
+    fn show(&mut self, lease: Lease, now: Instant) {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        self.listed.insert(name.clone());
+        if let Some(seen) = observe(self.leases.remove(&name), Some(lease), now) {
+            self.leases.insert(name, seen);
+        }
+    }
+
+    fn lose(&mut self, lease: &Lease) {
+        self.leases.remove(lease.metadata.name.as_deref().unwrap_or_default());
+    }
+
+    fn complete(&mut self) {
+        self.leases.retain(|name, _| self.listed.contains(name));
+    }
+
+    fn alive(&self, now: Instant) -> Webhooks {
+        let alive = self.leases.values().filter(|seen| now < seen.expiry());
+        Webhooks { seen: alive.map(|seen| seen_version(&seen.lease)).collect() }
+    }
 }
 
 fn seen_version(lease: &Lease) -> u64 {
     let annotations = lease.metadata.annotations.as_ref();
     version(annotations.and_then(|all| all.get(names::SEEN)).map(String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use mimeo_core::engine::{Role, Settings, Tick};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        driver::CopyRequests,
+        limiter::Limiter,
+        testing::{Script, Server},
+    };
+
+    const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn secrets() -> Resource {
+        let gvk = GroupVersionKind::parse("v1", "Secret").expect("a kind");
+        Resource { gvk, plural: "secrets".into(), namespaced: true }
+    }
+
+    fn source(name: &str) -> SourceRef {
+        SourceRef { gvk: secrets().gvk, namespace: "platform".into(), name: name.into() }
+    }
+
+    fn object(name: &str, version: u64) -> Value {
+        let metadata = json!({"name": name, "namespace": "platform", "resourceVersion": version.to_string()});
+        json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "data": {"a": "aHVudGVyMg=="}})
+    }
+
+    /// An observer of this server whose engine has one rule with these sources, and a namespace that waits for their copies.
+    fn observer(server: &Server, names: &[&str]) -> Observer {
+        let sources: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name}))
+            .collect();
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+            "spec": {"barrier": "Required", "sources": sources, "targets": [{"namespaces": ["team"]}]},
+        });
+        let rule = Rule::parse(&serde_json::from_value(rule).expect("a rule")).expect("a good rule");
+        let id = rule.id.clone();
+        let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+        engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
+        engine.rules_listed(&[id].into(), SECOND);
+        let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
+        engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
+        engine.namespaces_listed(&["team".into()].into(), SECOND);
+        engine.claim("team", SECOND);
+        engine.kinds_recorded(&BTreeSet::new(), SECOND);
+        engine.kind(&secrets().gvk, Some(secrets()), SECOND);
+        let client = server.client();
+        Observer {
+            handle: Handle::new(engine, CopyRequests::default()),
+            client: client.clone(),
+            writer: Writer::new(client.clone(), Limiter::new(1, 1), Duration::from_secs(5), "mimeo"),
+            discovery: Arc::new(Discovery::new(client)),
+            namespace: "mimeo".into(),
+            crd: Arc::default(),
+        }
+    }
+
+    /// Runs `work` until the engine looks as it should.
+    #[track_caller]
+    fn until(
+        work: impl Future<Output = ()>,
+        handle: &Handle,
+        mut holds: impl FnMut(&mut Engine, Tick) -> bool,
+    ) -> impl Future<Output = ()> {
+        let (caller, mut changes) = (std::panic::Location::caller(), handle.changes());
+        async move {
+            let waiting = async {
+                while !handle.look(&mut holds) {
+                    changes.changed().await.expect("the handle lives");
+                }
+            };
+            tokio::select! {
+                () = work => {}
+                done = tokio::time::timeout(Duration::from_secs(20), waiting) => assert!(done.is_ok(), "{caller}"),
+            }
+        }
+    }
+
+    fn refusal(code: u16) -> Script {
+        Script::json(code, &json!({"kind": "Status", "apiVersion": "v1", "code": code}))
+    }
+
+    #[tokio::test]
+    async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
+        let server = Server::start([refusal(403), refusal(403)]).await;
+        let observer = observer(&server, &["a"]);
+        let handle = observer.handle.clone();
+        until(observer.source(source("a"), secrets()), &handle, |engine, _| engine.informed()).await;
+        assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
+    }
+
+    /// What the namespace waits for, and what it can't get.
+    fn held(handle: &Handle) -> Vec<String> {
+        let progress = handle.look(|engine, now| engine.progress("team", now));
+        progress.waiting.into_iter().chain(progress.denied).collect()
+    }
+
+    fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {
+        observer.many(secrets(), Some("platform".into()), names.iter().map(|name| source(name)).collect())
+    }
+
+    fn listing(names: &[&str]) -> Script {
+        let annotations = json!({"k8s.io/initial-events-end": "true"});
+        let end = json!({"metadata": {"resourceVersion": "10", "annotations": annotations}});
+        let lines = names.iter().map(|name| json!({"type": "ADDED", "object": object(name, 9)}));
+        let lines = lines.chain([json!({"type": "BOOKMARK", "object": end})]);
+        Script::text(200, lines.flat_map(|line| [line.to_string(), "\n".into()]).collect::<String>())
+    }
+
+    #[tokio::test]
+    async fn a_source_that_cannot_be_read_holds_up_no_other() {
+        let names = ["a", "b", "c"];
+        let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "c"}});
+        let server = Server::start([
+            listing(&["a", "b"]).hold(),
+            refusal(403),
+            Script::json(200, &object("b", 9)),
+            Script::json(404, &absent),
+        ])
+        .await;
+        let observer = observer(&server, &names);
+        let handle = observer.handle.clone();
+        until(many(observer, &names), &handle, |engine, _| engine.informed()).await;
+        let paths: Vec<String> = server.requests().split_off(1);
+        assert_eq!(paths, ["a", "b", "c"].map(|name| format!("GET /api/v1/namespaces/platform/secrets/{name}")));
+        assert_eq!(held(&handle), ["Secret b", "Secret a (Forbidden)", "Secret c (SourceNotFound)"]);
+    }
+
+    /// Its last state is still being read when it is deleted.
+    #[tokio::test]
+    async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
+        let deleted = json!({"type": "DELETED", "object": object("a", 11)});
+        let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "a"}});
+        let server = Server::start([
+            listing(&["a"]).pause(Duration::from_millis(100)).send(format!("{deleted}\n")).hold(),
+            Script::text(200, "").pause(Duration::from_millis(300)).send(object("a", 9).to_string()),
+            Script::json(404, &absent),
+        ])
+        .await;
+        let observer = observer(&server, &["a"]);
+        let handle = observer.handle.clone();
+        let gone = |engine: &mut Engine, now| engine.progress("team", now).denied == ["Secret a (SourceNotFound)"];
+        until(many(observer, &["a"]), &handle, gone).await;
+        assert_eq!(server.requests().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_source_waits_its_turn_once() {
+        let reads = Reads::default();
+        let later = Instant::now() + Duration::from_hours(1);
+        reads.want(source("b"));
+        reads.want_at(source("b"), later);
+        reads.want_at(source("a"), later);
+        assert_eq!(reads.next().await, source("b"));
+        reads.want(source("a"));
+        assert_eq!(reads.next().await, source("a"));
+        assert!(reads.due().is_empty());
+    }
+
+    /// By how long its Lease has not changed here: what its own clock says counts for nothing.
+    #[tokio::test]
+    async fn a_replica_lives_while_its_lease_changes() {
+        let lease = |renewed: &str| -> Lease {
+            let spec = json!({"leaseDurationSeconds": 15, "renewTime": renewed});
+            let metadata = json!({"name": "w", "annotations": {names::SEEN: "7"}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Lease")
+        };
+        let (start, mut replicas) = (Instant::now(), Replicas::default());
+        let alive = |replicas: &Replicas, seconds| replicas.alive(start + Duration::from_secs(seconds)).seen;
+        for slow_or_fast in ["1999-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"] {
+            replicas = Replicas::default();
+            replicas.show(lease(slow_or_fast), start);
+            assert_eq!(alive(&replicas, 14), [7]);
+            assert!(alive(&replicas, 15).is_empty());
+        }
+        // Shown again it is as old as it was; what a listing doesn't show is gone.
+        replicas.listed.clear();
+        replicas.show(lease("2999-01-01T00:00:00.000000Z"), start + Duration::from_secs(9));
+        replicas.complete();
+        assert!(alive(&replicas, 15).is_empty());
+        replicas.show(lease("2999-01-01T00:00:05.000000Z"), start + Duration::from_secs(9));
+        assert_eq!(alive(&replicas, 15), [7]);
+        replicas.listed.clear();
+        replicas.complete();
+        assert!(alive(&replicas, 15).is_empty());
+    }
 }

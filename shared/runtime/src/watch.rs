@@ -12,7 +12,7 @@ use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::{Client, client::Body};
-use mimeo_core::meta;
+use mimeo_core::{meta, outcome::Unreadable};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
@@ -32,6 +32,9 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
 /// A watch that held this long was fine; what ended it is no reason to wait.
 const SETTLED: Duration = Duration::from_secs(10);
+/// A watch that has been answered with nothing but errors for this long is as good as forbidden: whoever waits for what it would
+/// show waits for somebody to mend that.
+pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page where the server can't stream its list.
 const PAGE: u32 = 500;
 /// What the buffer keeps between events; one large object doesn't cost memory for ever.
@@ -72,8 +75,9 @@ pub enum Event<T> {
     },
     /// 404: the kind isn't served. Said once; when it comes back there is a new listing.
     NotServed,
-    /// 401 or 403: nothing is known, least of all that anything is gone. Said once; afterwards there is a new listing.
-    Denied,
+    /// 401 or 403, or nothing but errors for 20 s: what was shown is all that is known, and nothing is known to be gone. Said
+    /// once; afterwards there is a new listing.
+    Unreadable(Unreadable),
 }
 
 /// An object's metadata, whatever the object.
@@ -86,29 +90,47 @@ pub struct Meta {
 
 /// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
 ///
-/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (0.5 s to 30 s) and the watch goes on
-/// from where it was, without a listing: there is a new one only after the server has forgotten that version (410), after
-/// [`Event::NotServed`] and [`Event::Denied`], and after an event that can't be decoded.
+/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (0.5 s to 30 s) and
+/// the watch goes on from where it was, without a listing: there is a new one only after the server has forgotten that version
+/// (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and [`Event::Unreadable`], and after an
+/// event that can't be decoded.
 ///
 /// Events that follow a break may repeat what was said before it, never take it back.
 pub async fn watch<T: DeserializeOwned>(client: Client, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
-    watch_within(client, spec, SILENCE, sink).await;
+    watch_within(client, spec, Patience { silence: SILENCE, lasting: LASTING }, sink).await;
 }
 
-/// [`watch`], given up and opened again after this much silence.
+/// How long a watch takes what for a passing trouble.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// After this much silence it is opened again.
+    silence: Duration,
+    /// After errors for this long it counts as unreadable.
+    lasting: Duration,
+}
+
 async fn watch_within<T: DeserializeOwned>(
     client: Client,
     spec: WatchSpec,
-    silence: Duration,
+    patience: Patience,
     sink: impl FnMut(Event<T>) + Send,
 ) {
-    let backoff = Backoff::default();
-    let mut watch = Watch { client, spec, silence, sink, version: None, streams: true, backoff, said: Said::Nothing };
+    let mut watch = Watch {
+        client,
+        spec,
+        patience,
+        sink,
+        version: None,
+        streams: true,
+        backoff: Backoff::default(),
+        failing: None,
+        said: Said::Nothing,
+    };
     watch.read::<T>().await;
     loop {
         let started = Instant::now();
         let end = watch.run::<T>().await;
-        let delay = watch.end::<T>(end, started.elapsed());
+        let delay = watch.end::<T>(end, started);
         sleep(delay).await;
     }
 }
@@ -116,13 +138,15 @@ async fn watch_within<T: DeserializeOwned>(
 struct Watch<S> {
     client: Client,
     spec: WatchSpec,
-    silence: Duration,
+    patience: Patience,
     sink: S,
     /// Where to go on; none: with a listing.
     version: Option<String>,
     /// Whether the server streams lists, as far as is known.
     streams: bool,
     backoff: Backoff,
+    /// Since when nothing but errors has come.
+    failing: Option<Instant>,
     said: Said,
 }
 
@@ -131,7 +155,7 @@ struct Watch<S> {
 enum Said {
     Nothing,
     NotServed,
-    Denied,
+    Unreadable(Unreadable),
 }
 
 /// Why a watch ended.
@@ -139,6 +163,11 @@ enum Said {
 enum End {
     /// The stream ended or broke; what is known holds.
     Closed(String),
+    /// Nothing came for too long.
+    Silent,
+    /// The same from the beginning: a server that has yet to reach the version, as one restored from a backup, says nothing of
+    /// what happens meanwhile.
+    Mute,
     /// The server no longer knows the version.
     Expired,
     /// The server can't stream lists.
@@ -146,7 +175,7 @@ enum End {
     NotServed,
     Denied(StatusCode),
     /// "Not now", with its wish for how long to wait.
-    Busy(Option<Duration>),
+    Busy(StatusCode, Option<Duration>),
     /// Any other refusal.
     Refused(StatusCode),
     /// What came makes no sense.
@@ -252,13 +281,17 @@ impl<S> Watch<S> {
         S: FnMut(Event<T>) + Send,
     {
         let response = self.open(&self.watch_query(), call::METADATA).await?;
-        self.said = Said::Nothing;
         if self.version.is_none() {
             (self.sink)(Event::Listing);
         }
         let mut lines = Lines::new(response.into_body());
+        let mut heard = false;
         loop {
-            let line = lines.next(self.silence).await?;
+            let line = match lines.next(self.patience.silence).await {
+                Err(End::Silent) if !heard => return Err(End::Mute),
+                line => line?,
+            };
+            heard = true;
             if line.trim_ascii().is_empty() {
                 continue;
             }
@@ -269,7 +302,7 @@ impl<S> Watch<S> {
                 Line::Deleted(object) => (self.sink)(Event::Deleted(object)),
                 Line::Bookmark(bookmark) => {
                     self.mark::<T>(bookmark.metadata)?;
-                    self.backoff = Backoff::default();
+                    self.thrive();
                     continue;
                 }
                 Line::Error(Refusal { code }) => return Err(refused(code, None)),
@@ -279,9 +312,16 @@ impl<S> Watch<S> {
                 let dated: Dated<'_> =
                     serde_json::from_slice(line).map_err(|_| End::Undecodable("an event's version"))?;
                 dated.object.metadata.version.clone_into(version);
-                self.backoff = Backoff::default();
+                self.thrive();
             }
         }
+    }
+
+    /// It works: whatever was wrong is over.
+    fn thrive(&mut self) {
+        self.backoff = Backoff::default();
+        self.failing = None;
+        self.said = Said::Nothing;
     }
 
     fn mark<T>(&mut self, bookmark: BookmarkMeta) -> Result<(), End>
@@ -309,12 +349,11 @@ impl<S> Watch<S> {
         let mut first = true;
         loop {
             let response = self.open(&self.list_query(&next), call::METADATA_LIST).await?;
-            let body = timeout(self.silence, response.into_body().collect()).await;
-            let body = body.map_err(|_| silent())?.map_err(|error| broken(&error))?;
+            let body = timeout(self.patience.silence, response.into_body().collect()).await;
+            let body = body.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
             let List { metadata, items } =
                 serde_json::from_slice(&body.to_bytes()).map_err(|_| End::Undecodable("a list"))?;
             if std::mem::take(&mut first) {
-                self.said = Said::Nothing;
                 (self.sink)(Event::Listing);
             }
             items.into_iter().flatten().for_each(|item| (self.sink)(Event::Applied(item)));
@@ -323,7 +362,7 @@ impl<S> Watch<S> {
                 let version = metadata.resource_version.ok_or(End::Undecodable("a list's version"))?;
                 (self.sink)(Event::Listed { version: meta::version(Some(&version)) });
                 self.version = Some(version);
-                self.backoff = Backoff::default();
+                self.thrive();
                 return Ok(());
             }
         }
@@ -334,8 +373,8 @@ impl<S> Watch<S> {
         let accept = if self.spec.metadata_only { metadata } else { call::JSON };
         let request = call::read(Method::GET, &format!("{}?{query}", self.spec.path), accept)
             .map_err(|error| End::Closed(error.to_string()))?;
-        let response = timeout(self.silence, self.client.send(request)).await;
-        let response = response.map_err(|_| silent())?.map_err(|error| broken(&error))?;
+        let response = timeout(self.patience.silence, self.client.send(request)).await;
+        let response = response.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
         let code = response.status();
         if code == StatusCode::OK {
             return Ok(response);
@@ -351,7 +390,7 @@ impl<S> Watch<S> {
     /// Whether a refusal is about streaming the list. Servers from before it forbid the parameters that ask for it.
     async fn refuses_streams(&self, body: Body) -> bool {
         const LARGEST: usize = 64 << 10;
-        let body = timeout(self.silence, Limited::new(body, LARGEST).collect()).await;
+        let body = timeout(self.patience.silence, Limited::new(body, LARGEST).collect()).await;
         let Ok(Ok(body)) = body else { return false };
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
         ["sendInitialEvents", "WatchList", "resourceVersionMatch"].iter().any(|word| text.contains(word))
@@ -379,19 +418,24 @@ impl<S> Watch<S> {
         parameter("labelSelector", self.spec.label_selector.as_deref()) + &parameter("fieldSelector", name.as_deref())
     }
 
-    /// Draws the consequences of an end that came after `held`. Returns how long to wait.
-    fn end<T>(&mut self, end: End, held: Duration) -> Duration
+    /// Draws the consequences of the end of what was begun at `started`. Returns how long to wait.
+    fn end<T>(&mut self, end: End, started: Instant) -> Duration
     where
         S: FnMut(Event<T>) + Send,
     {
+        self.despair::<T>(&end, started);
         let what = &*self.spec.what;
-        let settled = held >= SETTLED;
-        if !matches!(end, End::Closed(_) | End::Busy(_) | End::Refused(_)) {
+        let settled = started.elapsed() >= SETTLED;
+        if !matches!(end, End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)) {
             self.version = None;
         }
         match end {
             End::Closed(why) => {
                 debug!(what, why, "watch ended, going on");
+                if settled { Duration::ZERO } else { self.backoff.next() }
+            }
+            End::Silent | End::Mute => {
+                debug!(what, "watch was silent for too long, going on");
                 if settled { Duration::ZERO } else { self.backoff.next() }
             }
             End::Expired => {
@@ -411,24 +455,49 @@ impl<S> Watch<S> {
                 self.backoff.next().max(NOT_SERVED_BACKOFF)
             }
             End::Denied(code) => {
-                if std::mem::replace(&mut self.said, Said::Denied) != Said::Denied {
-                    warn!(what, code = code.as_u16(), "not allowed to watch; nothing is known until that changes");
-                    (self.sink)(Event::Denied);
-                }
+                debug!(what, code = code.as_u16(), "not allowed to watch");
                 self.backoff.next()
             }
-            End::Busy(retry_after) => {
-                debug!(what, "the server is too busy to watch");
+            End::Busy(code, retry_after) => {
+                debug!(what, code = code.as_u16(), "the server can't be watched now");
                 self.backoff.next().max(retry_after.unwrap_or_default())
             }
             End::Refused(code) => {
-                warn!(what, code = code.as_u16(), "watch refused, trying again");
+                debug!(what, code = code.as_u16(), "watch refused, trying again");
                 self.backoff.next()
             }
             End::Undecodable(part) => {
                 warn!(what, part, "watch brought what can't be decoded, listing again");
                 self.backoff.next()
             }
+        }
+    }
+
+    /// Says that nothing can be read, once that is more than a passing trouble.
+    fn despair<T>(&mut self, end: &End, started: Instant)
+    where
+        S: FnMut(Event<T>) + Send,
+    {
+        let why = match end {
+            // A listing in pages asks with another verb than a watch.
+            End::Denied(_) if !self.streams && self.version.is_none() => Unreadable::Forbidden { verb: "list" },
+            End::Denied(_) => Unreadable::Forbidden { verb: "watch" },
+            // While the server is away what it showed holds: it is no news of this kind alone.
+            End::Closed(_) | End::Silent | End::Mute if self.version.is_some() => {
+                self.failing = None;
+                return;
+            }
+            End::Closed(_) | End::Silent | End::Mute | End::Busy(..) | End::Refused(_) | End::Undecodable(_)
+                if self.failing.get_or_insert(started).elapsed() >= self.patience.lasting =>
+            {
+                Unreadable::Unavailable
+            }
+            _ => return,
+        };
+        self.version = None;
+        if std::mem::replace(&mut self.said, Said::Unreadable(why)) != Said::Unreadable(why) {
+            warn!(what = self.spec.what, ?why, cause = ?end, "cannot be watched; nothing more is known until that changes");
+            (self.sink)(Event::Unreadable(why));
         }
     }
 }
@@ -440,19 +509,15 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
         StatusCode::GONE => End::Expired,
         StatusCode::NOT_FOUND => End::NotServed,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => End::Denied(code),
-        StatusCode::TOO_MANY_REQUESTS => End::Busy(retry_after),
+        StatusCode::TOO_MANY_REQUESTS => End::Busy(code, retry_after),
         // A server that starts asks for seconds that it doesn't need: for a watch the back-off is patience enough.
-        code if code.is_server_error() => End::Busy(None),
+        code if code.is_server_error() => End::Busy(code, None),
         code => End::Refused(code),
     }
 }
 
 fn broken(error: &kube::Error) -> End {
     End::Closed(Fault(error).to_string())
-}
-
-fn silent() -> End {
-    End::Closed("silent for too long".into())
 }
 
 /// Splits a body into lines. One buffer serves all of them.
@@ -479,7 +544,7 @@ impl Lines {
             }
             self.make_room();
             searched = self.buffer.len();
-            let frame = timeout(silence, self.body.frame()).await.map_err(|_| silent())?;
+            let frame = timeout(silence, self.body.frame()).await.map_err(|_| End::Silent)?;
             let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
             if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
                 self.buffer.extend_from_slice(&data);

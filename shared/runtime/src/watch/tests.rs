@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::testing::{Script, Server};
 
+const PATIENCE: Patience = Patience { silence: SILENCE, lasting: LASTING };
+
 /// What a sink got, in a line each.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
@@ -20,7 +22,8 @@ impl Heard {
                 Event::Deleted(object) => format!("-{}", name(object)),
                 Event::Listed { version } => format!("listed {version}"),
                 Event::NotServed => "not served".into(),
-                Event::Denied => "denied".into(),
+                Event::Unreadable(Unreadable::Forbidden { verb }) => format!("may not {verb}"),
+                Event::Unreadable(Unreadable::Unavailable) => "unavailable".into(),
             };
             heard.lock().expect("no panic").push(line);
         }
@@ -29,19 +32,19 @@ impl Heard {
     /// Watches until this much was heard, and a little longer: more would be too much.
     #[track_caller]
     fn expect(self, server: &Server, spec: WatchSpec, want: &[&str]) -> impl Future<Output = ()> + use<> {
-        self.expect_within(SILENCE, server, spec, want)
+        self.expect_within(PATIENCE, server, spec, want)
     }
 
     #[track_caller]
     fn expect_within(
         self,
-        silence: Duration,
+        patience: Patience,
         server: &Server,
         spec: WatchSpec,
         want: &[&str],
     ) -> impl Future<Output = ()> + use<> {
         let caller = std::panic::Location::caller();
-        let watching = watch_within(server.client(), spec, silence, self.sink());
+        let watching = watch_within(server.client(), spec, patience, self.sink());
         let want: Vec<String> = want.iter().map(ToString::to_string).collect();
         async move {
             let heard = || self.0.lock().expect("no panic").clone();
@@ -206,9 +209,24 @@ async fn a_silent_watch_is_given_up() {
             .send(format!("{}\n", event("ADDED", "a", 5))),
     ])
     .await;
-    let silence = Duration::from_millis(450);
-    Heard::default().expect_within(silence, &server, spec(), &["listing", "listed 2", "+a"]).await;
+    let patience = Patience { silence: Duration::from_millis(450), ..PATIENCE };
+    Heard::default().expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"]).await;
     assert_eq!(origins(&server)[..2], ["stream", "2"]);
+}
+
+/// A server restored from a backup has yet to reach the version, and says nothing till then.
+#[tokio::test]
+async fn a_watch_that_was_silent_from_its_beginning_lists_anew() {
+    let server = Server::start([
+        Script::lines([listed(20)]),
+        Script::lines([]).hold(),
+        Script::lines([event("ADDED", "a", 9), listed(10)]).hold(),
+    ])
+    .await;
+    let patience = Patience { silence: Duration::from_millis(300), ..PATIENCE };
+    let want = ["listing", "listed 20", "listing", "+a", "listed 10"];
+    Heard::default().expect_within(patience, &server, spec(), &want).await;
+    assert_eq!(origins(&server)[..3], ["stream", "20", "stream"]);
 }
 
 #[tokio::test]
@@ -271,8 +289,58 @@ async fn refusals_are_said_once_and_end_with_a_new_listing() {
         Script::lines([listed(3)]).hold(),
     ])
     .await;
-    Heard::default().expect(&server, spec(), &["listing", "listed 2", "denied", "listing", "listed 3"]).await;
+    Heard::default().expect(&server, spec(), &["listing", "listed 2", "may not watch", "listing", "listed 3"]).await;
     assert_eq!(origins(&server), ["stream", "2", "stream", "stream"]);
+}
+
+#[tokio::test]
+async fn a_listing_in_pages_takes_another_verb() {
+    let server = Server::start([error(400, "resourceVersionMatch is forbidden for watch"), error(403, "no")]).await;
+    Heard::default().expect(&server, spec(), &["may not list"]).await;
+}
+
+#[tokio::test]
+async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
+    let trouble: [fn() -> Script; 4] = [
+        || error(500, "conversion webhook failed"),
+        || error(400, "no"),
+        || Script::lines([]).send("nonsense\n"),
+        || Script::text(200, ""),
+    ];
+    let patience = Patience { lasting: Duration::from_millis(400), ..PATIENCE };
+    let cases = trouble.map(|trouble| async move {
+        let good = Script::lines([listed(3)]).hold();
+        let server = Server::start([trouble(), trouble(), trouble(), good]).await;
+        let heard = Heard::default();
+        let watching = watch_within(server.client(), spec(), patience, heard.sink());
+        let _ = timeout(Duration::from_secs(6), watching).await;
+        let mut lines = heard.0.lock().expect("no panic").clone();
+        lines.dedup();
+        lines.retain(|line| line != "listing");
+        assert_eq!(lines, ["unavailable", "listed 3"]);
+    });
+    futures::future::join_all(cases).await;
+}
+
+/// What was listed holds while the server is away; that it answers errors alone makes it doubtful.
+#[tokio::test]
+async fn a_server_that_is_away_is_not_one_that_refuses() {
+    let patience = Patience { lasting: Duration::from_millis(400), ..PATIENCE };
+    let ended = || Script::text(200, "");
+    let server = Server::start([
+        Script::lines([listed(2)]),
+        ended(),
+        ended(),
+        ended(),
+        Script::lines([event("ADDED", "a", 3)]).hold(),
+    ])
+    .await;
+    Heard::default().expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"]).await;
+    let later = || error(503, "later");
+    let server = Server::start([Script::lines([listed(2)]), later(), later(), Script::lines([listed(4)]).hold()]).await;
+    let want = ["listing", "listed 2", "unavailable", "listing", "listed 4"];
+    Heard::default().expect_within(patience, &server, spec(), &want).await;
+    assert_eq!(origins(&server), ["stream", "2", "2", "stream"]);
 }
 
 #[tokio::test]
