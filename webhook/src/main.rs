@@ -111,11 +111,16 @@ async fn main() -> anyhow::Result<()> {
     let material = flags.certificate.start(&clients, &identity.namespace, serving_names);
     let config = tls::server_config(material.clone())?;
     let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
-    let registered = tokio::select! {
-        () = register(&clients, &app, registration, material, &checks) => true,
+    // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
+    let ready = async {
+        register(&clients, &app, registration, material, &checks).await;
+        readiness.complete().await;
+    };
+    let ready = tokio::select! {
+        () = ready => true,
         () = shutdown.triggered() => false,
     };
-    if registered {
+    if ready {
         beat(&clients, &identity, seen, &shutdown).await;
     }
     serving.await.context("server")

@@ -2,12 +2,7 @@
 //!
 //! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -18,7 +13,7 @@ use axum::{
 };
 use clap::Args;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tracing::{error, info};
 
 use crate::{
@@ -38,7 +33,7 @@ pub struct OpsArgs {
 /// Whether the program is ready: all of its named checks hold and no shutdown has begun.
 #[derive(Debug, Clone)]
 pub struct Readiness {
-    checks: Arc<Mutex<BTreeMap<&'static str, bool>>>,
+    checks: Arc<watch::Sender<BTreeMap<&'static str, bool>>>,
     shutdown: Shutdown,
 }
 
@@ -57,9 +52,15 @@ impl Readiness {
 
     /// Names of what is missing, in order; empty means ready.
     pub fn missing(&self) -> Vec<&'static str> {
-        let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let checks = self.checks.borrow();
         let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
         checks.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).chain(shutdown).collect()
+    }
+
+    /// Returns as soon as all checks hold. Cancel safe.
+    pub async fn complete(&self) {
+        // An error would mean that the sender is gone, and `self` holds it.
+        let _ = self.checks.subscribe().wait_for(|checks| checks.values().all(|holds| *holds)).await;
     }
 }
 
@@ -73,7 +74,9 @@ pub struct Check {
 impl Check {
     /// Says whether it holds now.
     pub fn set(&self, holds: bool) {
-        self.readiness.checks.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, holds);
+        self.readiness.checks.send_modify(|checks| {
+            checks.insert(self.name, holds);
+        });
     }
 }
 
@@ -118,6 +121,7 @@ async fn metrics(State(registry): State<Arc<Registry>>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -135,14 +139,17 @@ mod tests {
         let readiness = Readiness::new(shutdown.clone());
         let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
         let args = OpsArgs { ops_listen: ([127, 0, 0, 1], 0).into() };
-        let address = serve(&args, readiness, Arc::new(crate::telemetry::registry())).await.expect("a free port");
+        let address =
+            serve(&args, readiness.clone(), Arc::new(crate::telemetry::registry())).await.expect("a free port");
 
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/metrics").await.contains("openmetrics-text"));
         certificate.set(true);
         let answer = get(address, "/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: caches\n"), "{answer}");
+        assert!(readiness.complete().now_or_never().is_none());
         caches.set(true);
+        readiness.complete().await;
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
         shutdown.trigger();
         let answer = get(address, "/readyz").await;
