@@ -4,11 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
 use mimeo_core::engine::{Engine, Role, Settings};
 use mimeo_runtime::{
-    client::{ClientArgs, Clients, within},
+    client::{ClientArgs, Clients},
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, drive, remind, report},
     duration,
@@ -85,23 +83,26 @@ async fn main() -> anyhow::Result<()> {
     serve(&flags.ops, readiness.clone(), Arc::new(metrics)).await.context("operations server")?;
 
     let clients = flags.client.clients("mimeo-reconciler").await?;
-    let namespace = flags.identity.namespace();
-    let cluster = cluster(&clients).await?;
+    let identity = tokio::select! {
+        found = flags.identity.resolve(&clients.requests) => found,
+        () = shutdown.triggered() => return Ok(()),
+    };
+    let namespace = &identity.namespace;
     let settings = Settings {
         takeover: flags.keep.takeover_delay,
         budget: flags.keep.barrier_budget,
         sweep: flags.keep.deletion_delay,
         sweep_limit: flags.keep.deletion_limit,
-        ..Settings::new(Role::Keeper, cluster)
+        ..Settings::new(Role::Keeper, identity.cluster)
     };
     let handle = Handle::new(Engine::new(settings), counts);
     let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
-    let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, &namespace);
+    let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, namespace);
     let discovery = Arc::new(Discovery::new(clients.requests.clone()));
 
-    let election = Election::start(&clients, &namespace, LEASE, &flags.identity.replica(), &flags.lease)?;
+    let election = Election::start(&clients, namespace, LEASE, &identity.replica, &flags.lease)?;
     let leading = election.leading();
-    observe(&clients, &handle, &writer, &discovery, &namespace);
+    observe(&clients, &handle, &writer, &discovery, namespace);
     tokio::spawn(ready(handle.clone(), readiness));
     let tools = Tools { writer: writer.clone(), limiter, discovery };
     let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
@@ -121,15 +122,6 @@ async fn main() -> anyhow::Result<()> {
     driving.abort();
     election.release().await;
     Ok(())
-}
-
-/// The uid of `kube-system`, which stands for the cluster.
-async fn cluster(clients: &Clients) -> anyhow::Result<String> {
-    let api: Api<Namespace> = Api::all(clients.requests.clone());
-    let namespace = within(Duration::from_secs(30), api.get_metadata("kube-system"))
-        .await
-        .context("reading namespace kube-system")?;
-    namespace.metadata.uid.context("namespace kube-system has no uid")
 }
 
 fn observe(clients: &Clients, handle: &Handle, writer: &Writer, discovery: &Arc<Discovery>, namespace: &str) {

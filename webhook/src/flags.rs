@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn resources_and_users_are_lists() {
-        let identity = Identity { username: "me".into(), namespace: "ns".into(), replica: "r".into() };
+        let identity =
+            Identity { username: "me".into(), namespace: "ns".into(), replica: "r".into(), cluster: "c".into() };
         let hooks = flags(&["--barrier-resources", "v1/pods,batch/v1/jobs", "--mimeo-users", "b,a"]).hooks;
         let triple = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
         assert_eq!(hooks.barrier_resources().unwrap(), [triple("", "v1", "pods"), triple("batch", "v1", "jobs")]);

@@ -15,8 +15,6 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
 use mimeo_core::{
     engine::{Engine, Role, Settings},
     names,
@@ -27,8 +25,7 @@ use mimeo_runtime::{
     client::Clients,
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, drive},
-    follow::Backoff,
-    identity::{Identity, IdentityArgs},
+    identity::Identity,
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
     observer::Observer,
@@ -41,9 +38,8 @@ use mimeo_runtime::{
 use tokio::{
     net::TcpListener,
     sync::{Notify, Semaphore, watch},
-    time::{sleep, timeout},
 };
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
     flags::Flags,
@@ -79,11 +75,11 @@ async fn main() -> anyhow::Result<()> {
     let barrier_resources = flags.hooks.barrier_resources()?;
     let listener = TcpListener::bind(flags.endpoint.listen).await.context("failed to listen")?;
     info!(address = %listener.local_addr()?, "listening");
-    let (identity, cluster) = tokio::select! {
-        found = who(&clients, &flags.identity) => found,
+    let identity = tokio::select! {
+        found = flags.identity.resolve(&clients.requests) => found,
         () = shutdown.triggered() => return Ok(()),
     };
-    let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, cluster) };
+    let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, &*identity.cluster) };
     let handle = Handle::new(Engine::new(settings), counts);
     let mimeo_users = flags.hooks.mimeo_users(&identity);
     let registration = Registration {
@@ -142,25 +138,6 @@ impl Checks {
             certificate: readiness.check("certificate served"),
             registered: readiness.check("hooks registered"),
         }
-    }
-}
-
-/// Who this is, and the uid of `kube-system`, which stands for the cluster. Asks until there is an answer.
-async fn who(clients: &Clients, args: &IdentityArgs) -> (Identity, String) {
-    let ask = async || -> anyhow::Result<(Identity, String)> {
-        let identity = args.resolve(clients.requests.clone()).await?;
-        let api: Api<Namespace> = Api::all(clients.requests.clone());
-        let namespace = api.get_metadata("kube-system").await.context("failed to read namespace kube-system")?;
-        Ok((identity, namespace.metadata.uid.context("namespace kube-system has no uid")?))
-    };
-    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
-    loop {
-        match timeout(DEADLINE, ask()).await {
-            Ok(Ok(found)) => return found,
-            Ok(Err(error)) => warn!(error = %format!("{error:#}"), "the API server can't be asked yet, retrying"),
-            Err(_) => warn!("the API server doesn't answer, retrying"),
-        }
-        sleep(backoff.pause()).await;
     }
 }
 

@@ -1,8 +1,20 @@
-//! Who this process is: its user at the API server, its namespace, its name among the replicas.
+//! Who this process is, and where: its user at the API server, its namespace, its name among the replicas, its cluster.
+
+use std::time::Duration;
 
 use clap::Args;
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::{authentication::v1::SelfSubjectReview, core::v1::Namespace};
 use kube::{Api, Client, api::PostParams};
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::{
+    client::{Fault, within},
+    follow::Backoff,
+};
+
+/// For one question.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 const DEFAULT_NAMESPACE: &str = "mimeo-system";
@@ -28,23 +40,24 @@ pub struct Identity {
     pub namespace: String,
     /// Name of this replica, fit to be part of an object's name.
     pub replica: String,
-}
-
-/// Why the process doesn't know who it is.
-#[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
-    /// The API server couldn't be asked.
-    #[error("failed to ask the API server who this is")]
-    Review(#[source] Box<kube::Error>),
-    /// The API server's answer names nobody.
-    #[error("the API server's answer names no user")]
-    Nobody,
+    /// Uid of the namespace `kube-system`, which stands for the cluster.
+    pub cluster: String,
 }
 
 impl IdentityArgs {
-    /// Asks the API server for the user, and takes the rest from the flags and the surroundings.
-    pub async fn resolve(&self, client: Client) -> Result<Identity, IdentityError> {
-        Ok(Identity { username: username(client).await?, namespace: self.namespace(), replica: self.replica() })
+    /// Asks the API server for user and cluster until it answers, and takes the rest from the flags and the surroundings.
+    pub async fn resolve(&self, client: &Client) -> Identity {
+        let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
+        loop {
+            match within(DEADLINE, ask(client)).await {
+                Ok(Some((username, cluster))) => {
+                    return Identity { username, namespace: self.namespace(), replica: self.replica(), cluster };
+                }
+                Ok(None) => warn!("the API server doesn't say who this is, or which cluster, retrying"),
+                Err(error) => warn!(error = %Fault(&error), "the API server can't be asked yet, retrying"),
+            }
+            sleep(backoff.pause()).await;
+        }
     }
 
     /// Mimeo's own namespace: the flag, else the Pod's, else `mimeo-system`.
@@ -64,12 +77,14 @@ impl IdentityArgs {
     }
 }
 
-async fn username(client: Client) -> Result<String, IdentityError> {
-    let review = Api::<SelfSubjectReview>::all(client)
-        .create(&PostParams::default(), &SelfSubjectReview::default())
-        .await
-        .map_err(|error| IdentityError::Review(Box::new(error)))?;
-    review.status.and_then(|status| status.user_info).and_then(|user| user.username).ok_or(IdentityError::Nobody)
+/// The user and the cluster.
+async fn ask(client: &Client) -> kube::Result<Option<(String, String)>> {
+    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let username = review.status.and_then(|status| status.user_info?.username);
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let cluster = namespaces.get_metadata("kube-system").await?.metadata.uid;
+    Ok(username.zip(cluster))
 }
 
 fn host() -> String {
@@ -94,7 +109,25 @@ fn object_name(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::testing::{Script, Server};
+
+    #[tokio::test]
+    async fn an_api_server_is_asked_until_it_answers() {
+        let review = |user| Script::json(201, &json!({"metadata": {}, "status": {"userInfo": user}}));
+        let namespace = |metadata| Script::json(200, &json!({"kind": "PartialObjectMetadata", "metadata": metadata}));
+        let me = || review(json!({"username": "me"}));
+        let uid = || namespace(json!({"name": "kube-system", "uid": "u"}));
+        let away = Script::json(503, &json!({"kind": "Status", "code": 503}));
+        let server = Server::start([away, review(json!({})), uid(), me(), uid()]).await;
+        let args = IdentityArgs { namespace: Some("n".into()), replica_name: Some("r".into()) };
+        let found = tokio::time::timeout(Duration::from_secs(20), args.resolve(&server.client())).await;
+        let want = Identity { username: "me".into(), namespace: "n".into(), replica: "r".into(), cluster: "u".into() };
+        assert_eq!(found, Ok(want));
+        assert_eq!(server.requests().len(), 5);
+    }
 
     #[test]
     fn a_replica_name_is_fit_for_an_object() {
