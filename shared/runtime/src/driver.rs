@@ -133,12 +133,20 @@ pub struct Tools {
     pub discovery: Arc<Discovery>,
 }
 
-/// Carries out what the engine wants, for as long as `active` says so (a standby plans along but writes nothing). Runs until
+/// How often a standby's engine forgets what has ended.
+const REST: Duration = Duration::from_mins(1);
+
+/// Carries out what the engine wants, for as long as `active` says so; a standby only takes in what it is told. Runs until
 /// dropped.
 pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<bool>) {
     loop {
-        if active.wait_for(|active| *active).await.is_err() {
-            return;
+        match tokio::time::timeout(REST, active.wait_for(|active| *active)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) => return,
+            Err(_) => {
+                handle.look(Engine::rest);
+                continue;
+            }
         }
         let woken = handle.shared.work.notified();
         let permit = tools.limiter.acquire().await;
@@ -220,7 +228,10 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
     let writer = &tools.writer;
     match errand {
         Errand::Record(gvk) => retry("record kind", || writer.record(&gvk)).await,
-        Errand::Unrecord(kind) => retry("unrecord kind", || writer.unrecord(&kind)).await,
+        Errand::Unrecord(kind) => {
+            let done = retry("unrecord kind", || writer.unrecord(&kind)).await;
+            handle.with(|engine, now| engine.unrecorded(&kind, done, now));
+        }
         Errand::RecordCrd(uid) => retry("record CRD", || writer.record_crd(&uid)).await,
         Errand::ConfirmRule(id) => {
             let read = writer.read_rule(&id).await;
@@ -245,10 +256,13 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
 }
 
 /// Until it works: what these record must be recorded, and costs nothing while it can't be.
-async fn retry<F: Future<Output = Answer<()>>>(what: &str, mut attempt: impl FnMut() -> F) {
+async fn retry<T, F: Future<Output = Answer<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
     let mut pause = Duration::from_millis(250);
-    while let Err(error) = attempt().await {
-        warn!(%error, "cannot {what}");
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => warn!(%error, "cannot {what}"),
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(30));
     }

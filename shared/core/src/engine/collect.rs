@@ -31,6 +31,8 @@ pub(super) struct Gone {
     until: Tick,
 }
 
+/// How long after a kind's note couldn't be removed that is tried again.
+const UNRECORD_AGAIN: Duration = Duration::from_mins(1);
 /// Longer than any write may take to show.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
@@ -511,16 +513,18 @@ impl Engine {
         if !self.rules_listed || self.settings.role == Role::Injector {
             return;
         }
-        let mut named: BTreeMap<KindId, usize> = BTreeMap::new();
+        let mut named: BTreeSet<KindId> = BTreeSet::new();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         for cell in self.namespaces.values().flat_map(|namespace| &namespace.cells) {
             if cell.want.is_none() && matches!(cell.phase, Phase::InFlight(_)) {
                 // A copy may come of it yet, of a rule that is gone. Its answer calls here again.
                 return;
             }
-            let Some(seen) = cell.ours() else { continue };
-            *named.entry(cell.kind).or_default() += 1;
-            owners.extend(seen.rule.clone());
+            // Whoever lists the kind before its note goes finds what isn't ours, too, if it carries our label.
+            if cell.seen().is_some_and(|seen| seen.labelled || seen.ours()) {
+                named.insert(cell.kind);
+            }
+            owners.extend(cell.ours().and_then(|seen| seen.rule.clone()));
         }
         let now = self.now;
         self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
@@ -529,7 +533,7 @@ impl Engine {
         let wanted: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         for (index, kind) in self.kinds.iter_mut().enumerate() {
             let id = KindId(u16::try_from(index).unwrap_or(u16::MAX));
-            let needless = kind.listed && !wanted.contains(&id) && !named.contains_key(&id);
+            let needless = kind.listed && !wanted.contains(&id) && !named.contains(&id);
             if needless && matches!(kind.note, Note::Present { .. }) {
                 kind.note = Note::Removing;
                 self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone()));
@@ -549,6 +553,29 @@ impl Engine {
             // Copies of such a rule are there: whoever confirms their deletion, or brings the rule back, settles it.
             Some(_) => {}
         }
+    }
+
+    /// A kind's note was removed, or a copy was found after all; then it is tried again in a while.
+    pub fn unrecorded(&mut self, kind: &GroupKind, done: bool, now: Tick) {
+        self.at(now);
+        if let Some(id) = self.kind_ids.get(kind).filter(|_| !done) {
+            self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(*id));
+        }
+    }
+
+    /// What keeps one small that may not act yet: time passes, and what has ended is forgotten. Nothing is planned, which would
+    /// only be out of date when it may.
+    pub fn rest(&mut self, now: Tick) {
+        self.at(now);
+        self.fire();
+        let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
+        self.namespaces.retain(|_, namespace| {
+            namespace.cells.retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());
+            owners.extend(namespace.cells.iter().filter_map(|cell| cell.ours()?.rule.clone()));
+            namespace.uid.is_some() || !namespace.cells.is_empty()
+        });
+        self.dirty.retain(|name| self.namespaces.contains_key(name));
+        self.gone.retain(|id, gone| owners.contains(id) || self.now < gone.until);
     }
 
     /// Whether every rule is known to live under the CRD that is served now. One that isn't is read: it may have gone with the

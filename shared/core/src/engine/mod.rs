@@ -751,6 +751,7 @@ impl Engine {
         if cell.vanish(Some(uid), version(meta.resource_version.as_deref())) {
             cell.release();
             self.dirty.insert(namespace);
+            self.work.disturb();
         }
     }
 

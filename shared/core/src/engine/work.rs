@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Engine, Namespace, Role, Served, Settings, Tick, plan::FIGHT};
+use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, plan::FIGHT};
 use crate::{
     cell::{Belief, Cell, Good, Phase, Reference, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
@@ -77,7 +77,7 @@ pub enum Verb {
 pub enum Errand {
     /// Note in the kinds `ConfigMap` that copies of this kind may exist. The `ConfigMap`'s watch tells when it is done.
     Record(GroupVersionKind),
-    /// Remove the note.
+    /// Remove the note, unless there are copies; answer by [`Engine::unrecorded`].
     Unrecord(GroupKind),
     /// Note the uid of the CRD of rules.
     RecordCrd(Box<str>),
@@ -134,6 +134,7 @@ pub(super) enum Timer {
     Sweep(Arc<RuleId>),
     /// The statuses of all rules.
     Rules,
+    Kind(KindId),
     Everything,
 }
 
@@ -225,7 +226,7 @@ impl Engine {
         self.work.timers.first().map(|(due, _)| *due)
     }
 
-    fn fire(&mut self) {
+    pub(super) fn fire(&mut self) {
         while let Some((due, _)) = self.work.timers.first()
             && *due <= self.now
         {
@@ -264,6 +265,13 @@ impl Engine {
             }
             Timer::Rules => self.rules.values_mut().for_each(|state| state.status.touch()),
             Timer::Sweep(id) => self.end_sweep(&id),
+            Timer::Kind(id) => {
+                let note = &mut self.kinds[usize::from(id.0)].note;
+                if *note == Note::Removing {
+                    *note = Note::Present { fresh: false };
+                    self.work.disturb();
+                }
+            }
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mimeo_core::{engine::Role, names};
+use mimeo_core::{
+    engine::{Errand, Role},
+    names,
+};
 
 use super::{
     process::{Topic, What},
@@ -527,4 +530,33 @@ fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_n
     run(&mut world, &[Act::PutSource(0, "v2")]);
     settle(&mut world);
     assert!(!is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("the source is back"));
+}
+
+/// A stranger's object carries our label: where nobody knows whose it is, nobody forgets to look.
+#[test]
+fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutSource(0, "v1"), Act::Foreign(0, 1, true, true), put(0, RuleSpec::of(0, Select::All))]);
+    run(&mut world, &[Act::DeleteRule(0)]);
+    settle(&mut world);
+    let noted = |world: &World| world.server.notes.last().is_some_and(|notes| !notes.kinds.is_empty());
+    assert!(noted(&world), "{}", world.report("an object with our label is there"));
+    run(&mut world, &[Act::DeleteForeign(0)]);
+    settle(&mut world);
+    assert!(!noted(&world), "{}", world.report("nothing is there"));
+}
+
+/// The object came and went between the decision and the list, and no watch says more of it.
+#[test]
+fn a_note_that_could_not_be_removed_is_tried_again() {
+    let (mut world, _) = one_copy();
+    world.act(&Act::DeleteRule(0));
+    while !world.programs[0].flights.iter().any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(_)))) {
+        assert!(world.round(), "{}", world.report("the note is never removed"));
+    }
+    world.act(&Act::Foreign(0, 1, true, true));
+    moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
+    world.act(&Act::DeleteForeign(0));
+    settle(&mut world);
+    assert!(world.server.notes.last().is_some_and(|notes| notes.kinds.is_empty()), "{}", world.report("still noted"));
 }

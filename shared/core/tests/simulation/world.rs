@@ -398,6 +398,9 @@ impl World {
             (Errand::Unmark { namespace, .. }, answer) => {
                 process.engine.unmarked(namespace, matches!(answer, Some(Answer::Unmarked(true))), now);
             }
+            (Errand::Unrecord(kind), Some(answer)) => {
+                process.engine.unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
+            }
             // The program tries these again by itself until they are done.
             (_, None) => process.flights.push(Flight { what: What::Errand(errand), answer: None }),
             (_, Some(_)) => {}
@@ -972,10 +975,11 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
         Errand::Unrecord(kind) => {
             // The program lists first, and leaves the note where something is found.
             let res = Res::of(&kind.group, &kind.kind);
-            if !server.of(res).any(|object| object.labelled()) {
+            let clear = !server.of(res).any(|object| object.labelled());
+            if clear {
                 server.note(|notes| notes.kinds.retain(|noted| noted.group_kind() != *kind));
             }
-            Answer::Noted
+            Answer::Unrecorded(clear)
         }
         Errand::RecordCrd(uid) => {
             server.note(|notes| notes.crd = Some(uid.to_string()));

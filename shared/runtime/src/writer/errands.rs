@@ -153,19 +153,21 @@ impl Writer {
         self.note(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
     }
 
-    /// Takes that note back, unless there is a copy after all, or nothing can be said because the kind isn't served.
-    pub async fn unrecord(&self, kind: &GroupKind) -> Answer<()> {
+    /// Takes that note back. False: there is a copy after all, or nothing can be said because the kind isn't served.
+    pub async fn unrecord(&self, kind: &GroupKind) -> Answer<bool> {
         let key = kind.to_string();
-        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(()) };
-        let Some(gvk) = parse_kinds(&map).0.into_iter().find(|gvk| gvk.group_kind() == *kind) else { return Ok(()) };
+        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(true) };
+        let Some(gvk) = parse_kinds(&map).0.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
+            return Ok(true);
+        };
         let found = Discovery::new(self.client.clone()).find(&gvk).await;
-        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(()) };
+        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(false) };
         if self.has_copies(&resource).await? {
-            return Ok(());
+            return Ok(false);
         }
         // As it was read: a note made since then stays.
         let version = map.metadata.resource_version;
-        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}})).await
+        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}})).await.map(|()| true)
     }
 
     /// Notes the uid of the CRD of rules.
