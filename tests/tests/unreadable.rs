@@ -1,0 +1,93 @@
+//! A rule names a kind that Mimeo isn't granted: that is said, and nobody waits for it. Granted, it works.
+
+use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::{
+    core::v1::{Pod, PodTemplate},
+    rbac::v1::ClusterRole,
+};
+use kube::{Api, Client, api::PostParams};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::{
+    ControlPlane, Pair, create_namespace, eventually,
+    scenario::SOON,
+    traffic::{pod, stubbornly},
+};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let mut pair = Pair::builder().shipped_rights().start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    let template = json!({
+        "apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "base"},
+        "template": {"spec": {"containers": [{"name": "main", "image": "example.com/app:1"}]}},
+    });
+    let templates: Api<PodTemplate> = Api::namespaced(client.clone(), "platform");
+    templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "templates"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "PodTemplate", "namespace": "platform", "name": "base"}],
+            "targets": [{"namespaces": ["team-*"]}], "barrier": "Required",
+        },
+    });
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    rules.create(&PostParams::default(), &serde_json::from_value(rule)?).await?;
+    let found = condition(&client, "SourcesFound", "SourceRefused").await?;
+    ensure!(found.contains("not granted watch on podtemplates"), "{found}");
+    condition(&client, "BarrierActive", "Active").await?;
+
+    // A replica that starts now becomes ready all the same.
+    pair.start_webhook().await?;
+    create_namespace(&client, "team-a", &[]).await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "team-a");
+    let params = PostParams::default();
+    eventually(SOON, "pods denied", || async {
+        match pods.create(&params, &pod("first")).await {
+            Ok(_) => bail!("a pod was admitted"),
+            Err(kube::Error::Api(status)) if status.message.contains("PodTemplate base (Forbidden)") => Ok(Some(())),
+            Err(error) => bail!("{error}"),
+        }
+    })
+    .await?;
+
+    for (name, label, verbs) in [
+        ("templates", "mimeo.dev/aggregate-to-mimeo", json!(["get", "list", "watch", "create", "patch"])),
+        ("templates-delete", "mimeo.dev/aggregate-to-mimeo-reconciler", json!(["delete"])),
+    ] {
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": name, "labels": {label: "true"}},
+            "rules": [{"apiGroups": [""], "resources": ["podtemplates"], "verbs": verbs}],
+        });
+        Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(role)?).await?;
+    }
+    // Nothing aggregates roles where no controller manager runs.
+    for (aggregate, part) in [("mimeo-kinds", "templates"), ("mimeo-kinds-reconciler", "templates-delete")] {
+        let roles: Api<ClusterRole> = Api::all(client.clone());
+        let rules = roles.get(part).await?.rules;
+        let role = ClusterRole { rules, ..roles.get(aggregate).await? };
+        roles.replace(aggregate, &PostParams::default(), &role).await?;
+    }
+    condition(&client, "Ready", "Synced").await?;
+    condition(&client, "SourcesFound", "Found").await?;
+    let second = pod("second");
+    stubbornly(|| pods.create(&params, &second)).await?;
+    Ok(())
+}
+
+/// Waits for a condition's reason; returns its message.
+async fn condition(client: &Client, type_: &str, reason: &str) -> Result<String> {
+    let path = "/apis/mimeo.dev/v1alpha1/clusterreplications/templates";
+    eventually(SOON, format!("{type_} {reason}"), || async {
+        let object: Value = client.request(http::Request::get(path).body(Vec::new())?).await?;
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        match conditions.iter().find(|one| one["type"] == type_ && one["reason"] == reason) {
+            Some(one) => Ok(Some(one["message"].as_str().unwrap_or_default().to_owned())),
+            None => bail!("{conditions:?}"),
+        }
+    })
+    .await
+}
