@@ -117,9 +117,7 @@ impl PairBuilder {
         let balancer = Balancer::start()?;
         let mut pair =
             Pair { builder: self, balancer, webhook_user, reconciler_user, webhooks: Vec::new(), reconciler: None };
-        for _ in 0..pair.builder.webhooks {
-            pair.start_webhook().await?;
-        }
+        pair.start_webhooks(pair.builder.webhooks).await?;
         if pair.builder.reconciler {
             pair.start_reconciler().await?;
         }
@@ -141,6 +139,8 @@ pub struct Pair {
 
 /// One running program.
 pub struct Replica {
+    /// Under which it is known in Leases.
+    pub name: String,
     /// The process.
     pub program: Running,
     ops: u16,
@@ -171,44 +171,54 @@ impl Pair {
 
     /// Starts one more webhook replica and waits until it is ready.
     pub async fn start_webhook(&mut self) -> Result<()> {
+        self.start_webhooks(1).await
+    }
+
+    /// Starts so many more webhook replicas, all at once, and waits until each is ready.
+    pub async fn start_webhooks(&mut self, count: usize) -> Result<()> {
+        let started: Vec<Replica> = (0..count).map(|_| self.launch_webhook()).collect::<Result<_>>()?;
+        for mut replica in started {
+            replica.ready().await?;
+            // Not at the next probe: who started it takes it that requests get there.
+            if let Some(backend) = &replica.backend {
+                backend.ready.store(true, Ordering::Relaxed);
+            }
+            self.webhooks.push(replica);
+        }
+        Ok(())
+    }
+
+    fn launch_webhook(&self) -> Result<Replica> {
         let ports = ports::free(2)?;
         let (listen, ops) = (ports[0], ports[1]);
+        let name = format!("webhook-{listen}");
         let program = self
-            .program("mimeo-webhook", &self.webhook_user, ops)
+            .program("mimeo-webhook", &self.webhook_user, &name, ops)
             .args(["--listen".to_owned(), format!("127.0.0.1:{listen}"), "--url".to_owned(), self.url()])
             .args(["--mimeo-users", self.reconciler_user.name()])
-            .args(["--replica-name".to_owned(), format!("webhook-{listen}")])
             .args(self.builder.webhook_args.clone())
             .start()?;
-        let backend = self.balancer.add(listen, ops);
-        let mut replica = Replica { program, ops, backend: Some(backend) };
-        replica.ready().await?;
-        // Not at the next probe: who started it takes it that requests get there.
-        if let Some(backend) = &replica.backend {
-            backend.ready.store(true, Ordering::Relaxed);
-        }
-        self.webhooks.push(replica);
-        Ok(())
+        Ok(Replica { name, program, ops, backend: Some(self.balancer.add(listen, ops)) })
     }
 
     /// Starts the reconciler and waits until it is ready.
     pub async fn start_reconciler(&mut self) -> Result<()> {
         let ops = ports::free(1)?[0];
-        let program = self
-            .program("mimeo-reconciler", &self.reconciler_user, ops)
-            .args(["--replica-name".to_owned(), format!("reconciler-{ops}")])
-            .args(self.builder.reconciler_args.clone())
-            .start()?;
-        let mut replica = Replica { program, ops, backend: None };
+        let name = format!("reconciler-{ops}");
+        let program = self.program("mimeo-reconciler", &self.reconciler_user, &name, ops);
+        let program = program.args(self.builder.reconciler_args.clone()).start()?;
+        let mut replica = Replica { name, program, ops, backend: None };
         replica.ready().await?;
         self.reconciler = Some(replica);
         Ok(())
     }
 
-    fn program(&self, name: &str, user: &User, ops: u16) -> Program {
-        let program = Program::new(name).env("KUBECONFIG", user.kubeconfig().display().to_string()).args([
+    fn program(&self, binary: &str, user: &User, name: &str, ops: u16) -> Program {
+        let program = Program::new(binary).env("KUBECONFIG", user.kubeconfig().display().to_string()).args([
             "--namespace".to_owned(),
             NAMESPACE.to_owned(),
+            "--replica-name".to_owned(),
+            name.to_owned(),
             "--ops-listen".to_owned(),
             format!("127.0.0.1:{ops}"),
         ]);
