@@ -81,7 +81,7 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
 /// Repeats what is refused for any reason, until it is not. Says also how often it was refused.
 ///
 /// # Errors
-/// The last refusal, after a minute of them.
+/// The last refusal, once [`SOON`] has passed.
 pub async fn stubbornly<T, F: Future<Output = kube::Result<T>>>(mut attempt: impl FnMut() -> F) -> Result<(T, u32)> {
     let until = Instant::now() + SOON;
     let mut refused = 0;

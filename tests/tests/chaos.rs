@@ -10,18 +10,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use mimeo_api::ClusterReplication;
-use mimeo_tests::scenario::{RuleSpec, SOON, Setting, of, relabel, rule, value, version};
+use mimeo_tests::scenario::{RuleSpec, SOON, Setting, of, relabel, rule, value, version, wait_for};
 use mimeo_tests::traffic::stubbornly;
-use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
+use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Replica, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
 const SEED: &str = "MIMEO_CHAOS_SEED";
-const KILLS: usize = 24;
+/// Of the reconciler while it leads, and as many of either program at any moment: mostly, then, of one that has just started.
+const KILLS: usize = 12;
+/// The Lease by which a reconciler leads.
+const LEASE: &str = "mimeo-reconciler";
 /// Most things that people do between two kills, and while a program is down.
 const STRIDE: u64 = 12;
 const DOWN: u64 = 5;
@@ -51,6 +55,7 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
     let mut setting = Setting::start(control_plane, pair).await?;
 
     let client = setting.control_plane.client().await?;
+    let leases = of(&client, NAMESPACE);
     let audit = setting.control_plane.audit_mark().await?;
     let mut people = People::settle(client, Dice(seed)).await?;
     let steps = AtomicUsize::new(0);
@@ -63,12 +68,14 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
         Ok(())
     };
     let killing = async {
-        let done = kill_again_and_again(&mut setting.pair, Dice(!seed), &steps).await;
+        let done = kill_again_and_again(&mut setting.pair, &leases, Dice(!seed), &steps).await;
         over.store(true, Ordering::Relaxed);
         done
     };
-    tokio::try_join!(living, killing)?;
-    eprintln!("{} steps, {KILLS} kills", steps.load(Ordering::Relaxed));
+    let ((), led) = tokio::try_join!(living, killing)?;
+    eprintln!("{} steps, {} kills, {led} of them of a leader", steps.load(Ordering::Relaxed), 2 * KILLS);
+    // A machine that is too busy for the renewal of a Lease may have ended some of them first.
+    assert!(led * 4 >= KILLS * 3, "only {led} of {KILLS} led");
 
     let outcome = people.end_as_the_rules_say().await;
     if outcome.is_err() {
@@ -84,19 +91,36 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
     Ok(())
 }
 
-async fn kill_again_and_again(pair: &mut Pair, mut dice: Dice, steps: &AtomicUsize) -> Result<()> {
-    for _ in 0..KILLS {
-        take(steps, dice.below(STRIDE)).await?;
-        tokio::time::sleep(Duration::from_millis(dice.below(AIM))).await;
-        let reconciler = dice.below(2) == 0;
+/// Returns how many of the killed led.
+async fn kill_again_and_again(
+    pair: &mut Pair,
+    leases: &Api<Lease>,
+    mut dice: Dice,
+    steps: &AtomicUsize,
+) -> Result<usize> {
+    let mut led = 0;
+    for kill in 0..2 * KILLS {
+        let leader = kill.is_multiple_of(2);
+        let reconciler = leader || dice.below(2) == 0;
         let mut victim =
             if reconciler { pair.reconciler.take() } else { pair.webhooks.pop() }.context("nobody runs")?;
+        if leader {
+            wait_for(leases.clone(), LEASE.to_owned(), |lease| leads(lease, &victim)).await?;
+        }
+        take(steps, dice.below(STRIDE)).await?;
+        tokio::time::sleep(Duration::from_millis(dice.below(AIM))).await;
         victim.program.kill()?;
+        // It could not let go: if it led, the Lease still says so.
+        led += usize::from(leads(&leases.get(LEASE).await?, &victim));
         // Or until somebody waits for it: while no webhook runs, no rule is written.
         let _ = tokio::time::timeout(PATIENCE, take(steps, dice.below(DOWN))).await;
         if reconciler { pair.start_reconciler().await? } else { pair.start_webhook().await? }
     }
-    Ok(())
+    Ok(led)
+}
+
+fn leads(lease: &Lease, replica: &Replica) -> bool {
+    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref()) == Some(&replica.name)
 }
 
 /// Waits while people do so many things more.
