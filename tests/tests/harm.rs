@@ -8,11 +8,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
+use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, Stage, apply, delete, merge, of, put, relabel, rule, stranger, uid, value, version, wait_gone,
+    SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, of, put, relabel, rule, stranger, uid, value, version,
+    wait_gone,
 };
 use mimeo_tests::{
-    AuditMark, ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, install_crd, unique,
+    AuditMark, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually, install_crd, unique,
 };
 use serde_json::{Value, json};
 
@@ -172,7 +174,7 @@ async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> 
 }
 
 #[tokio::test]
-async fn what_is_in_a_secret_is_in_no_log_and_no_status() -> Result<()> {
+async fn what_is_in_a_secret_is_in_no_log_no_status_no_metric_and_no_answer() -> Result<()> {
     let scene = STAGE.scene("silent").await?;
     let namespaces = scene.namespaces(3).await?;
     let secret = unique("hunter");
@@ -201,18 +203,27 @@ async fn what_is_in_a_secret_is_in_no_log_and_no_status() -> Result<()> {
     put(&scene.secrets(&namespaces[1]), "registry", &[("token", &format!("{secret}-theirs"))]).await?;
     scene.wait_secret(&namespaces[1], "registry", |copy| value(copy, "token").as_ref() == Some(&secret)).await?;
     let taken = scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
-    // And one that nobody can read to its end.
+    // What people are told: on a pod that goes without a copy, and of reviews that nobody can read to their end.
+    scene.wait_condition(&invalid.name, "BarrierActive", "True", "Active").await?;
+    let args = ["run", "first", "--image=example.com/app:1", "--namespace", &scene.namespace().await?];
+    let mut answers = kubectl(&scene.setting.control_plane, args)?;
+    assert!(answers.contains("Warning:") && answers.contains("invalid"), "{answers}");
     let webhook = stranger(&scene.setting.pair.url())?;
     for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
         let body = format!(r#"{{"request": {{"object": {{"data": {secret:?}, "kind": "{secret}"#);
-        webhook.request_text(Request::post(path).body(body.into_bytes())?).await?;
+        answers += &webhook.request_text(Request::post(path).body(body.into_bytes())?).await?;
     }
+    let pair = &scene.setting.pair;
+    let metrics = pair.webhooks.iter().chain(&pair.reconciler).map(Replica::metrics).collect::<Result<String>>()?;
+    assert!(metrics.contains("mimeo_admission_") && metrics.contains("mimeo_copy_requests"), "{metrics}");
+    let policies: Api<TransformPolicy> = Api::all(scene.client.clone());
+    let policy = policies.get(&scene.tag).await?.status.context("a policy without a status")?;
 
     let encoded = serde_json::to_value(k8s_openapi::ByteString(secret.clone().into_bytes()))?;
     // The last character may carry over into what follows.
     let encoded = encoded.as_str().context("no text")?.trim_end_matches('=').to_owned();
     let encoded = &encoded[..encoded.len() - 1];
-    let told = scene.setting.log() + &serde_json::to_string(&[rejected, taken])?;
+    let told = scene.setting.log() + &metrics + &answers + &json!([rejected, taken, policy]).to_string();
     assert!(told.contains(&scene.tag) && told.contains("TRACE"), "it is told at all");
     let betrayed: Vec<_> = told.lines().filter(|line| line.contains(&secret) || line.contains(encoded)).collect();
     assert!(betrayed.is_empty(), "{betrayed:#?}");

@@ -1,16 +1,17 @@
 //! The rights that the manifests give are enough for everything the two programs do, and the API server denies them nothing.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use anyhow::{Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     core::DynamicObject,
 };
 use mimeo_api::{ClusterReplication, TransformPolicy};
-use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually, scenario::wait_gone};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -19,10 +20,11 @@ const SOON: Duration = Duration::from_secs(30);
 async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     let control_plane = ControlPlane::builder().audit(true).start().await?;
     let mark = control_plane.audit_mark().await?;
-    let mut pair = Pair::builder().webhooks(2).shipped_rights().start(&control_plane).await?;
+    // Losses are collected for a second instead of ten: that long this test waits.
+    let builder = Pair::builder().webhooks(2).shipped_rights().reconciler_args(["--deletion-delay", "1s"]);
+    let mut pair = builder.start(&control_plane).await?;
     let client = control_plane.client().await?;
-    create_namespace(&client, "platform", &[]).await?;
-    create_secret(&client, "platform", "registry", &[("token", "1")]).await?;
+    platform(&client).await?;
     create_namespace(&client, "team-old", &[]).await?;
 
     // A rule with both kinds of source and a policy: discovery, both configurations, statuses, the kinds ConfigMap.
@@ -30,8 +32,12 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     let rule = serde_json::from_value(json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rights"},
         "spec": {
-            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+            "sources": [
+                {"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"},
+                {"apiVersion": "v1", "kind": "ConfigMap", "namespace": "platform", "name": "settings"},
+            ],
             "targets": [{"namespaces": ["team-*"]}], "barrier": "Required",
+            "retentionPolicy": {"sourceGracePeriodSeconds": 0},
         },
     }))?;
     rules.create(&PostParams::default(), &rule).await?;
@@ -68,7 +74,18 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
         Ok(data.get("token").is_some_and(|token| token.0 == b"2").then_some(()))
     })
     .await?;
-    Api::<Namespace>::all(client.clone()).delete("team-newer", &DeleteParams::default()).await?;
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.delete("team-newer", &DeleteParams::default()).await?;
+    copies(&client, &["team-new", "team-old"]).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "platform");
+    maps.delete("settings", &DeleteParams::default()).await?;
+    copies_of::<ConfigMap>(&client, &[]).await?;
+    copies_of::<Secret>(&client, &["team-new", "team-old"]).await?;
+    namespaces.delete("platform", &DeleteParams::default()).await?;
+    copies(&client, &[]).await?;
+    wait_gone(namespaces, "platform").await?;
+    platform(&client).await?;
+    copies(&client, &["team-new", "team-old"]).await?;
     rules.delete("rights", &DeleteParams::default()).await?;
     copies(&client, &[]).await?;
     policies.delete("rights", &DeleteParams::default()).await?;
@@ -99,10 +116,29 @@ async fn condition(client: &Client, plural: &str, condition: &str) -> Result<()>
     .await
 }
 
+/// The sources, in a namespace of theirs.
+async fn platform(client: &Client) -> Result<()> {
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "1")]).await?;
+    let settings = json!({"metadata": {"name": "settings"}, "data": {"proxy": "none"}});
+    let settings: ConfigMap = serde_json::from_value(settings)?;
+    Api::namespaced(client.clone(), "platform").create(&PostParams::default(), &settings).await?;
+    Ok(())
+}
+
+/// Waits until these namespaces and no others have copies of both.
 async fn copies(client: &Client, namespaces: &[&str]) -> Result<()> {
-    let all: Api<Secret> = Api::all(client.clone());
-    eventually(SOON, format!("copies in {namespaces:?}"), || async {
-        let listed = all.list_metadata(&ListParams::default().labels("app.kubernetes.io/managed-by=mimeo")).await?;
+    copies_of::<Secret>(client, namespaces).await?;
+    copies_of::<ConfigMap>(client, namespaces).await
+}
+
+async fn copies_of<K>(client: &Client, namespaces: &[&str]) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let all: Api<K> = Api::all(client.clone());
+    eventually(SOON, format!("copies of a {} in {namespaces:?}", K::kind(&())), || async {
+        let listed = all.list_metadata(&ListParams::default().labels("mimeo.dev/cluster-replication=rights")).await?;
         let mut found: Vec<String> = listed.items.into_iter().filter_map(|copy| copy.metadata.namespace).collect();
         found.sort();
         if found == namespaces { Ok(Some(())) } else { bail!("they are in {found:?}") }

@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use mimeo_api::TransformPolicy;
-use mimeo_tests::scenario::{SOON, Scene, Setting, Stage, create, label, merge, of, rule, wait_for, wait_gone};
+use mimeo_tests::scenario::{SOON, Scene, Setting, Stage, any, create, label, merge, of, rule, wait_for, wait_gone};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
 use serde_json::{Value, json};
 
@@ -223,21 +223,35 @@ async fn the_hooks_stay_registered_and_the_lease_says_what_was_seen() -> Result<
 
 #[tokio::test]
 async fn the_hooks_go_with_the_role_that_owns_them() -> Result<()> {
-    let setting = Setting::start(ControlPlane::builder(), Pair::builder().reconciler(false)).await?;
+    let setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder().reconciler(false)).await?;
     let client = setting.control_plane.client().await?;
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let role = json!({"metadata": {"name": "mimeo-webhook"}, "rules": []});
     roles.create(&PostParams::default(), &serde_json::from_value(role)?).await?;
-    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    for name in ["mimeo", "mimeo-policies"] {
-        mutating.delete(name, &DeleteParams::default()).await?;
-        wait_for(mutating.clone(), name.to_owned(), |config| config.metadata.owner_references.is_some()).await?;
+    let (mutating, validating) = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration");
+    let configurations = [(mutating, "mimeo"), (mutating, "mimeo-policies"), (validating, "mimeo")];
+    let of = |kind| any(&client, "admissionregistration.k8s.io/v1", kind, None);
+    for (kind, name) in configurations {
+        of(kind)?.delete(name, &DeleteParams::default()).await?;
+        wait_for(of(kind)?, name.to_owned(), |config| config.metadata.owner_references.is_some()).await?;
     }
+    let mark = setting.control_plane.audit_mark().await?;
     roles.delete("mimeo-webhook", &DeleteParams::default()).await?;
-    for name in ["mimeo", "mimeo-policies"] {
-        wait_gone(mutating.clone(), name).await?;
+    for (kind, name) in configurations {
+        wait_gone(of(kind)?, name).await?;
     }
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-    assert!(mutating.get_opt("mimeo").await?.is_none(), "put back though Mimeo was removed");
+    // Two looks at the role for each that is gone: the second comes when the first led to nothing.
+    eventually(SOON, "the webhook to have looked for the role in vain", || async {
+        let events = setting.control_plane.audit_since(&mark).await?;
+        let looks = events
+            .iter()
+            .filter(|event| setting.is_ours(event) && (event.resource.as_str(), event.code) == ("clusterroles", 404));
+        let looks = looks.count();
+        if looks >= 2 * configurations.len() { Ok(Some(())) } else { bail!("{looks} times") }
+    })
+    .await?;
+    for (kind, name) in configurations {
+        assert!(of(kind)?.get_opt(name).await?.is_none(), "{kind} {name} put back though Mimeo was removed");
+    }
     Ok(())
 }
