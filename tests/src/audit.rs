@@ -63,6 +63,11 @@ impl AuditEvent {
         let verbs = ["create", "update", "patch", "delete", "deletecollection"];
         verbs.contains(&self.verb.as_str()) && !self.uri.contains("dryRun=All")
     }
+
+    /// Whether it tells of the end of a watch. A watch is told twice; that one was open at a mark is no request after it.
+    pub(crate) fn ends_watch(&self) -> bool {
+        self.verb == "watch" && self.stage == "ResponseComplete"
+    }
 }
 
 #[derive(Deserialize)]
@@ -106,7 +111,7 @@ struct ResponseStatus {
     code: u16,
 }
 
-/// The events of one log from an offset (bytes) on, in the order in which requests were answered.
+/// The events of one log from an offset (bytes) on, in the order in which requests were answered; of a watch, two.
 pub(crate) fn read(log: &Path, api_server: usize, offset: u64) -> Result<Vec<AuditEvent>> {
     let bytes = whole_lines(log, offset)?;
     let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
@@ -115,7 +120,8 @@ pub(crate) fn read(log: &Path, api_server: usize, offset: u64) -> Result<Vec<Aud
         Ok(line)
     });
     let events: Vec<Line> = events.collect::<Result<_>>()?;
-    Ok(events.into_iter().filter(counts).map(|line| event(api_server, line)).collect())
+    let others = events.into_iter().filter(|line| line.user_agent != OWN_USER_AGENT);
+    Ok(others.map(|line| event(api_server, line)).collect())
 }
 
 /// Where the last whole line of a log ends, in bytes.
@@ -141,12 +147,6 @@ fn whole_lines(log: &Path, offset: u64) -> Result<Vec<u8>> {
     // The server may be writing the last one.
     bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1));
     Ok(bytes)
-}
-
-/// A watch is told twice, when it begins and when it ends: only the first counts, so that one that was open at a mark is
-/// no request after it.
-fn counts(line: &Line) -> bool {
-    line.user_agent != OWN_USER_AGENT && (line.verb != "watch" || line.stage != "ResponseComplete")
 }
 
 fn event(api_server: usize, line: Line) -> AuditEvent {

@@ -288,6 +288,20 @@ impl ControlPlane {
     /// # Errors
     /// As [`ControlPlane::audit_mark`].
     pub async fn audit_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
+        let events = self.audit_events(mark).await?;
+        Ok(events.into_iter().filter(|event| !event.ends_watch()).collect())
+    }
+
+    /// The watches that ended between the mark and this call, whenever they had begun.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::audit_mark`].
+    pub async fn watches_ended_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
+        let events = self.audit_events(mark).await?;
+        Ok(events.into_iter().filter(AuditEvent::ends_watch).collect())
+    }
+
+    async fn audit_events(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         self.settle_audit().await?;
         let logs =
             mark.0.iter().enumerate().map(|(index, from)| audit::read(&self.layout.audit_log(index), index, *from));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
@@ -11,7 +12,7 @@ use mimeo_tests::scenario::{
     SOON, Scene, Setting, Stage, annotation, any, apply, condition, delete, kubectl, label, merge, of, put, relabel,
     rule, uid, value, version, wait_for, wait_gone,
 };
-use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
+use mimeo_tests::{AuditEvent, ControlPlane, Pair, create_namespace, eventually, install_crd, unique};
 use serde_json::json;
 
 /// Losses are collected for a second instead of ten: that long these tests wait.
@@ -245,24 +246,7 @@ async fn a_custom_resource_is_copied_once_its_definition_arrives() -> Result<()>
     rule.create(&scene.client).await?;
     scene.wait_condition(&scene.tag, "SourcesFound", "False", "KindNotServed").await?;
 
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("widgets.{group}")},
-        "spec": {
-            "group": group, "scope": "Namespaced",
-            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget"},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
-                    "spec": {"type": "object", "properties": {
-                        "size": {"type": "integer"}, "color": {"type": "string", "default": "red"},
-                    }},
-                    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-                }}},
-            }],
-        },
-    });
-    mimeo_tests::install_crd(&scene.client, &serde_json::from_value(crd)?).await?;
+    install_crd(&scene.client, &widgets(&group)?).await?;
     scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
     let widget = |size: u32| {
         json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home},
@@ -281,6 +265,94 @@ async fn a_custom_resource_is_copied_once_its_definition_arrives() -> Result<()>
     assert_eq!(uid(&repaired), uid(&copy));
     rule.delete(&scene.client).await?;
     wait_gone(copies, "first").await
+}
+
+/// A kind of custom resources.
+fn widgets(group: &str) -> Result<CustomResourceDefinition> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("widgets.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget"},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {
+                        "size": {"type": "integer"}, "color": {"type": "string", "default": "red"},
+                    }},
+                    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                }}},
+            }],
+        },
+    }))?)
+}
+
+#[tokio::test]
+async fn the_watches_of_a_kind_close_with_its_last_rule() -> Result<()> {
+    let scene = STAGE.scene("close").await?;
+    let control_plane = &scene.setting.control_plane;
+    let namespace = scene.namespace().await?;
+    let group = format!("{}.example.com", scene.tag);
+    let api_version = format!("{group}/v1");
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    let widget =
+        json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home}});
+    apply(&scene.client, &widget).await?;
+
+    // How many watches of the kind are open, of the reconciler and of the webhook.
+    let start = control_plane.audit_mark().await?;
+    let open = async || -> Result<[usize; 2]> {
+        let ended = control_plane.watches_ended_since(&start).await?;
+        let begun = control_plane.audit_since(&start).await?;
+        let pair = &scene.setting.pair;
+        Ok([pair.reconciler_user(), pair.webhook_user()].map(|user| {
+            let of_kind = |event: &&AuditEvent| event.user == user.name() && event.group == group && event.code == 200;
+            let begun = begun.iter().filter(|event| event.verb == "watch").filter(of_kind).count();
+            begun - ended.iter().filter(of_kind).count()
+        }))
+    };
+    let [first, second] = ["one", "two"].map(|name| {
+        let rule = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+        rule.source(&api_version, "Widget", &scene.home, "first").named(name)
+    });
+    let copies = any(&scene.client, &api_version, "Widget", Some(&namespace))?;
+    for rule in [&first, &second] {
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    eventually(SOON, "both programs to watch the kind", || async {
+        let open = open().await?;
+        if open.iter().all(|open| *open > 0) { Ok(Some(())) } else { bail!("{open:?}") }
+    })
+    .await?;
+    first.delete(&scene.client).await?;
+    wait_gone(copies.clone(), "one").await?;
+    let left = open().await?;
+    assert!(left.iter().all(|open| *open > 0), "the other rule needs them: {left:?}");
+
+    second.delete(&scene.client).await?;
+    wait_gone(copies, "two").await?;
+    eventually(SOON, "the watches of the kind to be closed", || async {
+        let open = open().await?;
+        if open == [0, 0] { Ok(Some(())) } else { bail!("{open:?}") }
+    })
+    .await?;
+    // Nor are they opened again when the programs have other things to do, with kinds among them.
+    let closed = control_plane.audit_mark().await?;
+    let group = format!("{}-other.example.com", scene.tag);
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let other = scene.rule().secret(&scene.home, "registry");
+    let other = other.source(&format!("{group}/v1"), "Widget", &scene.home, "first");
+    other.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
+    scene.wait_secret(&namespace, "registry", |_| true).await?;
+    let events = control_plane.audit_since(&closed).await?;
+    let again: Vec<_> =
+        events.iter().filter(|event| scene.setting.is_ours(event) && event.uri.contains(&api_version)).collect();
+    assert!(again.is_empty(), "{again:#?}");
+    Ok(())
 }
 
 #[tokio::test]

@@ -458,6 +458,43 @@ async fn another_ca(client: &Client, url: String) -> Result<()> {
 }
 
 #[tokio::test]
+async fn replicas_that_start_at_once_without_a_ca_agree_on_one() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let agreed = agree(&mut setting).await;
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    agreed
+}
+
+async fn agree(setting: &mut Setting) -> Result<()> {
+    let client = setting.control_plane.client().await?;
+    let url = setting.pair.url();
+    // Who is first is a matter of luck, and so is whether the other has looked before.
+    for _ in 0..3 {
+        let secret = unique("new-ca");
+        let mark = setting.control_plane.audit_mark().await?;
+        with_webhooks(&mut setting.pair, 2, &["--tls-secret", &secret]).await?;
+        let trusted = trusted(&client).await?;
+        assert_eq!(trusted.len(), 1, "one CA");
+        let stored = of::<Secret>(&client, NAMESPACE).get(&secret).await?;
+        assert_eq!(value(&stored, "ca.crt").as_deref().map(str::trim), Some(&*trusted[0]));
+        // New connections take the replicas in turn.
+        for _ in 0..4 {
+            handshake(&url, &trusted).await?;
+        }
+        let events = setting.control_plane.audit_since(&mark).await?;
+        let written: Vec<_> = events
+            .iter()
+            .filter(|event| setting.is_ours(event) && event.is_write() && event.resource == "secrets")
+            .filter(|event| event.name == secret)
+            .map(|event| (event.verb.as_str(), event.code))
+            .collect();
+        eprintln!("{secret}: {written:?}");
+        assert_eq!(written.iter().filter(|(_, code)| *code < 300).count(), 1, "{written:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
     let mut setting = PROGRAMS.get().await?;
     let mounted = Mounted::new()?;
