@@ -15,6 +15,9 @@ use crate::{
     slot::SlotId,
 };
 
+/// How long a mark outlasts the budget. Pods that were told to come again until time ran out come a second later, or two.
+const FAREWELL: Duration = Duration::from_secs(5);
+
 /// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
 const SETTLING: Duration = Duration::from_millis(250);
 
@@ -152,7 +155,8 @@ impl Engine {
                         Awaited::Labels => self.now + self.settings.takeover,
                     });
                 }
-                for wait in [self.settings.takeover, self.settings.budget] {
+                let budget = self.settings.budget;
+                for wait in [self.settings.takeover, budget, budget + FAREWELL] {
                     self.work.timer(self.now + wait, Timer::Namespace(name.clone()));
                 }
             }
@@ -213,7 +217,11 @@ impl Engine {
         let progress = self.progress_of(namespace);
         // While a copy is only excused the mark stays for the budget's time, so that pods get their warning.
         let excused = progress.excused.is_empty() || progress.over_budget;
-        progress.settled() && progress.denied.is_empty() && excused
+        // So do those who waited for a copy until time ran out, or were told to come again: for them it stays longer.
+        let stays = self.settings.budget + FAREWELL;
+        let told = namespace.mark.as_ref().is_none_or(|mark| self.now >= mark.since + stays);
+        let waited = progress.waiting.is_empty() || told;
+        progress.settled() && progress.denied.is_empty() && excused && waited
     }
 
     /// Whether a mark's removal is still right when its turn comes. If it isn't, whatever made it wrong plans it anew.

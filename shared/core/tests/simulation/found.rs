@@ -8,7 +8,7 @@ use mimeo_core::{
 };
 
 use super::{
-    process::{Topic, What},
+    process::{Flight, Topic, What},
     server::{Key, Res},
     spec::{Hold, Keep, RuleSpec, Select},
     world::{Act, Fate, Move, World, count_writes},
@@ -292,6 +292,30 @@ fn a_mark_does_not_go_by_what_held_before() {
     settle(&mut world);
     let marked = world.server.of(Res::Namespace).filter(|namespace| namespace.labels().contains_key(names::MARK));
     assert_eq!(marked.count(), 1, "{}", world.report("the one whose removal was under way is gone, the other stays"));
+}
+
+/// Who waited until time ran out comes again after it, and is to be told then which copy is missing.
+#[test]
+fn a_mark_outlasts_the_budget_where_pods_waited() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), put(0, RuleSpec { hold: Hold::BestEffort, ..RuleSpec::of(0, Select::All) })],
+    );
+    world.act(&Act::PutNamespace(2, None));
+    world.act(&Act::Mark(2, true));
+    world.tell(0, &Topic::Namespaces);
+    // The copy's write isn't answered.
+    let under_way = |world: &World| {
+        let errand = |flight: &Flight| matches!(flight.what, What::Errand(Errand::Unmark { .. }));
+        let flights = &world.programs[0].flights;
+        (flights.len(), flights.iter().filter(|flight| errand(flight)).count())
+    };
+    for (seconds, want) in [(3, (1, 0)), (8, (1, 0)), (5, (2, 1))] {
+        moves(&mut world, &[Move::Tick(seconds * 1000)]);
+        assert_eq!(under_way(&world), want, "{}", world.report("the write, and then the mark's removal"));
+    }
+    settle(&mut world);
 }
 
 /// Whether the rule was deleted on purpose is being read anew just when the time of collecting ends.
