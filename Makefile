@@ -19,7 +19,7 @@ test: control-plane ## Run every test, on a real control plane where one is need
 	@.ci/test
 
 golden: ## Rewrite the generated and golden files that tests compare with
-	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked --workspace --lib --tests --exclude mimeo-tests -- golden crds_are_current
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-core --test golden
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --all --check

@@ -1,25 +1,9 @@
-//! The definitions against `manifests/crds/`, which holds them for people and installers, and against the rules that
-//! hold for every field of them.
-
-use std::{env, fs, path::PathBuf};
+//! The definitions against the rules that hold for every field of them. That `manifests/crds/` has them is a test of `shared/core`,
+//! among all that is generated.
 
 use kube::{CustomResourceExt as _, Resource as _};
 use mimeo_api::{ClusterReplication, TransformPolicy, crds, names};
 use serde_json::{Map, Value};
-
-#[test]
-fn crds_are_current() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../manifests/crds");
-    for crd in crds() {
-        let path = folder.join(format!("{}.yaml", crd.spec.names.plural));
-        let text = yaml(serde_json::to_value(&crd).expect("a CRD is plain data"));
-        if env::var_os("MIMEO_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-            fs::write(&path, &text).expect("manifests/crds can be written");
-        }
-        let found = fs::read_to_string(&path).unwrap_or_default();
-        assert!(found == text, "{} is stale: run `make golden`", path.display());
-    }
-}
 
 #[test]
 fn names_are_those_of_the_definitions() {
@@ -67,25 +51,5 @@ fn each_property(check: &mut dyn FnMut(&str, &Map<String, Value>)) {
     for crd in crds() {
         let value = serde_json::to_value(&crd).expect("a CRD is plain data");
         walk(&crd.spec.names.kind, &value["spec"]["versions"][0]["schema"]["openAPIV3Schema"], check);
-    }
-}
-
-fn yaml(mut crd: Value) -> String {
-    whole_numbers(&mut crd);
-    let body = serde_yaml::to_string(&crd).expect("a CRD can be written as YAML");
-    format!("# Generated from shared/api; do not edit (make golden).\n{body}")
-}
-
-/// Writes 60 instead of 60.0: limits are floats in the Rust type of a schema.
-fn whole_numbers(value: &mut Value) {
-    match value {
-        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
-        Value::Object(fields) => fields.values_mut().for_each(whole_numbers),
-        Value::Number(number) => {
-            if let Some(whole) = number.as_f64().and_then(|float| format!("{float}").parse::<i64>().ok()) {
-                *value = whole.into();
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }

@@ -1,12 +1,13 @@
-//! What others read, compared with files in `tests/golden`: reviews and webhook configurations.
+//! What others read, compared with files: reviews and webhook configurations with those in `tests/golden`, definitions and the
+//! installed webhook configurations with those in `manifests`.
 //!
-//! `MIMEO_UPDATE_GOLDEN=1` rewrites the files.
+//! With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files are rewritten instead.
 
 #![allow(clippy::panic)] // It is how a test fails.
 
-use std::{fs, path::PathBuf};
+use std::{env, fs, path::PathBuf};
 
-use mimeo_api::{FailurePolicy, TransformPolicy};
+use mimeo_api::{FailurePolicy, TransformPolicy, crds};
 use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     policy::Policy,
@@ -15,8 +16,13 @@ use mimeo_core::{
 };
 use serde_json::{Value, json};
 
+/// A file of the workspace.
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
+fn golden(name: &str) -> String {
+    format!("shared/core/tests/golden/{name}")
 }
 
 fn read(name: &str) -> String {
@@ -24,13 +30,20 @@ fn read(name: &str) -> String {
 }
 
 #[track_caller]
-fn matches_file(name: &str, value: &Value) {
-    let text = serde_json::to_string_pretty(value).expect("a Value is JSON") + "\n";
-    if std::env::var_os("MIMEO_UPDATE_GOLDEN").is_some() {
+fn matches_text(name: &str, text: &str) {
+    if env::var_os("MIMEO_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
         fs::write(path(name), text).unwrap_or_else(|error| panic!("{name}: {error}"));
-    } else {
-        assert_eq!(read(name), text, "{name} is stale: MIMEO_UPDATE_GOLDEN=1 rewrites it");
     }
+    assert!(read(name) == text, "{name} is stale: run `make golden` and look at the difference");
+}
+
+#[track_caller]
+fn matches_file(name: &str, value: &Value) {
+    matches_text(&golden(name), &(serde_json::to_string_pretty(value).expect("a Value is JSON") + "\n"));
+}
+
+fn yaml(value: &Value) -> String {
+    serde_yaml::to_string(value).expect("a Value can be written as YAML")
 }
 
 fn policy(spec: Value) -> Policy {
@@ -138,9 +151,12 @@ fn answer(body: &str, decide: impl FnOnce(&review::Request) -> Verdict) -> Value
 
 #[test]
 fn reviews() {
-    let body = read("review-create.json");
+    let body = read(&golden("review-create.json"));
     matches_file("review-create-patched.json", &answer(&body, |request| devops().rewrite(request).into()));
-    matches_file("review-update-kept.json", &answer(&read("review-update.json"), |r| devops().rewrite(r).into()));
+    matches_file(
+        "review-update-kept.json",
+        &answer(&read(&golden("review-update.json")), |r| devops().rewrite(r).into()),
+    );
     let cut_off = body.rsplit_once("\"object\"").map_or("", |(before, _)| before);
     matches_file("review-undecodable.json", &answer(cut_off, |_| Verdict::ALLOW));
     let deny = |_: &review::Request| Verdict::Deny {
@@ -150,4 +166,53 @@ fn reviews() {
         retry_after_seconds: Some(1),
     };
     matches_file("review-denied.json", &answer(&body, deny));
+}
+
+const HEADER: &str = "\
+# Generated from shared/core (registration.rs); do not edit (make golden). The webhook writes the same, with its caBundle.
+#
+# namespaces.mimeo.dev fails open: without a webhook namespaces are created, and filled later. The component `strict` says Fail.
+# barrier.mimeo.dev fails closed: it is asked only about pods in namespaces whose copies are missing.
+# rules.mimeo.dev fails closed: what nobody checked isn't stored.
+";
+
+/// They are installed with the rest so that what fails closed does so from the start, and what the webhook writes over them is the
+/// same. The `caBundle` is the webhook's to add, and so are the policies' entries.
+#[test]
+fn installed_webhook_configurations() {
+    let registration = Registration {
+        ca_bundle: None,
+        mimeo_users: vec![
+            "system:serviceaccount:mimeo-system:mimeo-reconciler".into(),
+            "system:serviceaccount:mimeo-system:mimeo-webhook".into(),
+        ],
+        owner: None,
+        ..registration()
+    };
+    let text = format!("{HEADER}{}---\n{}", yaml(&registration.mutating()), yaml(&registration.validating()));
+    matches_text("manifests/kustomize/webhooks.yaml", &text);
+}
+
+#[test]
+fn definitions() {
+    for crd in crds() {
+        let mut value = serde_json::to_value(&crd).expect("a CRD is plain data");
+        whole_numbers(&mut value);
+        let text = format!("# Generated from shared/api; do not edit (make golden).\n{}", yaml(&value));
+        matches_text(&format!("manifests/crds/{}.yaml", crd.spec.names.plural), &text);
+    }
+}
+
+/// Writes 60 instead of 60.0: limits are floats in the Rust type of a schema.
+fn whole_numbers(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
+        Value::Object(fields) => fields.values_mut().for_each(whole_numbers),
+        Value::Number(number) => {
+            if let Some(whole) = number.as_f64().and_then(|float| format!("{float}").parse::<i64>().ok()) {
+                *value = whole.into();
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
