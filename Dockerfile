@@ -2,8 +2,10 @@
 #
 #     docker build -t mimeo:dev .        buildah build -t mimeo:dev .
 #
-# The tag is the toolchain of rust-toolchain.toml, which is left out of the context: rustup would fetch clippy for it.
-FROM rust:1.95.0-slim-bookworm AS build
+# The tag is the toolchain of rust-toolchain.toml, which is left out of the context: rustup would fetch clippy for it. Another
+# image with that toolchain and a C compiler will do: --build-arg BUILDER=...
+ARG BUILDER=rust:1.95.0-slim-bookworm
+FROM ${BUILDER} AS build
 WORKDIR /src
 COPY . .
 # A static C library, so that the image needs none. The target is named, though it is the builder's own, because
