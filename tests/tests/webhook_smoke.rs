@@ -1,12 +1,14 @@
 //! The webhook's parts at work, one after another: what the other scenarios go on from.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{SOON, Scene, Setting, Stage, any, create, label, merge, of, rule, wait_for, wait_gone};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
@@ -218,6 +220,38 @@ async fn the_hooks_stay_registered_and_the_lease_says_what_was_seen() -> Result<
     let metrics = scene.setting.pair.webhooks[0].metrics()?;
     assert!(metrics.contains("mimeo_admission_duration_seconds_count{hook=\"Rules\""), "{metrics}");
     create_secret(&scene.client, &scene.home, "registry", &[]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_others_write_into_the_hooks_is_put_back() -> Result<()> {
+    // Apart from the other scenarios, which need the hooks as they are.
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder().reconciler(false)).await?;
+    let client = setting.control_plane.client().await?;
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let before = mutating.get("mimeo").await?.webhooks.context("no hooks")?;
+    let foreign = json!({
+        "name": "foreign.example.com", "clientConfig": {"url": "https://127.0.0.1:1/"}, "failurePolicy": "Ignore",
+        "sideEffects": "None", "admissionReviewVersions": ["v1"],
+    });
+    let never = json!({"name": "never", "expression": "false"});
+    let selector = json!({"matchLabels": {"no": "pod"}});
+    for edit in [
+        json!([{"op": "add", "path": "/webhooks/1/objectSelector", "value": selector}]),
+        json!([{"op": "add", "path": "/webhooks/0/namespaceSelector", "value": selector}]),
+        json!([{"op": "add", "path": "/webhooks/1/matchConditions/-", "value": never}]),
+        json!([{"op": "add", "path": "/webhooks/-", "value": foreign}]),
+        json!([{"op": "remove", "path": "/webhooks/0"}]),
+    ] {
+        let patch: Patch<()> = Patch::Json(serde_json::from_value(edit.clone())?);
+        mutating.patch("mimeo", &PatchParams::default(), &patch).await?;
+        // A repair may wait some seconds for the one before it.
+        eventually(Duration::from_mins(1), format!("{edit} to be undone"), || async {
+            let hooks = mutating.get("mimeo").await?.webhooks;
+            if hooks.as_ref() == Some(&before) { Ok(Some(())) } else { bail!("{hooks:?}") }
+        })
+        .await?;
+    }
     Ok(())
 }
 

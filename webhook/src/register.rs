@@ -4,11 +4,14 @@
 //! Every replica does so. Equal replicas write the same, which is no write to the server, so they don't disturb each other;
 //! unequal ones, as during an update of Mimeo, give way with a growing pause.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
-use k8s_openapi::api::{
-    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-    rbac::v1::ClusterRole,
+use k8s_openapi::{
+    ByteString,
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        rbac::v1::ClusterRole,
+    },
 };
 use kube::{
     Api, Client, Resource,
@@ -111,6 +114,7 @@ impl Kept {
             name,
             held: publish,
             owned: false,
+            applied: None,
             repaired: None,
             backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
         };
@@ -147,6 +151,8 @@ struct Keeper<K> {
     held: watch::Sender<Option<Arc<Wanted>>>,
     /// Whether it was seen with an owner.
     owned: bool,
+    /// What was written last, or seen to be there: to the letter.
+    applied: Option<Arc<Wanted>>,
     repaired: Option<Instant>,
     backoff: Backoff,
 }
@@ -161,9 +167,10 @@ where
         loop {
             self.owned |= live["metadata"]["ownerReferences"].as_array().is_some_and(|owners| !owners.is_empty());
             let want = wanted.borrow_and_update().clone();
-            let due = want.clone().filter(|want| !holds(&live, want));
+            let due = want.clone().filter(|want| !self.holds(&live, want));
             match due {
                 None => {
+                    self.applied.clone_from(&want);
                     self.held.send_if_modified(|held| {
                         let changed = *held != want;
                         held.clone_from(&want);
@@ -173,7 +180,10 @@ where
                 Some(want) if Instant::now() >= not_before => {
                     not_before = Instant::now() + self.pause(&want);
                     match self.write(&want).await {
-                        Ok(Some(written)) => live = written,
+                        Ok(Some(written)) => {
+                            live = written;
+                            self.applied = Some(want);
+                        }
                         Ok(None) => {}
                         Err(error) => {
                             let error = format!("{error:#}");
@@ -184,7 +194,7 @@ where
                 }
                 Some(_) => {}
             }
-            let retry = want.is_some_and(|want| !holds(&live, &want));
+            let retry = want.is_some_and(|want| !self.holds(&live, &want));
             tokio::select! {
                 seen = follower.next() => live = value(seen),
                 changed = wanted.changed() => if changed.is_err() { return },
@@ -204,6 +214,12 @@ where
         self.backoff.pause()
     }
 
+    /// Whether nothing needs to be written. Certificates that this replica does not ask for may be trusted by others, who have
+    /// yet to see, or have already seen, the next ones; once, when what it asks for changes, it takes them out.
+    fn holds(&self, live: &Value, want: &Arc<Wanted>) -> bool {
+        holds(live, want, if self.applied.as_ref() == Some(want) { Trust::AtLeast } else { Trust::Exactly })
+    }
+
     /// Writes it; none if its owner is gone, and Mimeo with it.
     async fn write(&mut self, want: &Wanted) -> anyhow::Result<Option<Value>> {
         let owner = match self.owner().await? {
@@ -216,9 +232,24 @@ where
         };
         let body = want.clone().owned_by(owner).render();
         let params = PatchParams::apply(MANAGER).force();
-        let written = within(DEADLINE, self.api.patch(self.name, &params, &Patch::Apply(&body))).await?;
+        let mut written =
+            value(Some(within(DEADLINE, self.api.patch(self.name, &params, &Patch::Apply(&body))).await?));
+        if !holds(&written, want, Trust::Exactly) {
+            written = self.replace(&written, &body).await?;
+        }
         info!(name = self.name, kind = %K::kind(&()), "webhook configuration written");
-        Ok(Some(value(Some(written))))
+        Ok(Some(written))
+    }
+
+    /// Takes out what apply leaves to others: entries and conditions that they added.
+    async fn replace(&self, live: &Value, body: &Value) -> anyhow::Result<Value> {
+        let operations = json!([
+            {"op": "test", "path": "/metadata/resourceVersion", "value": live["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/webhooks", "value": body["webhooks"]},
+        ]);
+        let patch = Patch::<K>::Json(serde_json::from_value(operations)?);
+        let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+        Ok(value(Some(within(DEADLINE, self.api.patch(self.name, &params, &patch)).await?)))
     }
 
     async fn owner(&self) -> anyhow::Result<Owner> {
@@ -262,23 +293,72 @@ fn value<K: Serialize>(object: Option<K>) -> Value {
     object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default()
 }
 
-fn holds(live: &Value, wanted: &Wanted) -> bool {
-    !live.is_null() && contains(live, &wanted.render())
+/// Which certificates a `caBundle` may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    Exactly,
+    AtLeast,
 }
 
-/// Whether everything that `part` says is so in `whole`, which may say more. Lists are compared in full.
+/// Whether the cluster holds what is wanted: in its metadata at least, in its entries nothing else.
+fn holds(live: &Value, wanted: &Wanted, trust: Trust) -> bool {
+    let wanted = wanted.render();
+    contains(&live["metadata"], &wanted["metadata"]) && same(&live["webhooks"], &wanted["webhooks"], trust)
+}
+
+/// Whether everything that `part` says is so in `whole`, which may say more.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => part.iter().all(|(key, part)| {
-            let nothing =
-                part.as_array().is_some_and(Vec::is_empty) || part.as_object().is_some_and(serde_json::Map::is_empty);
-            whole.get(key).map_or(nothing, |whole| contains(whole, part))
-        }),
-        (Value::Array(whole), Value::Array(part)) => {
-            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part)))
         }
         _ => whole == part,
     }
+}
+
+/// Whether both say the same. What is empty may be left out.
+fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => {
+            let keys: BTreeSet<&String> = live.keys().chain(wanted.keys()).collect();
+            keys.into_iter().all(|key| match (live.get(key), wanted.get(key)) {
+                // Where Mimeo knows no CA, others may.
+                (_, None) if key == "caBundle" => true,
+                (Some(live), Some(wanted)) if key == "caBundle" => trusts(live, wanted, trust),
+                (live, wanted) => same(live.unwrap_or(&Value::Null), wanted.unwrap_or(&Value::Null), trust),
+            })
+        }
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| same(live, wanted, trust))
+        }
+        _ => live == wanted || is_empty(live) && is_empty(wanted),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
+    match trust {
+        Trust::Exactly => live == wanted,
+        Trust::AtLeast => {
+            certificates(live).zip(certificates(wanted)).is_some_and(|(live, wanted)| wanted.is_subset(&live))
+        }
+    }
+}
+
+/// The certificates of a `caBundle`, each as its text.
+fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
+    let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
+    let text = String::from_utf8(bytes).ok()?;
+    let each = text.split_inclusive("-----END CERTIFICATE-----").map(str::trim);
+    Some(each.filter(|one| !one.is_empty()).map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -286,17 +366,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_server_adds_is_no_difference() {
-        let want = json!({"a": {"b": 1}, "list": [{"name": "x"}], "none": []});
-        for (live, same) in [
-            (json!({"a": {"b": 1, "c": 2}, "list": [{"name": "x", "more": true}], "kind": "K"}), true),
-            (json!({"a": {"b": 2}, "list": [{"name": "x"}]}), false),
-            (json!({"a": {"b": 1}, "list": []}), false),
-            (json!({"a": {"b": 1}, "list": [{"name": "x"}, {"name": "y"}]}), false),
-            (json!({"a": {"b": 1}, "list": [{"name": "x"}], "none": [1]}), false),
+    fn metadata_may_have_more() {
+        let want = json!({"name": "x", "labels": {"a": "b"}});
+        for (live, holds) in [
+            (json!({"name": "x", "labels": {"a": "b", "c": "d"}, "uid": "u"}), true),
+            (json!({"name": "x", "labels": {"a": "c"}}), false),
+            (json!({"name": "x"}), false),
             (Value::Null, false),
         ] {
-            assert_eq!(contains(&live, &want), same, "{live}");
+            assert_eq!(contains(&live, &want), holds, "{live}");
+        }
+    }
+
+    #[test]
+    fn entries_may_not() {
+        let want = json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}, "conditions": []}]);
+        for (live, holds) in [
+            (json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}}]), true),
+            (json!([{"name": "x", "rules": [{"scope": "*"}], "clientConfig": {"caBundle": "QQ=="}}]), false),
+            (json!([{"name": "x", "rules": [{"scope": "*"}], "caBundle": "QQ=="}]), true),
+            (json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {"matchLabels": {"a": "b"}}}]), false),
+            (json!([{"name": "x", "rules": [{"scope": "*"}], "conditions": [{"name": "never"}]}]), false),
+            (json!([{"name": "x", "rules": []}]), false),
+            (json!([{"name": "x", "rules": [{"scope": "*"}]}, {"name": "y"}]), false),
+            (Value::Null, false),
+        ] {
+            assert_eq!(same(&live, &want, Trust::Exactly), holds, "{live}");
+        }
+    }
+
+    #[test]
+    fn certificates_of_others_stay_while_nothing_changes_here() {
+        let pem = |name: &str| format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n");
+        let bundle =
+            |names: &[&str]| json!(ByteString(names.iter().map(|name| pem(name)).collect::<String>().into_bytes()));
+        for (live, want, exactly, at_least) in [
+            (&["a"][..], &["a"][..], true, true),
+            (&["a", "b"], &["a"], false, true),
+            (&["a", "b"], &["b", "a"], false, true),
+            (&["a"], &["a", "b"], false, false),
+            (&[], &["a"], false, false),
+        ] {
+            let (live, want) = (bundle(live), bundle(want));
+            assert_eq!(trusts(&live, &want, Trust::Exactly), exactly, "{live} {want}");
+            assert_eq!(trusts(&live, &want, Trust::AtLeast), at_least, "{live} {want}");
         }
     }
 }

@@ -4,6 +4,8 @@
 //! entry or too many of them can't make the fixed part unwritable. Applying them, and trying an entry before it is
 //! added, is left to the caller.
 //!
+//! Both selectors are spelled out, also where they select everything: what another writes into one is then put back.
+//!
 //! The filters are as narrow as the job: what doesn't match costs the API server no call. Nothing is exempt by a label of
 //! a namespace, since anyone who may create one can set any.
 
@@ -127,6 +129,8 @@ impl Registration {
                 "resources": ["namespaces", "namespaces/status", "namespaces/finalize"],
                 "operations": ["CREATE", "UPDATE"], "scope": "Cluster",
             }],
+            "namespaceSelector": {},
+            "objectSelector": {},
             "matchConditions": conditions,
             "failurePolicy": self.namespaces_failure_policy,
             "sideEffects": "NoneOnDryRun",
@@ -154,6 +158,7 @@ impl Registration {
             "clientConfig": self.client_config(BARRIER_PATH),
             "rules": self.barrier_resources.iter().map(rule).collect::<Vec<_>>(),
             "namespaceSelector": {"matchExpressions": [{"key": MARK, "operator": "Exists"}]},
+            "objectSelector": {},
             "matchConditions": [
                 self.not_exempt("namespace"),
                 {"name": "not-of-the-system", "expression": ordinary},
@@ -177,6 +182,8 @@ impl Registration {
                 "resources": ["clusterreplications", "transformpolicies"],
                 "operations": ["CREATE", "UPDATE"], "scope": "Cluster",
             }],
+            "namespaceSelector": {},
+            "objectSelector": {},
             "failurePolicy": FailurePolicy::Fail,
             "sideEffects": "None",
             "timeoutSeconds": TIMEOUT,
