@@ -76,7 +76,8 @@ pub struct CertificateArgs {
     /// How long a serving certificate is valid (as in 90d, 12h); it is replaced after two thirds of it
     #[arg(long, env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub certificate_validity: Duration,
-    /// How long to wait between the three steps of replacing a CA (as in 1h, 30s)
+    /// How long to wait between the three steps of replacing a CA, and how long a former ca.crt of the folder stays trusted
+    /// (as in 1h, 30s)
     #[arg(long, env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub ca_overlap: Duration,
 }
@@ -91,7 +92,7 @@ impl CertificateArgs {
         names: ServingNames,
     ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
         match &self.cert_dir {
-            Some(folder) => mounted::start(folder.clone()),
+            Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
             None => in_cluster::start(clients, namespace, &self.tls_secret, names, self.lifetimes()),
         }
     }
@@ -476,6 +477,17 @@ impl fmt::Debug for ServingMaterial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServingMaterial").field("not_after", &self.not_after).finish_non_exhaustive()
     }
+}
+
+/// Publishes it, unless it is what was published last.
+fn offer(publish: &watch::Sender<Option<Arc<ServingMaterial>>>, material: ServingMaterial) {
+    publish.send_if_modified(|current| {
+        if current.as_ref().is_some_and(|current| current.is_same(&material)) {
+            return false;
+        }
+        *current = Some(Arc::new(material));
+        true
+    });
 }
 
 /// When a certificate in PEM expires.

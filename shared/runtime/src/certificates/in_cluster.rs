@@ -17,7 +17,7 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
-use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, ServingNames};
+use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
 use crate::{
     client::{Clients, Fault, status, within},
     follow::{Backoff, Follower},
@@ -203,16 +203,6 @@ fn with_bundle(mut secret: Secret, bundle: &Bundle) -> Secret {
     let data: &mut BTreeMap<String, ByteString> = secret.data.get_or_insert_default();
     bundle.write_to(data);
     secret
-}
-
-fn offer(publish: &watch::Sender<Option<Arc<ServingMaterial>>>, material: ServingMaterial) {
-    publish.send_if_modified(|current| {
-        if current.as_ref().is_some_and(|current| current.is_same(&material)) {
-            return false;
-        }
-        *current = Some(Arc::new(material));
-        true
-    });
 }
 
 fn until(time: Timestamp) -> Duration {

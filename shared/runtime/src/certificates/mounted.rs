@@ -2,6 +2,9 @@
 //!
 //! Compares contents on a short period: kubelet swaps a symbolic link two levels above the files, which watching the
 //! files would miss, and what watching the folders would catch depends on the file system.
+//!
+//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA, and some of the present one,
+//! and all share one `caBundle`: so whoever has seen a new CA goes on trusting the former one for a while.
 
 use std::{
     io,
@@ -11,36 +14,66 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tracing::{info, warn};
 
-use super::{ServingMaterial, not_after};
+use super::{ServingMaterial, not_after, offer};
 use crate::tls::{self, TlsError};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// Reads `tls.crt`, `tls.key` and, if it is there, `ca.crt` from the folder, again and again until nobody receives any
-/// more. What can't be used (half written, say) changes nothing and is warned of once.
-pub fn start(folder: PathBuf) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
+/// more. What can't be used (half written, say) changes nothing and is warned of once. A former CA stays in the bundle for
+/// `overlap`.
+pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let mut folder = Folder { path: folder, last: None };
+        let mut trusted = Trusted { overlap, present: None, former: Vec::new() };
+        let mut current = None;
         while !publish.is_closed() {
             match folder.changed().await {
                 Ok(None) => {}
                 Ok(Some(material)) => {
                     info!(folder = %folder.path.display(), not_after = %material.not_after, "certificate loaded");
-                    publish.send_replace(Some(Arc::new(material)));
+                    current = Some(material);
                 }
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
                     warn!(folder = %folder.path.display(), %error, cause, "certificate can't be used, keeping the last one");
                 }
             }
+            if let Some(material) = current.clone() {
+                let ca_bundle = material.ca_bundle.map(|ca| trusted.bundle(&ca, Instant::now()));
+                offer(&publish, ServingMaterial { ca_bundle, ..material });
+            }
             sleep(PERIOD).await;
         }
     });
     receiver
+}
+
+/// The CA in the folder, and those that were there before.
+struct Trusted {
+    overlap: Duration,
+    present: Option<String>,
+    /// Each with the time until which it is trusted.
+    former: Vec<(String, Instant)>,
+}
+
+impl Trusted {
+    /// All that are to be trusted now that the folder has `ca`, which comes first.
+    fn bundle(&mut self, ca: &str, now: Instant) -> String {
+        if let Some(before) = self.present.replace(ca.to_owned()) {
+            self.former.push((before, now + self.overlap));
+        }
+        self.former.retain(|(former, until)| former != ca && *until > now);
+        let former = self.former.iter().map(|(former, _)| former.as_str());
+        std::iter::once(ca).chain(former).collect::<Vec<_>>().join("\n")
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +184,18 @@ mod tests {
         let second = folder.changed().await.expect("usable").expect("new");
         assert!(!second.is_same(&first));
         assert!(second.is_same(&two.material().expect("material")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_former_ca_stays_trusted_for_the_overlap() {
+        let start = Instant::now();
+        let mut trusted = Trusted { overlap: Duration::from_mins(10), present: None, former: Vec::new() };
+        let mut at = |minutes, ca: &str| trusted.bundle(ca, start + Duration::from_mins(minutes));
+        assert_eq!((at(0, "a"), at(1, "a")), ("a".to_owned(), "a".to_owned()));
+        assert_eq!((at(20, "b"), at(21, "b")), ("b\na".to_owned(), "b\na".to_owned()));
+        assert_eq!(at(25, "a"), "a\nb", "changed back");
+        assert_eq!(at(26, "c"), "c\nb\na");
+        assert_eq!((at(35, "c"), at(37, "c")), ("c\na".to_owned(), "c".to_owned()));
     }
 
     #[tokio::test]
