@@ -256,6 +256,54 @@ async fn what_others_write_into_the_hooks_is_put_back() -> Result<()> {
 }
 
 #[tokio::test]
+async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder().reconciler(false)).await?;
+    let client = setting.control_plane.client().await?;
+    let mut config = kube::Config::new(setting.pair.url().parse()?);
+    config.accept_invalid_certs = true;
+    let anybody = kube::Client::try_from(config)?;
+    let zeros = format!("[{}0]", "0,".repeat(3_500_000));
+    let maps = format!("[{}0]", r#"{"":0},"#.repeat(1_000_000));
+    let labels = (0..600_000).map(|number| format!(r#""{number}":"","#)).collect::<Vec<_>>().concat();
+    let objects = [
+        zeros.clone(),
+        format!(r#"{{"metadata":{{}},"data":{zeros}}}"#),
+        format!(r#"{{"metadata":{{"finalizers":{maps}}}}}"#),
+        format!(r#"{{"metadata":{{"labels":{{{labels}"":""}}}}}}"#),
+    ];
+    let review = |object: &String| {
+        format!(
+            r#"{{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{{"uid":"u-1","operation":"CREATE",
+            "kind":{{"version":"v1","kind":"Namespace"}},"resource":{{"version":"v1","resource":"namespaces"}},"object":{object}}}}}"#
+        )
+    };
+    let flood = async {
+        let asked = objects.iter().cycle().take(32).map(|object| async {
+            let request = http::Request::post("/mutate/namespaces?timeout=5s").body(review(object).into_bytes())?;
+            let answer: Value = serde_json::from_str(&anybody.request_text(request).await?)?;
+            anyhow::Ok(answer["response"]["uid"].as_str().map(str::to_owned))
+        });
+        futures::future::join_all(asked).await
+    };
+    let others = async {
+        for number in 0..20 {
+            create_namespace(&client, &format!("ns-{number}"), &[]).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (answers, others) = tokio::join!(flood, others);
+    others?;
+    let told = answers.iter().filter(|answer| matches!(answer, Ok(Some(uid)) if uid == "u-1")).count();
+    assert!(told > 0, "{answers:?}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", setting.pair.webhooks[0].program.id()))?;
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let peak = peak.context("no VmHWM")? >> 10;
+    assert!(peak < 200, "{peak} MiB of the 256 that the manifest allows");
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_hooks_go_with_the_role_that_owns_them() -> Result<()> {
     let setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder().reconciler(false)).await?;
     let client = setting.control_plane.client().await?;

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    body::Bytes,
-    extract::{DefaultBodyLimit, Path, Query, State, rejection::BytesRejection},
+    body::Body,
+    extract::{Path, Query, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::post,
@@ -14,7 +14,7 @@ use kube::Client;
 use mimeo_core::{
     admission::come_again,
     registration::{BARRIER_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH},
-    review::{Request, Undecodable, Verdict, decode, encode},
+    review::{Request, Verdict, encode},
 };
 use mimeo_runtime::{discovery::Discovery, driver::Handle, duration};
 use serde::Deserialize;
@@ -26,6 +26,7 @@ use tracing::warn;
 
 use crate::{
     barrier::{self, Live},
+    body::{Memory, Room, receive},
     metrics::{Hook, Metrics},
     namespaces, objects,
     policies::Policies,
@@ -33,11 +34,10 @@ use crate::{
     turns::Turns,
 };
 
-/// Object and old object travel together, each up to etcd's 1.5 MiB and grown by JSON's escapes; API servers send no more than
-/// this.
-const BODY_LIMIT: usize = 7 << 20;
 /// The API server's own default, should it not say how long it waits.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest that it can be told to.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// What the hooks know and share.
 pub(crate) struct App {
@@ -57,6 +57,8 @@ pub(crate) struct App {
     pub(crate) held: Semaphore,
     /// Reads of namespaces: when each began, and what it showed.
     pub(crate) reads: Turns<Option<(Instant, Live)>>,
+    /// For reviews under way.
+    pub(crate) memory: Memory,
     /// Users who may change the mark.
     pub(crate) mimeo_users: Vec<String>,
 }
@@ -68,7 +70,6 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(BARRIER_PATH, post(barrier_hook))
         .route(&format!("{OBJECTS_PATH}{{policy}}"), post(objects_hook))
         .route(RULES_PATH, post(rules_hook))
-        .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(app)
 }
 
@@ -82,30 +83,27 @@ struct Asked {
 impl Asked {
     /// When the answer must be on its way.
     fn deadline(&self, arrived: Instant) -> Instant {
-        let timeout = self.timeout.as_deref().and_then(|text| duration::parse(text).ok()).unwrap_or(TIMEOUT);
+        let told = self.timeout.as_deref().and_then(|text| duration::parse(text).ok());
+        let timeout = told.map_or(TIMEOUT, |told| told.min(LONGEST));
         let margin = (timeout / 10).max(Duration::from_millis(200));
         arrived + timeout.saturating_sub(margin)
     }
 }
 
 type Shared = State<Arc<App>>;
-/// As far as it could be read.
-type Body = Result<Bytes, BytesRejection>;
 
 async fn namespaces_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
-    let review = match Review::open(&app, Hook::Namespaces, &asked, body) {
-        Ok(review) => review,
-        Err(answer) => return json(answer),
-    };
-    review.answer(namespaces::decide(&app, &review.request, review.deadline)).await
+    match Review::open(&app, Hook::Namespaces, &asked, body).await {
+        Ok(review) => review.answer(namespaces::decide(&app, &review.request, review.deadline)).await,
+        Err(answer) => answer,
+    }
 }
 
 async fn barrier_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
-    let review = match Review::open(&app, Hook::Barrier, &asked, body) {
-        Ok(review) => review,
-        Err(answer) => return json(answer),
-    };
-    review.answer(barrier::decide(&app, &review.request, review.deadline)).await
+    match Review::open(&app, Hook::Barrier, &asked, body).await {
+        Ok(review) => review.answer(barrier::decide(&app, &review.request, review.deadline)).await,
+        Err(answer) => answer,
+    }
 }
 
 async fn objects_hook(
@@ -114,19 +112,17 @@ async fn objects_hook(
     Query(asked): Query<Asked>,
     body: Body,
 ) -> Response {
-    let review = match Review::open(&app, Hook::Objects, &asked, body) {
-        Ok(review) => review,
-        Err(answer) => return json(answer),
-    };
-    review.answer(objects::decide(&app, &policy, &review.request)).await
+    match Review::open(&app, Hook::Objects, &asked, body).await {
+        Ok(review) => review.answer(objects::decide(&app, &policy, &review.request)).await,
+        Err(answer) => answer,
+    }
 }
 
 async fn rules_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
-    let review = match Review::open(&app, Hook::Rules, &asked, body) {
-        Ok(review) => review,
-        Err(answer) => return json(answer),
-    };
-    review.answer(rules::decide(&app, &review.request, review.deadline)).await
+    match Review::open(&app, Hook::Rules, &asked, body).await {
+        Ok(review) => review.answer(rules::decide(&app, &review.request, review.deadline)).await,
+        Err(answer) => answer,
+    }
 }
 
 /// A review under way.
@@ -136,21 +132,25 @@ struct Review<'a> {
     arrived: Instant,
     deadline: Instant,
     request: Request,
+    _room: Room<'a>,
 }
 
 impl<'a> Review<'a> {
-    /// Reads it.
+    /// Reads it, in the time that there is for all of it.
     ///
     /// # Errors
     /// The answer that says why that can't be done.
-    fn open(app: &'a App, hook: Hook, asked: &Asked, body: Body) -> Result<Self, Vec<u8>> {
+    async fn open(app: &'a App, hook: Hook, asked: &Asked, body: Body) -> Result<Self, Response> {
         let arrived = Instant::now();
-        match body.map_err(|rejection| unread(&rejection)).and_then(|body| decode(&body)) {
-            Ok(request) => Ok(Self { app, hook, arrived, deadline: asked.deadline(arrived), request }),
-            Err(undecodable) => {
-                warn!(?hook, error = %undecodable, "undecodable review");
+        let deadline = asked.deadline(arrived);
+        // Its uid isn't known before it is read, for which there is no room.
+        let Some(mut room) = app.memory.room() else { return Err(StatusCode::TOO_MANY_REQUESTS.into_response()) };
+        match receive(body, &mut room, deadline).await {
+            Ok(request) => Ok(Self { app, hook, arrived, deadline, request, _room: room }),
+            Err(unread) => {
+                warn!(?hook, error = %unread.why, "no review");
                 app.metrics.answered(hook, None, arrived.elapsed());
-                Err(undecodable.answer())
+                Err(json(unread.answer()))
             }
         }
     }
@@ -161,15 +161,6 @@ impl<'a> Review<'a> {
         let verdict = timeout_at(self.deadline, decision).await.unwrap_or_else(|_| late());
         self.app.metrics.answered(self.hook, Some(&verdict), self.arrived.elapsed());
         json(encode(&self.request.uid, &verdict))
-    }
-}
-
-/// Why there is no body.
-fn unread(rejection: &BytesRejection) -> Undecodable {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        Undecodable::unread(format!("over {} MiB", BODY_LIMIT >> 20))
-    } else {
-        Undecodable::unread("it broke off")
     }
 }
 
@@ -184,9 +175,14 @@ mod tests {
     #[test]
     fn the_deadline_leaves_a_margin() {
         let now = Instant::now();
-        for (timeout, want) in
-            [(Some("5s"), 4_500), (Some("1s"), 800), (Some("100ms"), 0), (None, 9_000), (Some("x"), 9_000)]
-        {
+        for (timeout, want) in [
+            (Some("5s"), 4_500),
+            (Some("1s"), 800),
+            (Some("100ms"), 0),
+            (None, 9_000),
+            (Some("x"), 9_000),
+            (Some("1h"), 27_000),
+        ] {
             let asked = Asked { timeout: timeout.map(Into::into) };
             assert_eq!(asked.deadline(now) - now, Duration::from_millis(want), "{timeout:?}");
         }

@@ -1,6 +1,7 @@
 //! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
 
 mod barrier;
+mod body;
 mod flags;
 mod hooks;
 mod metrics;
@@ -42,6 +43,7 @@ use tokio::{
 use tracing::info;
 
 use crate::{
+    body::Memory,
     flags::Flags,
     hooks::{App, router},
     metrics::Metrics,
@@ -100,6 +102,7 @@ async fn main() -> anyhow::Result<()> {
         barrier_wait: flags.hooks.barrier_wait,
         held: Semaphore::new(flags.hooks.barrier_max_held),
         reads: Turns::default(),
+        memory: Memory::default(),
         mimeo_users,
     });
     let seen = observe(&clients, &identity, &app, &checks);

@@ -271,7 +271,6 @@ mod tests {
             namespace: None,
             operation,
             username: "ann".into(),
-            groups: vec![],
             object: Some(object),
             old_object: old,
             dry_run: false,

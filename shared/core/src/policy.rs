@@ -251,7 +251,6 @@ mod tests {
             namespace: Some("team".into()),
             operation: if stored.is_some() { Operation::Update } else { Operation::Create },
             username: "tool".into(),
-            groups: vec![],
             object: Some(object),
             old_object: stored,
             dry_run: false,

@@ -1,8 +1,10 @@
 //! Both ends of an admission review: bytes to a [`Request`], a [`Verdict`] to bytes. `admission.k8s.io/v1` only.
 //!
-//! What lies between is the caller's, and so are limits of size and time.
+//! What lies between is the caller's, and so are limits of size and time. But parsed JSON takes up to a hundred times the
+//! memory of its text, and anybody may send some. So of the objects only that is parsed which a hook looks at, and
+//! [`decode`] says beforehand what it comes to.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use json_patch::Patch;
 use k8s_openapi::ByteString;
@@ -10,7 +12,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::kind::GroupVersionKind;
 
@@ -21,6 +23,26 @@ const KIND: &str = "AdmissionReview";
 /// Where the API server cuts one warning off, and where it stops passing them on; in characters.
 const WARNING_LENGTH: usize = 256;
 const WARNINGS_LENGTH: usize = 4096;
+
+/// What is kept of an object. `managedFields`, which grow with it, are not.
+const KEPT: &[&str] = &["apiVersion", "kind", "metadata", "type"];
+/// What is kept of one of Mimeo's own, besides.
+const KEPT_OF_OWN: &[&str] = &["apiVersion", "kind", "metadata", "spec"];
+const KEPT_OF_METADATA: &[&str] = &[
+    "name",
+    "generateName",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "finalizers",
+];
+/// Most memory for what is kept of one object, in bytes: a rule as large as its schema allows takes half of it.
+const KEPT_MEMORY: usize = 4 << 20;
 
 /// What the API server asks about. `Debug` leaves the objects out: they may be Secrets.
 #[derive(Clone, PartialEq)]
@@ -41,9 +63,8 @@ pub struct Request {
     pub operation: Operation,
     /// Who does it.
     pub username: String,
-    /// The groups they are in.
-    pub groups: Vec<String>,
-    /// The object as it will be; `None` on DELETE.
+    /// The object as it will be; `None` on DELETE. Here and in the next: `apiVersion`, `kind`, `type`, of `metadata` all but
+    /// owners and `managedFields`, and `spec` of Mimeo's own kinds.
     pub object: Option<Value>,
     /// The object as it is stored; `None` on CREATE.
     pub old_object: Option<Value>,
@@ -105,34 +126,39 @@ pub enum Operation {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an AdmissionReview of {API_VERSION}: {why}")]
 pub struct Undecodable {
-    /// The review's uid, if that much could be read.
-    pub uid: Option<String>,
     why: String,
 }
 
-impl Undecodable {
-    /// Of a request whose body nobody has.
-    pub fn unread(why: impl Into<String>) -> Self {
-        Self { uid: None, why: why.into() }
-    }
-
-    /// The review that refuses the request and says why. A bare HTTP error would leave it to the failure policy.
-    pub fn answer(&self) -> Vec<u8> {
-        let verdict =
-            Verdict::Deny { code: 400, reason: "BadRequest", message: self.to_string(), retry_after_seconds: None };
-        encode(self.uid.as_deref().unwrap_or_default(), &verdict)
-    }
+/// A review that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoded {
+    /// What it asks.
+    pub request: Request,
+    /// Bytes of memory that the request's objects take at most.
+    pub memory: usize,
 }
 
 /// Reads the body of an admission request.
-pub fn decode(body: &[u8]) -> Result<Request, Undecodable> {
-    let undecodable = |why| Undecodable { uid: find_uid(body), why };
-    let review: Review = serde_json::from_slice(body).map_err(|error| undecodable(place(&error)))?;
-    if (review.api_version.as_str(), review.kind.as_str()) != (API_VERSION, KIND) {
+pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
+    let undecodable = |why| Undecodable { why };
+    let review: Review<'_> = serde_json::from_slice(body).map_err(|error| undecodable(place(&error)))?;
+    if (&*review.api_version, &*review.kind) != (API_VERSION, KIND) {
         return Err(undecodable("another apiVersion or kind".into()));
     }
     let asked = review.request.ok_or_else(|| undecodable("no request in it".into()))?;
-    Ok(Request {
+    let kept = if *asked.kind.group == *mimeo_api::names::GROUP { KEPT_OF_OWN } else { KEPT };
+    let mut memory = 0;
+    let mut keep = |object: Option<&RawValue>| {
+        let Some(object) = object else { return Ok(None) };
+        let object = Object::pick(object, kept).map_err(|error| undecodable(place(&error)))?;
+        memory += object.memory();
+        if object.memory() > KEPT_MEMORY {
+            return Err(undecodable("an object with too many values".into()));
+        }
+        object.parse().map(Some).map_err(|error| undecodable(place(&error)))
+    };
+    let (object, old_object) = (keep(asked.object)?, keep(asked.old_object)?);
+    let request = Request {
         uid: asked.uid,
         kind: GroupVersionKind { group: asked.kind.group, version: asked.kind.version, kind: asked.kind.kind },
         resource: asked.resource,
@@ -141,11 +167,95 @@ pub fn decode(body: &[u8]) -> Result<Request, Undecodable> {
         namespace: asked.namespace,
         operation: asked.operation,
         username: asked.user_info.username,
-        groups: asked.user_info.groups,
-        object: asked.object,
-        old_object: asked.old_object,
+        object,
+        old_object,
         dry_run: asked.dry_run,
-    })
+    };
+    Ok(Decoded { request, memory })
+}
+
+/// The parts of an object that are kept, as text.
+struct Object<'a> {
+    fields: Fields<'a>,
+    metadata: Fields<'a>,
+}
+
+impl<'a> Object<'a> {
+    fn pick(object: &'a RawValue, kept: &'static [&'static str]) -> serde_json::Result<Self> {
+        let pick =
+            |object: &'a RawValue, kept| Pick(kept).deserialize(&mut serde_json::Deserializer::from_str(object.get()));
+        let mut fields = pick(object, kept)?;
+        let metadata = fields.remove("metadata").map(|metadata| pick(metadata, KEPT_OF_METADATA)).transpose()?;
+        Ok(Self { fields, metadata: metadata.unwrap_or_default() })
+    }
+
+    fn memory(&self) -> usize {
+        self.fields.values().chain(self.metadata.values()).map(|text| memory(text.get())).sum()
+    }
+
+    fn parse(&self) -> serde_json::Result<Value> {
+        let parse = |fields: &Fields<'_>| -> serde_json::Result<Map<String, Value>> {
+            fields.iter().map(|(name, text)| Ok(((*name).to_owned(), serde_json::from_str(text.get())?))).collect()
+        };
+        let mut object = parse(&self.fields)?;
+        object.insert("metadata".into(), parse(&self.metadata)?.into());
+        Ok(object.into())
+    }
+}
+
+type Fields<'a> = BTreeMap<&'static str, &'a RawValue>;
+
+/// Takes the fields of these names out of an object, as text.
+struct Pick(&'static [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Pick {
+    type Value = Fields<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Pick {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Fields::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if let Some(name) = self.0.iter().find(|name| **name == key) {
+                fields.insert(name, map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// Bytes that JSON text takes at most once it is a [`Value`]: those of its strings, a node with room for eleven entries for
+/// each map, half empty ones as it grows, and room for twice the items of a list.
+fn memory(json: &str) -> usize {
+    const MAP: usize = 704;
+    const LIST: usize = 160;
+    const MORE: usize = 192;
+    let (mut memory, mut quoted, mut bytes) = (json.len(), false, json.bytes());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            // Outside strings there is none. What it escapes may be a quotation mark.
+            b'\\' => _ = bytes.next(),
+            b'"' => quoted = !quoted,
+            _ if quoted => {}
+            b'{' => memory += MAP,
+            b'[' => memory += LIST,
+            b',' => memory += MORE,
+            _ => {}
+        }
+    }
+    memory
 }
 
 /// What is wrong and where. The parser's own message may quote the text, which may be secret.
@@ -161,15 +271,16 @@ fn place(error: &serde_json::Error) -> String {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Review {
+struct Review<'a> {
     api_version: String,
     kind: String,
-    request: Option<Asked>,
+    #[serde(borrow)]
+    request: Option<Asked<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct Asked<'a> {
     uid: String,
     kind: AskedKind,
     resource: GroupVersionResource,
@@ -182,8 +293,10 @@ struct Asked {
     operation: Operation,
     #[serde(default)]
     user_info: UserInfo,
-    object: Option<Value>,
-    old_object: Option<Value>,
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
+    #[serde(borrow)]
+    old_object: Option<&'a RawValue>,
     #[serde(default)]
     dry_run: bool,
 }
@@ -200,7 +313,6 @@ struct AskedKind {
 #[serde(default)]
 struct UserInfo {
     username: String,
-    groups: Vec<String>,
 }
 
 fn unless_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
@@ -287,6 +399,17 @@ impl Verdict {
     pub const ALLOW: Self = Self::Allow { warnings: Vec::new() };
 }
 
+/// "This is no review."
+pub fn bad_request(message: String) -> Verdict {
+    Verdict::Deny { code: 400, reason: "BadRequest", message, retry_after_seconds: None }
+}
+
+/// The body that answers a review of which only `begun` could be read. A bare HTTP error would leave the request to the failure
+/// policy, without a reason.
+pub fn encode_unread(begun: &[u8], verdict: &Verdict) -> Vec<u8> {
+    encode(&find_uid(begun).unwrap_or_default(), verdict)
+}
+
 /// The body that answers the review `uid`.
 pub fn encode(uid: &str, verdict: &Verdict) -> Vec<u8> {
     let mut response = json!({"uid": uid, "allowed": !matches!(verdict, Verdict::Deny { .. })});
@@ -357,7 +480,10 @@ mod tests {
                 "resource": {"group": "", "version": "v1", "resource": "secrets"}, "subResource": "status",
                 "requestKind": {"group": "", "version": "v1", "kind": "Secret"}, "name": "n", "namespace": "ns",
                 "operation": "UPDATE", "userInfo": {"username": "ann", "groups": ["g"], "extra": {"k": ["v"]}},
-                "object": {"metadata": {"name": "n"}, "data": {"k": "c2VjcmV0"}},
+                "object": {
+                    "metadata": {"name": "n", "managedFields": [{"manager": "m"}]}, "type": "t",
+                    "data": {"k": "c2VjcmV0"}, "spec": {},
+                },
                 "oldObject": {"metadata": {"name": "n"}}, "dryRun": true, "options": {"kind": "UpdateOptions"},
             },
         })
@@ -365,7 +491,7 @@ mod tests {
 
     #[track_caller]
     fn decoded(review: &Value) -> Request {
-        decode(review.to_string().as_bytes()).unwrap()
+        decode(review.to_string().as_bytes()).unwrap().request
     }
 
     fn answered(uid: &str, verdict: &Verdict) -> Value {
@@ -381,8 +507,9 @@ mod tests {
         assert_eq!(request.sub_resource.as_deref(), Some("status"));
         assert_eq!((request.name.as_deref(), request.namespace.as_deref()), (Some("n"), Some("ns")));
         assert_eq!((request.operation, request.dry_run), (Operation::Update, true));
-        assert_eq!((request.username.as_str(), request.groups.as_slice()), ("ann", &["g".to_owned()][..]));
-        assert!(request.object.is_some() && request.old_object.is_some());
+        assert_eq!(request.username, "ann");
+        assert_eq!(request.object, Some(json!({"metadata": {"name": "n"}, "type": "t"})));
+        assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
     }
 
     #[test]
@@ -424,10 +551,12 @@ mod tests {
             (change("/request/operation", json!("c2VjcmV0")), Some("u-1"), "a field is missing"),
             (change("/request/dryRun", json!("c2VjcmV0")), Some("u-1"), "a field is missing"),
             (
-                change("/request/object", serde_json::from_str(&deep(100)).unwrap()).replace(&deep(100), &deep(200)),
+                change("/request/object/metadata/name", json!("DEEP")).replace("\"DEEP\"", &deep(200)),
                 Some("u-1"),
                 "no JSON",
             ),
+            (change("/request/object", json!([])), Some("u-1"), "a field is missing"),
+            (change("/request/object/metadata", json!(7)), Some("u-1"), "a field is missing"),
             (change("/request/uid", json!(7)), None, "a field is missing"),
             (change("/request", Value::Null), None, "no request in it"),
             (String::new(), None, "it ends too early"),
@@ -436,10 +565,10 @@ mod tests {
             ("<html>".into(), None, "no JSON"),
         ] {
             let undecodable = decode(body.as_bytes()).expect_err(&body);
-            assert_eq!(undecodable.uid.as_deref(), uid, "{body}");
             assert!(undecodable.why.starts_with(why), "{body}: {undecodable}");
             assert!(!undecodable.to_string().contains("c2VjcmV0"), "{undecodable}");
-            let answer: Value = serde_json::from_slice(&undecodable.answer()).unwrap();
+            let answer: Value =
+                serde_json::from_slice(&encode_unread(body.as_bytes(), &bad_request(undecodable.to_string()))).unwrap();
             assert_eq!(answer["response"]["uid"], uid.unwrap_or_default());
             assert_eq!(
                 (&answer["response"]["allowed"], &answer["response"]["status"]["code"]),
@@ -450,6 +579,50 @@ mod tests {
 
     fn deep(levels: usize) -> String {
         "[".repeat(levels) + &"]".repeat(levels)
+    }
+
+    /// A review of some 7 MiB with this many values somewhere in its object.
+    fn flood(at: &str) -> String {
+        let mut review = review();
+        let (parent, last) = at.rsplit_once('/').unwrap();
+        review.pointer_mut(&format!("/request/object{parent}")).unwrap()[last] = json!("FLOOD");
+        review.to_string().replace("\"FLOOD\"", &format!("[{}0]", "0,".repeat(3_500_000)))
+    }
+
+    #[test]
+    fn what_no_hook_looks_at_takes_no_memory() {
+        for at in ["/data", "/spec", "/metadata/managedFields"] {
+            let body = flood(at);
+            let Decoded { request, memory } = decode(body.as_bytes()).unwrap();
+            assert!(memory < 10_000 && request.object.unwrap().to_string().len() < 1_000, "{at}: {memory}");
+        }
+    }
+
+    #[test]
+    fn too_many_values_are_refused_before_they_take_memory() {
+        for at in ["/type", "/metadata/labels", "/metadata/finalizers"] {
+            let undecodable = decode(flood(at).as_bytes()).expect_err(at);
+            assert_eq!(undecodable.why, "an object with too many values", "{at}");
+        }
+    }
+
+    #[test]
+    fn the_largest_rule_is_read_whole() {
+        let namespaces: Vec<String> = (0..128).map(|number| format!("{number:0>63}")).collect();
+        let target = json!({"namespaces": namespaces, "exclude": {"namespaces": namespaces}});
+        let spec = json!({"sources": [], "targets": vec![target; 32]});
+        let mut review = review();
+        review["request"]["kind"] = json!({"group": "mimeo.dev", "version": "v1alpha1", "kind": "ClusterReplication"});
+        review["request"]["object"]["spec"] = spec.clone();
+        let Decoded { request, memory } = decode(review.to_string().as_bytes()).unwrap();
+        assert!(request.object.unwrap()["spec"] == spec && memory < KEPT_MEMORY * 2 / 3, "{memory}");
+    }
+
+    #[test]
+    fn memory_counts_what_is_outside_strings() {
+        let quoted = r#""{[,\"{[,\\""#;
+        assert_eq!(memory(quoted), quoted.len());
+        assert!(memory(r#"{"a":{"":0}}"#) > 2 * memory("{}") - 8 && memory("[0,0,0]") > memory("[0]") + 300);
     }
 
     #[test]

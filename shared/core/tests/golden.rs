@@ -12,7 +12,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     registration::{Endpoint, Registration, default_barrier_resources},
-    review::{self, Undecodable, Verdict},
+    review::{self, Verdict},
 };
 use serde_json::{Value, json};
 
@@ -143,8 +143,8 @@ fn webhook_configurations_by_url_and_strict() {
 /// The answer to a review in a file, with its patch in plain sight.
 fn answer(body: &str, decide: impl FnOnce(&review::Request) -> Verdict) -> Value {
     let bytes = match review::decode(body.as_bytes()) {
-        Ok(request) => review::encode(&request.uid, &decide(&request)),
-        Err(undecodable) => Undecodable::answer(&undecodable),
+        Ok(review::Decoded { request, .. }) => review::encode(&request.uid, &decide(&request)),
+        Err(undecodable) => review::encode_unread(body.as_bytes(), &review::bad_request(undecodable.to_string())),
     };
     serde_json::from_slice(&bytes).expect("an answer is JSON")
 }

@@ -1,8 +1,9 @@
 //! The operations server: `/healthz`, `/readyz` and `/metrics` in plain HTTP on a port of their own.
 //!
-//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains.
+//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
+//! connection is for one request and lasts no longer than one may take: whoever asks nothing must not keep probes out.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -12,14 +13,28 @@ use axum::{
     routing::get,
 };
 use clap::Args;
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use prometheus_client::registry::Registry;
-use tokio::{net::TcpListener, sync::watch};
-use tracing::{error, info};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     shutdown::Shutdown,
     telemetry::{METRICS_CONTENT_TYPE, encode_metrics},
 };
+
+/// From the accepted connection to the end of the answer.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// At once; any more wait to be accepted.
+const CONNECTIONS: usize = 64;
+/// How long to wait after the operating system refused to accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Flags of the operations server.
 #[derive(Debug, Clone, Args)]
@@ -85,12 +100,34 @@ pub async fn serve(args: &OpsArgs, readiness: Readiness, registry: Arc<Registry>
     let listener = TcpListener::bind(args.ops_listen).await?;
     let address = listener.local_addr()?;
     info!(%address, "operations server listening");
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router(readiness, registry)).await {
-            error!(%error, "operations server ended");
-        }
-    });
+    tokio::spawn(accept(listener, router(readiness, registry)));
     Ok(address)
+}
+
+async fn accept(listener: TcpListener, router: Router) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => { connections.spawn(connection(stream, router.clone())); }
+                Err(error) => {
+                    warn!(%error, "failed to accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router) {
+    let service = TowerToHyperService::new(router);
+    let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
+    match timeout(CONNECTION_TIMEOUT, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "connection failed"),
+        Err(_) => debug!("connection timed out"),
+    }
 }
 
 fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
@@ -131,6 +168,17 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.expect("it answers");
         answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_asks_nothing_is_closed() {
+        let readiness = Readiness::new(Shutdown::new());
+        let args = OpsArgs { ops_listen: ([127, 0, 0, 1], 0).into() };
+        let address = serve(&args, readiness, Arc::new(crate::telemetry::registry())).await.expect("a free port");
+        let mut silent = TcpStream::connect(address).await.expect("it listens");
+        silent.write_all(b"GET /healthz HTTP/1.1\r\n").await.expect("it reads");
+        let closed = timeout(2 * CONNECTION_TIMEOUT, silent.read(&mut [0; 9])).await.expect("closed");
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     }
 
     #[tokio::test]

@@ -1,11 +1,13 @@
 //! Serves an axum router over TLS: certificates that change while it runs, and an end that loses no request.
 //!
-//! Where certificates come from is the business of [`crate::certificates`]; body limits and deadlines are the router's.
+//! Where certificates come from is the business of [`crate::certificates`]; bodies, from their first byte on, are the router's:
+//! how large they may be, and by when they must be there.
 
 use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
 use axum::Router;
 use clap::Args;
+use hyper::service::{Service, service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -32,9 +34,15 @@ use crate::{certificates::ServingMaterial, duration, shutdown::Shutdown};
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Hyper counts idle time between requests as time to read the next head. This is longer than Go keeps idle
-/// connections (90 s), so that it is the client who closes them, who can't lose a request that way.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(100);
+/// How long a connection may be without a request. Longer than Go keeps such ones (90 s), so that it is the client who closes
+/// them, who can't lose a request that way.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
+/// At once; any more wait to be accepted. An API server has one or two.
+const CONNECTIONS: usize = 128;
+/// What one connection may have sent, in bytes, before the requests it belongs to take it up.
+const WINDOW: u32 = 256 << 10;
+/// The same of a request's head.
+const HEAD: usize = 32 << 10;
 /// An HTTP/2 client that has been silent for this long is pinged,
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// and dropped unless it answers within this.
@@ -136,7 +144,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, 
         tokio::select! {
             () = &mut accepting => break,
             Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
                 Ok((stream, _)) => { connections.spawn(server.clone().connection(stream)); }
                 Err(error) => {
                     warn!(%error, "failed to accept a connection");
@@ -173,11 +181,20 @@ impl Server {
             },
         };
         let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
-        let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router));
-        let mut connection = pin!(connection);
+        let under_way = watch::Sender::new(0);
+        let router = TowerToHyperService::new(self.router);
+        let service = service_fn(|request| {
+            let one = UnderWay::new(&under_way);
+            let answer = router.call(request);
+            async move {
+                let _one = one;
+                answer.await
+            }
+        });
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let result = tokio::select! {
             result = connection.as_mut() => result,
-            () = self.draining.triggered() => {
+            () = ended(&self.draining, &under_way) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -185,6 +202,38 @@ impl Server {
         if let Err(error) = result {
             debug!(error, "connection failed");
         }
+    }
+}
+
+/// A request under way, until dropped.
+struct UnderWay(watch::Sender<usize>);
+
+impl UnderWay {
+    fn new(count: &watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Returns when the connection should be given up: the server ends, or nothing was asked for long. HTTP/2 clients that ask
+/// nothing would otherwise keep theirs by answering pings.
+async fn ended(draining: &Shutdown, under_way: &watch::Sender<usize>) {
+    let mut count = under_way.subscribe();
+    let idle = async {
+        // Neither fails while the sender is there.
+        while count.wait_for(|count| *count == 0).await.is_ok()
+            && timeout(IDLE_TIMEOUT, count.changed()).await.is_ok_and(|changed| changed.is_ok())
+        {}
+    };
+    tokio::select! {
+        () = draining.triggered() => {}
+        () = idle => {}
     }
 }
 
@@ -199,13 +248,16 @@ async fn handshake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsS
 /// By the protocol that was agreed on, instead of guessing it from the first bytes.
 fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_READ_TIMEOUT);
+    // Hyper counts idle time between requests as time to read the next head.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(HEAD);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
-        .max_concurrent_streams(CONCURRENT_STREAMS);
+        .max_concurrent_streams(CONCURRENT_STREAMS)
+        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(WINDOW);
     if http2 { builder.http2_only() } else { builder.http1_only() }
 }
 
@@ -353,6 +405,43 @@ mod tests {
         server.shutdown.trigger();
         timeout(Duration::from_millis(400), server.task).await.expect("it gives up").expect("without a panic");
         running.await.expect("a task").expect_err("cut off");
+    }
+
+    #[tokio::test]
+    async fn connections_are_bounded() {
+        let server = run(DRAIN).await;
+        let trusted = server.publish.borrow().clone().expect("published");
+        let mut silent = Vec::new();
+        for _ in 0..CONNECTIONS {
+            silent.push(TcpStream::connect(server.address).await.expect("it listens"));
+        }
+        let mut one_more = tokio::spawn(connect(server.address, client(&trusted, b"h2")));
+        timeout(Duration::from_millis(300), &mut one_more).await.expect_err("nobody accepts");
+        silent.pop();
+        let connected = timeout(Duration::from_secs(5), one_more).await.expect("accepted").expect("a task");
+        connected.expect("trusted");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_when_nothing_is_asked_for_long() {
+        let (draining, under_way) = (Shutdown::new(), watch::Sender::new(0));
+        let one = UnderWay::new(&under_way);
+        timeout(IDLE_TIMEOUT * 3, ended(&draining, &under_way)).await.expect_err("something is asked");
+        drop(one);
+        timeout(IDLE_TIMEOUT * 2, ended(&draining, &under_way)).await.expect("idle");
+        let asking = async {
+            for _ in 0..5 {
+                sleep(IDLE_TIMEOUT * 3 / 4).await;
+                drop(UnderWay::new(&under_way));
+            }
+        };
+        tokio::select! {
+            () = asking => {}
+            () = ended(&draining, &under_way) => panic!("something was asked now and then"),
+        }
+        let _one = UnderWay::new(&under_way);
+        draining.trigger();
+        timeout(IDLE_TIMEOUT / 100, ended(&draining, &under_way)).await.expect("the server ends");
     }
 
     #[test]
