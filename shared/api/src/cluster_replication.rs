@@ -82,8 +82,9 @@ pub struct ClusterReplicationSpec {
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// What happens when an object that is not a copy of this rule has a copy's name. Fail: it is left alone and
-    /// reported. Default: Fail.
+    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Copies
+    /// of other rules are Mimeo's: of two rules that want the same name one has it and the other reports it, and what a
+    /// rule no longer wants is taken over in place. Default: Fail.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
@@ -334,8 +335,8 @@ pub struct CopyFailure {
     pub namespace: String,
     /// Name of the copy.
     pub name: String,
-    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied or
-    /// Timeout.
+    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied, Timeout
+    /// or ClusterUnreachable.
     pub reason: String,
     /// Why, for people. What the API server said is left out for Secrets.
     #[schemars(length(max = 512))]

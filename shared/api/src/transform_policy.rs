@@ -130,7 +130,7 @@ pub struct TransformPolicyStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the policy: Ready, and only while they are true, Reconciling and Stalled.
+    /// State of the policy: Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

@@ -363,7 +363,7 @@ impl Engine {
         );
         self.touch(&id);
         self.remind_of_grace(&id);
-        self.work.timer(self.now + status::SETTLING, work::Timer::Rule(id));
+        self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id));
         self.everything_dirty();
         self.demand_changed();
     }

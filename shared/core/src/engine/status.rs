@@ -64,7 +64,7 @@ impl Book {
 /// Statuses are written at most this often per rule.
 const PACE: Duration = Duration::from_secs(1);
 /// A configuration change reaches every API server within this time.
-pub(super) const SETTLING: Duration = Duration::from_secs(5);
+pub(super) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const FAILURES: usize = 20;
 
 /// What the cells of one rule come to.
@@ -110,7 +110,7 @@ impl Engine {
             // The first since there were none has just registered the hooks.
             (true, false) => {
                 self.webhooks_since = self.now;
-                self.work.timer(self.now + SETTLING, Timer::Rules);
+                self.work.timer(self.now + HOOKS_KNOWN, Timer::Rules);
             }
             (false, true) => self.rules.values_mut().for_each(|state| state.barrier_proven = false),
             _ => {}
@@ -349,7 +349,7 @@ impl Engine {
         // A replica of before the proof took part in it, one of after it has listed the rule: only one that has seen nothing
         // yet doesn't know it. Versions are no help here, those of statuses written since are among them.
         let least = if state.barrier_proven { 1 } else { state.spec_version };
-        (state.barrier_proven || self.now >= state.spec_seen.max(self.webhooks_since) + SETTLING)
+        (state.barrier_proven || self.now >= state.spec_seen.max(self.webhooks_since) + HOOKS_KNOWN)
             && self.webhooks.seen.iter().all(|seen| *seen >= least)
     }
 
