@@ -1230,6 +1230,46 @@ async fn wait_rewritten(secrets: &Api<Secret>, sent: &Secret) -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_policy_chooses_and_renames_keys_of_data() -> Result<()> {
+    let scene = STAGE.scene("keys").await?;
+    let namespace = scene.namespace().await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "Secret"}],
+                "objectSelector": {"matchLabels": {"scene": scene.tag}},
+            },
+            "transform": {"data": {"exclude": ["*.old"], "rename": {"token": "password"}}},
+        },
+    });
+    apply(&scene.client, &policy).await?;
+    wait_active(&scene.client, &scene.tag).await?;
+    let secrets = scene.secrets(&namespace);
+    let sent = |name: &str| -> Result<Secret> {
+        Ok(serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Secret", "data": {"token": "b25l", "token.old": "eA=="}, "stringData": {"user": "robin"},
+            "metadata": {"name": name, "labels": {"scene": scene.tag}},
+        }))?)
+    };
+    let keys = |secret: &Secret| secret.data.iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>();
+    eventually(SOON, "the policy in force", || async {
+        let name = unique("probe");
+        let created = secrets.create(&PostParams::default(), &sent(&name)?).await?;
+        Ok((keys(&created) == ["password", "user"]).then_some(()))
+    })
+    .await?;
+    secrets.create(&PostParams::default(), &sent("registry")?).await?;
+    // The tool sends what it knows; what was renamed is replaced by what is sent.
+    let replaced = secrets.replace("registry", &PostParams::default(), &sent("registry")?).await?;
+    assert_eq!(
+        (keys(&replaced), value(&replaced, "password").as_deref()),
+        (vec!["password".into(), "user".into()], Some("one"))
+    );
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_webhook_a_policy_fails_or_is_ignored_as_it_says() -> Result<()> {
     let mut setting =
         Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder().reconciler(false)).await?;

@@ -26,6 +26,8 @@ const WARNINGS_LENGTH: usize = 4096;
 
 /// What is kept of an object. `managedFields`, which grow with it, are not.
 const KEPT: &[&str] = &["apiVersion", "kind", "metadata", "type"];
+/// Of these the keys are kept, each with null: more of a Secret than that is nobody's business here.
+const KEYS_KEPT: &[&str] = &["data", "binaryData", "stringData"];
 /// What is kept of one of Mimeo's own, besides.
 const KEPT_OF_OWN: &[&str] = &["apiVersion", "kind", "metadata", "spec"];
 const KEPT_OF_METADATA: &[&str] = &[
@@ -64,7 +66,7 @@ pub struct Request {
     /// Who does it.
     pub username: String,
     /// The object as it will be; `None` on DELETE. Here and in the next: `apiVersion`, `kind`, `type`, of `metadata` all but
-    /// owners and `managedFields`, and `spec` of Mimeo's own kinds.
+    /// owners and `managedFields`, of `data`, `binaryData` and `stringData` the keys, and `spec` of Mimeo's own kinds.
     pub object: Option<Value>,
     /// The object as it is stored; `None` on CREATE.
     pub old_object: Option<Value>,
@@ -178,6 +180,8 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
 struct Object<'a> {
     fields: Fields<'a>,
     metadata: Fields<'a>,
+    /// Maps of which the keys are kept.
+    data: Fields<'a>,
 }
 
 impl<'a> Object<'a> {
@@ -186,11 +190,15 @@ impl<'a> Object<'a> {
             |object: &'a RawValue, kept| Pick(kept).deserialize(&mut serde_json::Deserializer::from_str(object.get()));
         let mut fields = pick(object, kept)?;
         let metadata = fields.remove("metadata").map(|metadata| pick(metadata, KEPT_OF_METADATA)).transpose()?;
-        Ok(Self { fields, metadata: metadata.unwrap_or_default() })
+        // Other kinds may have anything under these names.
+        let mut data = pick(object, KEYS_KEPT)?;
+        data.retain(|_, text| text.get().starts_with('{'));
+        Ok(Self { fields, metadata: metadata.unwrap_or_default(), data })
     }
 
     fn memory(&self) -> usize {
-        self.fields.values().chain(self.metadata.values()).map(|text| memory(text.get())).sum()
+        let parts = self.fields.values().chain(self.metadata.values()).chain(self.data.values());
+        parts.map(|text| memory(text.get())).sum()
     }
 
     fn parse(&self) -> serde_json::Result<Value> {
@@ -199,6 +207,12 @@ impl<'a> Object<'a> {
         };
         let mut object = parse(&self.fields)?;
         object.insert("metadata".into(), parse(&self.metadata)?.into());
+        for (name, text) in &self.data {
+            #[allow(clippy::zero_sized_map_values)] // It is a map in the text.
+            let keys: BTreeMap<String, IgnoredAny> = serde_json::from_str(text.get())?;
+            let keys = keys.into_keys().map(|key| (key, Value::Null)).collect::<Map<String, Value>>();
+            object.insert((*name).to_owned(), keys.into());
+        }
         Ok(object.into())
     }
 }
@@ -508,7 +522,7 @@ mod tests {
         assert_eq!((request.name.as_deref(), request.namespace.as_deref()), (Some("n"), Some("ns")));
         assert_eq!((request.operation, request.dry_run), (Operation::Update, true));
         assert_eq!(request.username, "ann");
-        assert_eq!(request.object, Some(json!({"metadata": {"name": "n"}, "type": "t"})));
+        assert_eq!(request.object, Some(json!({"metadata": {"name": "n"}, "type": "t", "data": {"k": null}})));
         assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
     }
 
