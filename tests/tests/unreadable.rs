@@ -64,13 +64,6 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
         });
         Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(role)?).await?;
     }
-    // Nothing aggregates roles where no controller manager runs.
-    for (aggregate, part) in [("mimeo-kinds", "templates"), ("mimeo-kinds-reconciler", "templates-delete")] {
-        let roles: Api<ClusterRole> = Api::all(client.clone());
-        let rules = roles.get(part).await?.rules;
-        let role = ClusterRole { rules, ..roles.get(aggregate).await? };
-        roles.replace(aggregate, &PostParams::default(), &role).await?;
-    }
     condition(&client, "Ready", "Synced").await?;
     condition(&client, "SourcesFound", "Found").await?;
     let second = pod("second");
