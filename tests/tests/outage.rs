@@ -503,7 +503,7 @@ async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
     let both = [old.pem(), new.pem()];
     mounted.swap(&old_leaf, &both[..1])?;
     let folder = mounted.folder.path().display().to_string();
-    let args = ["--cert-dir", &folder, "--namespaces-failure-policy", "Fail"];
+    let args = ["--cert-dir", &folder, "--ca-overlap", "2s", "--namespaces-failure-policy", "Fail"];
     with_webhooks(&mut setting.pair, 2, &args).await?;
     let scene = setting.scene("mounted").await?;
     required(&scene).await?;

@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
+use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{SOON, Scene, Setting, Stage, any, create, label, merge, of, rule, wait_for, wait_gone};
@@ -97,7 +98,7 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
 }
 
 #[tokio::test]
-async fn labels_that_come_to_match_have_the_copies_written_first() -> Result<()> {
+async fn a_namespace_is_marked_before_its_labels_come_to_match() -> Result<()> {
     let scene = STAGE.scene("label").await?;
     scene.secret("registry", &[("password", "example")]).await?;
     let rule = rule(&named(&scene, "rule")).secret(&scene.home, "registry").to_label("tier", &scene.tag);
@@ -109,8 +110,11 @@ async fn labels_that_come_to_match_have_the_copies_written_first() -> Result<()>
         create_namespace(&scene.client, &name, &[]).await?;
         // Twice: what was known of the first time's copy is no knowledge of the second's.
         for _ in 0..2 {
-            merge(&namespaces, &name, json!({"metadata": {"labels": {"tier": scene.tag}}})).await?;
-            scene.secrets(&name).get("registry").await.context("labelled without its copy")?;
+            let labelled = merge(&namespaces, &name, json!({"metadata": {"labels": {"tier": scene.tag}}})).await?;
+            assert!(labelled.labels().contains_key(MARK), "labelled without a mark: {:?}", labelled.labels());
+            scene.wait_secret(&name, "registry", |_| true).await?;
+            let unmarked = |namespace: &Namespace| !namespace.labels().contains_key(MARK);
+            wait_for(namespaces.clone(), name.clone(), unmarked).await?;
             merge(&namespaces, &name, json!({"metadata": {"labels": {"tier": null}}})).await?;
             scene.secrets(&name).delete("registry", &DeleteParams::default()).await?;
         }

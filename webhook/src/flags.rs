@@ -10,7 +10,7 @@ use mimeo_runtime::{
     certificates::{CertificateArgs, ServingNames},
     client::ClientArgs,
     duration,
-    identity::{Identity, IdentityArgs},
+    identity::IdentityArgs,
     server::OpsArgs,
     telemetry::TelemetryArgs,
     tls::DrainArgs,
@@ -148,12 +148,12 @@ impl HookArgs {
     }
 
     /// The users that Mimeo's programs are to the API server, the same list whichever replica makes it.
-    pub(crate) fn mimeo_users(&self, identity: &Identity) -> Vec<String> {
+    pub(crate) fn mimeo_users(&self, namespace: &str, own: String) -> Vec<String> {
         let mut users = self.mimeo_users.clone();
         if users.is_empty() {
-            users.push(format!("system:serviceaccount:{}:mimeo-reconciler", identity.namespace));
+            users.push(format!("system:serviceaccount:{namespace}:mimeo-reconciler"));
         }
-        users.push(identity.username.clone());
+        users.push(own);
         users.sort_unstable();
         users.dedup();
         users
@@ -188,14 +188,15 @@ mod tests {
 
     #[test]
     fn resources_and_users_are_lists() {
-        let identity =
-            Identity { username: "me".into(), namespace: "ns".into(), replica: "r".into(), cluster: "c".into() };
         let hooks = flags(&["--barrier-resources", "v1/pods,batch/v1/jobs", "--mimeo-users", "b,a"]).hooks;
         let triple = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
         assert_eq!(hooks.barrier_resources().unwrap(), [triple("", "v1", "pods"), triple("batch", "v1", "jobs")]);
-        assert_eq!(hooks.mimeo_users(&identity), ["a", "b", "me"]);
+        assert_eq!(hooks.mimeo_users("ns", "me".into()), ["a", "b", "me"]);
         assert!(flags(&["--barrier-resources", "pods"]).hooks.barrier_resources().is_err());
-        assert_eq!(flags(&[]).hooks.mimeo_users(&identity), ["me", "system:serviceaccount:ns:mimeo-reconciler"]);
+        assert_eq!(
+            flags(&[]).hooks.mimeo_users("ns", "me".into()),
+            ["me", "system:serviceaccount:ns:mimeo-reconciler"]
+        );
         let strict = flags(&["--namespaces-failure-policy", "Fail"]).hooks;
         assert_eq!(strict.namespaces_failure_policy(), FailurePolicy::Fail);
     }

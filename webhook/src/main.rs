@@ -26,7 +26,7 @@ use mimeo_runtime::{
     client::Clients,
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, drive},
-    identity::Identity,
+    identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
     observer::Observer,
@@ -77,13 +77,14 @@ async fn main() -> anyhow::Result<()> {
     let barrier_resources = flags.hooks.barrier_resources()?;
     let listener = TcpListener::bind(flags.endpoint.listen).await.context("failed to listen")?;
     info!(address = %listener.local_addr()?, "listening");
-    let identity = tokio::select! {
-        found = flags.identity.resolve(&clients.requests) => found,
+    let asked = async { (flags.identity.resolve(&clients.requests).await, username(&clients.requests).await) };
+    let (identity, username) = tokio::select! {
+        found = asked => found,
         () = shutdown.triggered() => return Ok(()),
     };
     let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, &*identity.cluster) };
     let handle = Handle::new(Engine::new(settings), counts);
-    let mimeo_users = flags.hooks.mimeo_users(&identity);
+    let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username);
     let registration = Registration {
         endpoint,
         ca_bundle: None,

@@ -64,6 +64,8 @@ pub struct Cell {
     pub listing: u8,
     /// The loss for which its deletion has been decided, by a sweep that stayed under the limit or that a person confirmed.
     pub condemned: Option<Why>,
+    /// What is here can't be changed into what is wanted: it has to go first.
+    pub stuck: bool,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
     pub repaired: u64,
 }
@@ -121,6 +123,8 @@ pub enum Why {
     Superseded,
     /// The rule doesn't match the namespace any more.
     Unmatched,
+    /// What changed can't be changed in an object of this kind: it is made anew.
+    Replaced,
 }
 
 /// Why nothing is to be done.
@@ -185,6 +189,7 @@ impl Cell {
             unseen: 0,
             listing: 0,
             condemned: None,
+            stuck: false,
             repaired: 0,
         }
     }

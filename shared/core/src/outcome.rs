@@ -15,6 +15,8 @@ pub enum Outcome {
     Conflict,
     /// The server refuses this request, and will until something changes.
     Refused(Failure),
+    /// The server refuses to change this object in that way, whoever asks: another one in its place could be so.
+    Immutable(Failure),
     /// The namespace is gone or going; whatever was to be written there no longer matters.
     NamespaceGone,
     /// The server doesn't serve the kind (any more).
@@ -123,6 +125,9 @@ impl Outcome {
             409 => Self::Conflict,
             // An apply that names another object's uid: immutable fields are checked before preconditions.
             422 if names_field(status, "metadata.uid") => Self::Conflict,
+            422 if immutable(status) => {
+                Self::Immutable(Failure { reason: Reason::Invalid, message: told(code, status, secret) })
+            }
             413 => refused(Reason::TooLarge),
             _ if too_large(message) => refused(Reason::TooLarge),
             // Server-side apply answers what doesn't fit the schema with 500, but no retry will make it fit.
@@ -167,6 +172,14 @@ fn too_large(message: &str) -> bool {
 
 fn names_cause(status: &Status, cause: &str) -> bool {
     status.details.iter().flat_map(|d| d.causes.iter().flatten()).any(|c| c.reason.as_deref() == Some(cause))
+}
+
+/// The API server's words for a Secret's type, for immutable Secrets and `ConfigMap`s, and for a role binding's role.
+fn immutable(status: &Status) -> bool {
+    let messages = status.details.iter().flat_map(|d| d.causes.iter().flatten()).filter_map(|c| c.message.as_deref());
+    messages
+        .into_iter()
+        .any(|message| message.contains("field is immutable") || message.contains("cannot change roleRef"))
 }
 
 fn names_field(status: &Status, field: &str) -> bool {
@@ -225,6 +238,11 @@ mod tests {
             (429, serde_json::json!({"message": "admission webhook \"a.b\" denied the request: later"}), "Unavailable"),
             (409, serde_json::json!({"reason": "Conflict"}), "Conflict"),
             (409, serde_json::json!({"reason": "AlreadyExists"}), "Conflict"),
+            (
+                422,
+                serde_json::json!({"details": {"causes": [{"field": "type", "message": "Invalid value: \"a\": field is immutable"}]}}),
+                "Immutable",
+            ),
             (413, serde_json::json!({}), "TooLarge"),
             (422, serde_json::json!({"message": "data: Too long: may not be more than 1048576 bytes"}), "TooLarge"),
             (

@@ -75,7 +75,7 @@ impl CopyRequests {
         let result = match outcome {
             Outcome::Object(_) | Outcome::Absent => "done",
             Outcome::Conflict => "conflict",
-            Outcome::Refused(_) => "refused",
+            Outcome::Refused(_) | Outcome::Immutable(_) => "refused",
             Outcome::NamespaceGone | Outcome::NotServed => "gone",
             Outcome::Unavailable { .. } => "unavailable",
         };

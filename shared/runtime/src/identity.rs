@@ -34,8 +34,6 @@ pub struct IdentityArgs {
 /// Who this process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The user that the API server takes this process for, as it appears in admission reviews.
-    pub username: String,
     /// Where Mimeo's own objects are.
     pub namespace: String,
     /// Name of this replica, fit to be part of an object's name.
@@ -45,19 +43,11 @@ pub struct Identity {
 }
 
 impl IdentityArgs {
-    /// Asks the API server for user and cluster until it answers, and takes the rest from the flags and the surroundings.
+    /// Asks the API server for the cluster until it answers, and takes the rest from the flags and the surroundings.
     pub async fn resolve(&self, client: &Client) -> Identity {
-        let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
-        loop {
-            match within(DEADLINE, ask(client)).await {
-                Ok(Some((username, cluster))) => {
-                    return Identity { username, namespace: self.namespace(), replica: self.replica(), cluster };
-                }
-                Ok(None) => warn!("the API server doesn't say who this is, or which cluster, retrying"),
-                Err(error) => warn!(error = %Fault(&error), "the API server can't be asked yet, retrying"),
-            }
-            sleep(backoff.pause()).await;
-        }
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let cluster = until_answered(async || Ok(namespaces.get_metadata("kube-system").await?.metadata.uid)).await;
+        Identity { namespace: self.namespace(), replica: self.replica(), cluster }
     }
 
     /// Mimeo's own namespace: the flag, else the Pod's, else `mimeo-system`.
@@ -77,14 +67,26 @@ impl IdentityArgs {
     }
 }
 
-/// The user and the cluster.
-async fn ask(client: &Client) -> kube::Result<Option<(String, String)>> {
+/// The user that the API server takes this process for, as it appears in admission reviews; asks until there is an answer.
+pub async fn username(client: &Client) -> String {
     let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
-    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
-    let username = review.status.and_then(|status| status.user_info?.username);
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let cluster = namespaces.get_metadata("kube-system").await?.metadata.uid;
-    Ok(username.zip(cluster))
+    until_answered(async || {
+        let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+        Ok(review.status.and_then(|status| status.user_info?.username))
+    })
+    .await
+}
+
+async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> String {
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
+    loop {
+        match within(DEADLINE, ask()).await {
+            Ok(Some(answer)) => return answer,
+            Ok(None) => warn!("the API server doesn't say who this is, or which cluster, retrying"),
+            Err(error) => warn!(error = %Fault(&error), "the API server can't be asked yet, retrying"),
+        }
+        sleep(backoff.pause()).await;
+    }
 }
 
 fn host() -> String {
@@ -121,11 +123,13 @@ mod tests {
         let me = || review(json!({"username": "me"}));
         let uid = || namespace(json!({"name": "kube-system", "uid": "u"}));
         let away = Script::json(503, &json!({"kind": "Status", "code": 503}));
-        let server = Server::start([away, review(json!({})), uid(), me(), uid()]).await;
+        let server =
+            Server::start([away, review(json!({})), me(), namespace(json!({"name": "kube-system"})), uid()]).await;
+        let (client, deadline) = (server.client(), Duration::from_secs(20));
+        assert_eq!(tokio::time::timeout(deadline, username(&client)).await.as_deref(), Ok("me"));
         let args = IdentityArgs { namespace: Some("n".into()), replica_name: Some("r".into()) };
-        let found = tokio::time::timeout(Duration::from_secs(20), args.resolve(&server.client())).await;
-        let want = Identity { username: "me".into(), namespace: "n".into(), replica: "r".into(), cluster: "u".into() };
-        assert_eq!(found, Ok(want));
+        let found = tokio::time::timeout(deadline, args.resolve(&client)).await;
+        assert_eq!(found, Ok(Identity { namespace: "n".into(), replica: "r".into(), cluster: "u".into() }));
         assert_eq!(server.requests().len(), 5);
     }
 

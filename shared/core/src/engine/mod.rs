@@ -510,6 +510,7 @@ impl Engine {
         for cell in cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))) {
             cell.failure = None;
             cell.condemned = None;
+            cell.stuck = false;
             cell.release();
         }
         self.everything_dirty();
@@ -923,6 +924,7 @@ fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
         cell.good = None;
         cell.failure = None;
         cell.condemned = None;
+        cell.stuck = false;
     }
     cells
 }

@@ -80,6 +80,7 @@ impl Engine {
                 [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
             cell.want = want;
             cell.condemned = None;
+            cell.stuck = false;
             cell.streak = 0;
             cell.failure = None;
             cell.release();
@@ -278,6 +279,9 @@ impl Engine {
             };
         }
         let step = if listed { cell.compare(rendering, slot.reference) } else { Step::Leave(Leave::NotListed) };
+        if let (true, Step::Apply(uid, _), Some(seen)) = (cell.stuck, step, cell.ours()) {
+            return Step::Delete(uid, seen.version, Why::Replaced);
+        }
         let noted = kind.recorded() && !self.crd_unrecorded();
         // Noted while it is being listed, it costs no time.
         if !noted && matches!(step, Step::Create(_) | Step::Apply(..) | Step::Leave(Leave::NotListed)) {

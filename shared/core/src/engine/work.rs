@@ -399,8 +399,9 @@ impl Engine {
             (verb, Outcome::Conflict) => refute(verb, cell),
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // Refused was what isn't wanted any more.
-            (_, Outcome::Refused(_)) if !self.asked_for(ticket, cell) => {}
-            (_, Outcome::Refused(failure)) => {
+            (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, cell) => {}
+            (Verb::Apply(_), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
+            (_, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 let hopeless = matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
                 self.fail(&ticket.namespace, cell, failure);
                 if hopeless {
@@ -424,6 +425,18 @@ impl Engine {
         }
     }
 
+    /// Whether a copy that can't be changed is deleted and made anew: where nothing hangs by the object itself. A workload, a
+    /// volume or a service would go with it.
+    fn replaces(&self, cell: &Cell) -> bool {
+        let GroupKind { group, kind } = &self.kinds[usize::from(cell.kind.0)].group_kind;
+        let harmless = match &**group {
+            "" => matches!(&**kind, "Secret" | "ConfigMap"),
+            "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
+            _ => false,
+        };
+        harmless && self.settings.role == Role::Keeper
+    }
+
     /// Whether a request still says what its cell wants.
     fn asked_for(&self, ticket: &Ticket, cell: &Cell) -> bool {
         let rendering = cell.want.and_then(|id| self.slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
@@ -445,6 +458,7 @@ impl Engine {
             self.synced(&rule);
         }
         cell.belief = Belief::Absent;
+        cell.stuck = false;
         cell.good = None;
         cell.failure = None;
         cell.condemned = None;

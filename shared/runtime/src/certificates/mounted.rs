@@ -32,7 +32,7 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let mut folder = Folder { path: folder, last: None };
-        let mut trusted = Trusted { overlap, present: None, former: Vec::new() };
+        let mut trusted = Trusted { overlap, present: Vec::new(), former: Vec::new() };
         let mut current = None;
         while !publish.is_closed() {
             match folder.changed().await {
@@ -56,10 +56,10 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
     receiver
 }
 
-/// The CA in the folder, and those that were there before.
+/// The CA certificates in the folder, and those that were there before.
 struct Trusted {
     overlap: Duration,
-    present: Option<String>,
+    present: Vec<String>,
     /// Each with the time until which it is trusted.
     former: Vec<(String, Instant)>,
 }
@@ -67,14 +67,18 @@ struct Trusted {
 impl Trusted {
     /// All that are to be trusted now that the folder has `ca`, which comes first.
     fn bundle(&mut self, ca: &str, now: Instant) -> String {
-        if let Some(before) = self.present.replace(ca.to_owned()) {
-            self.former.push((before, now + self.overlap));
-        }
-        self.former.retain(|(former, until)| former != ca && *until > now);
-        let former = self.former.iter().map(|(former, _)| former.as_str());
-        std::iter::once(ca).chain(former).collect::<Vec<_>>().join("\n")
+        let certificates = ca.split_inclusive(END).map(|pem| pem.trim().to_owned()).filter(|pem| pem.ends_with(END));
+        let before = std::mem::replace(&mut self.present, certificates.collect());
+        let present = &self.present;
+        self.former.retain(|(pem, _)| !before.contains(pem));
+        self.former.extend(before.into_iter().map(|pem| (pem, now + self.overlap)));
+        self.former.retain(|(pem, until)| !present.contains(pem) && *until > now);
+        let former = self.former.iter().map(|(pem, _)| pem);
+        present.iter().chain(former).flat_map(|pem| [&**pem, "\n"]).collect()
     }
 }
+
+const END: &str = "-----END CERTIFICATE-----";
 
 #[derive(Debug, thiserror::Error)]
 enum MountedError {
@@ -189,13 +193,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_former_ca_stays_trusted_for_the_overlap() {
         let start = Instant::now();
-        let mut trusted = Trusted { overlap: Duration::from_mins(10), present: None, former: Vec::new() };
-        let mut at = |minutes, ca: &str| trusted.bundle(ca, start + Duration::from_mins(minutes));
+        let mut trusted = Trusted { overlap: Duration::from_mins(10), present: Vec::new(), former: Vec::new() };
+        let mut at = |minutes, names: &str| {
+            let ca: String =
+                names.split_terminator("").filter(|name| !name.is_empty()).flat_map(|name| [name, END, "\n"]).collect();
+            trusted.bundle(&ca, start + Duration::from_mins(minutes)).replace(&format!("{END}\n"), "")
+        };
         assert_eq!((at(0, "a"), at(1, "a")), ("a".to_owned(), "a".to_owned()));
-        assert_eq!((at(20, "b"), at(21, "b")), ("b\na".to_owned(), "b\na".to_owned()));
-        assert_eq!(at(25, "a"), "a\nb", "changed back");
-        assert_eq!(at(26, "c"), "c\nb\na");
-        assert_eq!((at(35, "c"), at(37, "c")), ("c\na".to_owned(), "c".to_owned()));
+        assert_eq!((at(20, "b"), at(21, "b")), ("ba".to_owned(), "ba".to_owned()));
+        assert_eq!(at(25, "a"), "ab", "changed back");
+        assert_eq!(at(26, "c"), "cba");
+        assert_eq!((at(35, "c"), at(37, "c")), ("ca".to_owned(), "c".to_owned()));
+        assert_eq!((at(50, "cd"), at(51, "d"), at(62, "d")), ("cd".to_owned(), "dc".to_owned(), "d".to_owned()));
     }
 
     #[tokio::test]

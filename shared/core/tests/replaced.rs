@@ -1,0 +1,159 @@
+//! Copies that the API server doesn't let be changed into what is wanted.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use mimeo_core::{
+    engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Outcome, Reason},
+    rule::{Rule, SourceRef},
+};
+use serde_json::{Value, from_value, json};
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn uid(number: u32) -> String {
+    format!("00000000-0000-4000-8000-{number:012}")
+}
+
+struct Scene {
+    engine: Engine,
+    source: SourceRef,
+}
+
+/// A rule that copies one object of this kind into namespace `team`, where nothing is yet.
+fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
+    let gvk = GroupVersionKind::parse(api_version, kind).unwrap();
+    let source = json!({"apiVersion": api_version, "kind": kind, "namespace": "home", "name": "x"});
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rule"},
+        "spec": {"sources": [source], "targets": [{"namespaces": ["team"]}]},
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+    let mut engine = Engine::new(Settings::new(role, "cluster"));
+    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rules_listed(&[id].into(), NOW);
+    let mut namespace = json!({"name": "team", "uid": uid(1), "resourceVersion": "5"});
+    if role == Role::Injector {
+        namespace["labels"] = json!({"mimeo.dev/copies": "token"});
+    }
+    engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
+    engine.namespaces_listed(&["team".into()].into(), NOW);
+    engine.claim("team", NOW);
+    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
+    engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: plural.into(), namespaced: true }), NOW);
+    let _ = engine.demand();
+    engine.copies_listing(&gvk.group_kind(), NOW);
+    engine.copies_listed(&gvk.group_kind(), 6, NOW);
+    Scene { engine, source }
+}
+
+impl Scene {
+    fn source_is(&mut self, type_: &str) {
+        let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
+        self.engine.source(&self.source, Some(object), NOW);
+    }
+
+    fn next(&mut self) -> Option<Box<Request>> {
+        loop {
+            match self.engine.next(NOW)? {
+                Action::Request(request) => return Some(request),
+                Action::Errand(Errand::Unmark { .. }) => return None,
+                Action::Errand(_) => {}
+            }
+        }
+    }
+
+    fn written(&mut self, request: &Request, number: u32) {
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
+        let meta = json!({
+            "name": "x", "namespace": "team", "uid": uid(number), "resourceVersion": (10 + number).to_string(),
+            "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster", "mimeo.dev/checksum": checksum,
+            },
+        });
+        self.engine.outcome(&request.ticket, Outcome::Object(Box::new(from_value(meta).unwrap())), NOW);
+    }
+
+    fn refuse(&mut self, request: &Request) {
+        let cause = json!({"field": "type", "message": "Invalid value: \"b\": field is immutable"});
+        let status: Value = json!({"code": 422, "reason": "Invalid", "details": {"causes": [cause]}});
+        let status: Status = from_value(status).unwrap();
+        self.engine.outcome(&request.ticket, Outcome::of_error(422, &status, None, true), NOW);
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
+    for (api_version, kind, plural) in [
+        ("v1", "Secret", "secrets"),
+        ("v1", "ConfigMap", "configmaps"),
+        ("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
+    ] {
+        let mut scene = scene(Role::Keeper, api_version, kind, plural);
+        scene.source_is("a");
+        let create = scene.next().unwrap();
+        assert_eq!(create.ticket.verb, Verb::Create);
+        scene.written(&create, 2);
+        scene.source_is("b");
+        let apply = scene.next().unwrap();
+        assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{kind}: {:?}", apply.ticket.verb);
+        scene.refuse(&apply);
+        let delete = scene.next().unwrap();
+        assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)), "{kind}");
+        scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+        let create = scene.next().unwrap();
+        assert_eq!(create.ticket.verb, Verb::Create, "{kind}");
+        scene.written(&create, 3);
+        assert!(scene.next().is_none(), "{kind}");
+    }
+}
+
+/// The source is again what the copy is: there is nothing to replace.
+#[test]
+fn a_change_that_was_taken_back_replaces_nothing() {
+    let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
+    scene.source_is("a");
+    let create = scene.next().unwrap();
+    scene.written(&create, 2);
+    scene.source_is("b");
+    let apply = scene.next().unwrap();
+    scene.refuse(&apply);
+    scene.source_is("a");
+    let learn = scene.next();
+    assert!(learn.is_none_or(|request| matches!(request.ticket.verb, Verb::Learn(_))));
+}
+
+/// What hangs by the object would go with it.
+#[test]
+fn a_copy_of_another_kind_is_left_and_said_to_be_invalid() {
+    let mut scene = scene(Role::Keeper, "v1", "Service", "services");
+    scene.source_is("a");
+    let create = scene.next().unwrap();
+    scene.written(&create, 2);
+    scene.source_is("b");
+    let apply = scene.next().unwrap();
+    scene.refuse(&apply);
+    assert!(scene.next().is_none());
+    assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == Reason::Invalid));
+}
+
+/// A webhook replica deletes nothing.
+#[test]
+fn a_replica_of_the_webhook_leaves_it_to_the_reconciler() {
+    let mut scene = scene(Role::Injector, "v1", "Secret", "secrets");
+    scene.source_is("a");
+    let create = scene.next().unwrap();
+    scene.written(&create, 2);
+    scene.source_is("b");
+    while let Some(request) = scene.next() {
+        assert!(!matches!(request.ticket.verb, Verb::Delete(..)));
+        scene.refuse(&request);
+    }
+}
