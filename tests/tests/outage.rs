@@ -320,15 +320,30 @@ async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<(
     })
     .await?;
     for tag in [&tag, &waiting_tag] {
-        let rules = Api::<mimeo_api::ClusterReplication>::all(client.clone());
-        wait_for(rules, tag.clone(), |rule| {
-            let status = rule.status.as_ref();
-            let told = status.and_then(|status| condition(status, "BarrierActive"));
-            told.is_some_and(|told| told.status == "False" && told.reason == "WebhookUnavailable")
-        })
-        .await?;
+        barrier_is(&client, tag, "False", "WebhookUnavailable").await?;
     }
-    setting.pair.start_webhook().await
+    // One that starts later than the rules has them in force all the same.
+    setting.pair.start_webhook().await?;
+    for tag in [&tag, &waiting_tag] {
+        barrier_is(&client, tag, "True", "Active").await?;
+    }
+    for tag in [&tag, &waiting_tag] {
+        let next = unique(tag);
+        create_namespace(&client, &next, &[("scene", tag)]).await?;
+        let (pod, _) = create_patiently(&of(&client, &next), &pod("first")).await?;
+        assert!(precedes(&of::<Secret>(&client, &next).get(REGISTRY).await?, &pod)?, "{next}: the copy is late");
+    }
+    Ok(())
+}
+
+async fn barrier_is(client: &Client, rule: &str, status: &str, reason: &str) -> Result<()> {
+    let rules = Api::<mimeo_api::ClusterReplication>::all(client.clone());
+    wait_for(rules, rule.to_owned(), |rule| {
+        let told = rule.status.as_ref().and_then(|status| condition(status, "BarrierActive"));
+        told.is_some_and(|told| (told.status.as_str(), told.reason.as_str()) == (status, reason))
+    })
+    .await?;
+    Ok(())
 }
 
 #[tokio::test]
