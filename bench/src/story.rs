@@ -139,33 +139,40 @@ impl Stage {
         let count = self.namespaces.len();
         let (last, checksum) = self.seen.all(SOURCE, count, "").await?;
         self.compare("fan-out", last - begun, self.floor.apply_create, 1.3);
-        self.per_copy("requests per copy, fan-out", &mark).await?;
+        self.per_copy("requests per copy, fan-out", &mark, 1).await?;
         Ok(checksum)
     }
 
+    /// Three times: the median counts.
     async fn rotation(&mut self, old: &str) -> Result<String> {
         let mark = self.control_plane.audit_mark().await?;
         let before = self.processor_time()?;
-        let begun = Instant::now();
-        self.put_source("2").await?;
-        let (last, checksum) = self.seen.all(SOURCE, self.namespaces.len(), old).await?;
-        self.compare("rotation", last - begun, self.floor.apply_update, 1.3);
+        let (mut took, mut checksum) = (Vec::new(), old.to_owned());
+        for version in ["21", "22", "23"] {
+            let begun = Instant::now();
+            self.put_source(version).await?;
+            let (last, new) = self.seen.all(SOURCE, self.namespaces.len(), &checksum).await?;
+            took.push(last - begun);
+            checksum = new;
+        }
+        took.sort();
+        self.compare("rotation", took[1], self.floor.apply_update, 1.3);
         let after = self.processor_time()?;
         for (index, name) in ["webhook", "reconciler"].into_iter().enumerate() {
-            let spent = after[index].saturating_sub(before[index]);
+            let spent = after[index].saturating_sub(before[index]) / 3;
             let figure = format!("rotation: processor time, {name}");
             let ratio = millis(spent) / millis(self.floor.apply_update);
             self.results.add(&figure, format!("{:.0} ms", millis(spent)), String::new(), ratio, f64::INFINITY);
         }
-        self.per_copy("requests per copy, rotation", &mark).await?;
+        self.per_copy("requests per copy, rotation", &mark, 3).await?;
         Ok(checksum)
     }
 
-    async fn per_copy(&mut self, figure: &str, mark: &mimeo_tests::AuditMark) -> Result<()> {
+    async fn per_copy(&mut self, figure: &str, mark: &mimeo_tests::AuditMark, times: usize) -> Result<()> {
         // The webhook's look at the source, for its warnings, is no copy's.
         let copy = |event: &&AuditEvent| event.resource == "secrets" && event.namespace != SOURCES;
         let requests = self.requests(mark).await?.iter().filter(copy).count();
-        let value = ratio(requests, self.namespaces.len());
+        let value = ratio(requests, times * self.namespaces.len());
         self.results.add(figure, format!("{requests} requests"), String::new(), value, 1.0);
         Ok(())
     }

@@ -558,8 +558,12 @@ impl Engine {
     /// A kind's note was removed, or a copy was found after all; then it is tried again in a while.
     pub fn unrecorded(&mut self, kind: &GroupKind, done: bool, now: Tick) {
         self.at(now);
-        if let Some(id) = self.kind_ids.get(kind).filter(|_| !done) {
-            self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(*id));
+        let Some(id) = self.kind_ids.get(kind).copied().filter(|_| !done) else { return };
+        let note = &mut self.kinds[usize::from(id.0)].note;
+        if *note == Note::Removing {
+            *note = Note::Kept;
+            self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(id));
+            self.everything_dirty();
         }
     }
 

@@ -173,13 +173,20 @@ enum Note {
         /// before the first is written.
         fresh: bool,
     },
-    /// Being removed, and there till then.
+    /// Being removed: copies that are there are told of till then, but none may be written any more.
     Removing,
+    /// It could not be removed, and stays for now.
+    Kept,
 }
 
 impl KindState {
     fn recorded(&self) -> bool {
-        matches!(self.note, Note::Present { .. } | Note::Removing)
+        matches!(self.note, Note::Present { .. } | Note::Removing | Note::Kept)
+    }
+
+    /// Whether copies may be written: should this process end, its successor looks for them.
+    fn noted(&self) -> bool {
+        matches!(self.note, Note::Present { .. } | Note::Kept)
     }
 
     /// Whether every copy of ours that is there has been seen.
@@ -576,7 +583,9 @@ impl Engine {
             let fresh = match kind.note {
                 Note::Adding => self.kinds_known,
                 Note::Present { fresh } => fresh,
-                Note::Absent | Note::Removing => false,
+                Note::Absent => false,
+                // What removes it may be answered yet.
+                Note::Removing | Note::Kept => continue,
             };
             kind.note = Note::Present { fresh };
             self.served.entry(gvk.clone()).or_insert(Served::Unknown);

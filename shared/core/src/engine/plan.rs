@@ -282,7 +282,7 @@ impl Engine {
         if let (true, Step::Apply(uid, _), Some(seen)) = (cell.stuck, step, cell.ours()) {
             return Step::Delete(uid, seen.version, Why::Replaced);
         }
-        let noted = kind.recorded() && !self.crd_unrecorded();
+        let noted = kind.noted() && !self.crd_unrecorded();
         // Noted while it is being listed, it costs no time.
         if !noted && matches!(step, Step::Create(_) | Step::Apply(..) | Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);

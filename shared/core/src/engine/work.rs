@@ -267,7 +267,7 @@ impl Engine {
             Timer::Sweep(id) => self.end_sweep(&id),
             Timer::Kind(id) => {
                 let note = &mut self.kinds[usize::from(id.0)].note;
-                if *note == Note::Removing {
+                if *note == Note::Kept {
                     *note = Note::Present { fresh: false };
                     self.work.disturb();
                 }
