@@ -180,8 +180,9 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
 struct Object<'a> {
     fields: Fields<'a>,
     metadata: Fields<'a>,
-    /// Maps of which the keys are kept.
-    data: Fields<'a>,
+    /// Maps of which the keys are kept, and what these take.
+    data: Map<String, Value>,
+    data_memory: usize,
 }
 
 impl<'a> Object<'a> {
@@ -190,15 +191,25 @@ impl<'a> Object<'a> {
             |object: &'a RawValue, kept| Pick(kept).deserialize(&mut serde_json::Deserializer::from_str(object.get()));
         let mut fields = pick(object, kept)?;
         let metadata = fields.remove("metadata").map(|metadata| pick(metadata, KEPT_OF_METADATA)).transpose()?;
+        let (mut data, mut data_memory) = (Map::new(), 0);
         // Other kinds may have anything under these names.
-        let mut data = pick(object, KEYS_KEPT)?;
-        data.retain(|_, text| text.get().starts_with('{'));
-        Ok(Self { fields, metadata: metadata.unwrap_or_default(), data })
+        let maps = pick(object, KEYS_KEPT)?.into_iter().filter(|(_, text)| text.get().starts_with('{'));
+        for (name, text) in maps {
+            // All but the values' own text, which isn't kept.
+            data_memory += memory(text.get()) - text.get().len();
+            if data_memory > KEPT_MEMORY {
+                break;
+            }
+            let keys = keys(text.get())?;
+            data_memory += keys.keys().map(String::len).sum::<usize>();
+            data.insert(name.to_owned(), keys.into());
+        }
+        Ok(Self { fields, metadata: metadata.unwrap_or_default(), data, data_memory })
     }
 
     fn memory(&self) -> usize {
-        let parts = self.fields.values().chain(self.metadata.values()).chain(self.data.values());
-        parts.map(|text| memory(text.get())).sum()
+        let parts = self.fields.values().chain(self.metadata.values());
+        parts.map(|text| memory(text.get())).sum::<usize>() + self.data_memory
     }
 
     fn parse(&self) -> serde_json::Result<Value> {
@@ -207,14 +218,17 @@ impl<'a> Object<'a> {
         };
         let mut object = parse(&self.fields)?;
         object.insert("metadata".into(), parse(&self.metadata)?.into());
-        for (name, text) in &self.data {
-            #[allow(clippy::zero_sized_map_values)] // It is a map in the text.
-            let keys: BTreeMap<String, IgnoredAny> = serde_json::from_str(text.get())?;
-            let keys = keys.into_keys().map(|key| (key, Value::Null)).collect::<Map<String, Value>>();
-            object.insert((*name).to_owned(), keys.into());
-        }
+        object.extend(self.data.clone());
         Ok(object.into())
     }
+}
+
+/// The keys of a map, as long as keys of data may be.
+fn keys(json: &str) -> serde_json::Result<Map<String, Value>> {
+    const LONGEST: usize = 253;
+    #[allow(clippy::zero_sized_map_values)] // It is a map in the text.
+    let keys: BTreeMap<String, IgnoredAny> = serde_json::from_str(json)?;
+    Ok(keys.into_keys().filter(|key| key.len() <= LONGEST).map(|key| (key, Value::Null)).collect())
 }
 
 type Fields<'a> = BTreeMap<&'static str, &'a RawValue>;
