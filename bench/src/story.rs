@@ -82,7 +82,7 @@ impl Stage {
 
     /// What everything else is compared with.
     fn tell_floor(&mut self) {
-        let Floor { create, update, apply_create, apply_update, one_create, one_apply } = self.floor;
+        let Floor { create, update, apply_create, apply_update, one_create, one_create_p99, one_apply } = self.floor;
         let count = self.namespaces.len();
         let rows = [
             (format!("floor: {count} creates"), create),
@@ -90,6 +90,7 @@ impl Stage {
             (format!("floor: {count} applies that create"), apply_create),
             (format!("floor: {count} applies that update"), apply_update),
             ("floor: one create, median".to_owned(), one_create),
+            ("floor: one create, p99".to_owned(), one_create_p99),
             ("floor: one apply, median".to_owned(), one_apply),
         ];
         for (figure, took) in rows {
