@@ -84,7 +84,9 @@ fn note(request: &Request, mark: Mark) {
 /// instead, and its author reads again.
 async fn mark_first(app: &App, request: &Request, token: &str, deadline: Instant) -> Result<(), Verdict> {
     let name = request.name.as_deref().unwrap_or_default();
-    let version = request.old_object.as_ref().map(|old| &old["metadata"]["resourceVersion"]);
+    // An API server always says it. Without it the mark would land on whatever has the name, whoever asks.
+    let version = request.old_object.as_ref().and_then(|old| old["metadata"]["resourceVersion"].as_str());
+    let Some(version) = version else { return Ok(()) };
     let patch = json!({"metadata": {"resourceVersion": version, "labels": {MARK: token}}});
     let api: Api<Namespace> = Api::all(app.client.clone());
     let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
