@@ -12,6 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{SOON, Scene, Setting, Stage, any, create, label, merge, of, rule, wait_for, wait_gone};
+use mimeo_tests::traffic::create_patiently;
 use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
 use serde_json::{Value, json};
 
@@ -290,8 +291,11 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
         futures::future::join_all(asked).await
     };
     let others = async {
+        let namespaces: Api<Namespace> = Api::all(client.clone());
         for number in 0..20 {
-            create_namespace(&client, &format!("ns-{number}"), &[]).await?;
+            // Whoever comes while the memory is taken is told to come again.
+            let namespace = serde_json::from_value(json!({"metadata": {"name": format!("ns-{number}")}}))?;
+            create_patiently(&namespaces, &namespace).await?;
         }
         anyhow::Ok(())
     };
