@@ -257,9 +257,37 @@ fn refuse_finalizers(finalizers: &[String], field: &str, refusals: &mut Refusals
 /// Edits of labels or of annotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Edits {
+    keys: Keys,
+    set: BTreeMap<String, Template>,
+}
+
+/// Which keys are kept: what any glob includes and none excludes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Keys {
     include: Vec<Glob>,
     exclude: Vec<Glob>,
-    set: BTreeMap<String, Template>,
+}
+
+impl Keys {
+    fn parse(
+        include: &[String],
+        exclude: &[String],
+        field: &str,
+        check: fn(&str) -> Result<(), String>,
+        refusals: &mut Refusals,
+    ) -> Self {
+        let include = globs(include, &format!("{field}.include"), check, refusals);
+        let exclude = globs(exclude, &format!("{field}.exclude"), check, refusals);
+        Self { include, exclude }
+    }
+
+    fn keep(&self, key: &str) -> bool {
+        self.include.iter().any(|glob| glob.matches(key)) && !self.exclude.iter().any(|glob| glob.matches(key))
+    }
+
+    fn are_all(&self) -> bool {
+        self.exclude.is_empty() && self.include == [Glob::new("*")]
+    }
 }
 
 /// What tells labels from annotations.
@@ -278,18 +306,13 @@ impl Edits {
     fn parse(edits: &mimeo_api::KeyEdits, field: &str, used: Use<'_>, syntax: Syntax) -> Result<Self, Vec<Refusal>> {
         let mimeo_api::KeyEdits { include, exclude, set } = edits;
         let mut refusals = Refusals::default();
-        let include = globs(include, &format!("{field}.include"), syntax::key_glob, &mut refusals);
-        let exclude = globs(exclude, &format!("{field}.exclude"), syntax::key_glob, &mut refusals);
+        let keys = Keys::parse(include, exclude, field, syntax::key_glob, &mut refusals);
         let set = refusals.all(parse_set(set, &format!("{field}.set"), used, syntax));
-        refusals.finish_with(set.map(|set| Self { include, exclude, set }))
-    }
-
-    fn keeps(&self, key: &str) -> bool {
-        self.include.iter().any(|glob| glob.matches(key)) && !self.exclude.iter().any(|glob| glob.matches(key))
+        refusals.finish_with(set.map(|set| Self { keys, set }))
     }
 
     fn copy(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
-        let carried = from.into_iter().flatten().filter(|(key, _)| !never_carried(key) && self.keeps(key));
+        let carried = from.into_iter().flatten().filter(|(key, _)| !never_carried(key) && self.keys.keep(key));
         let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
         let set = self.set.iter().map(|(key, template)| (key.clone(), template.render(source).into()));
         carried.chain(set).collect()
@@ -300,7 +323,7 @@ impl Edits {
         if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
             there.retain(|key, value| {
                 let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
-                self.keeps(key) || is_ours(key) || our_label
+                self.keys.keep(key) || is_ours(key) || our_label
             });
         }
         if self.set.is_empty() {
@@ -315,23 +338,21 @@ impl Edits {
     }
 
     fn is_noop(&self) -> bool {
-        self.set.is_empty() && self.exclude.is_empty() && self.include == [Glob::new("*")]
+        self.set.is_empty() && self.keys.are_all()
     }
 }
 
 /// Edits of the keys of data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DataEdits {
-    include: Vec<Glob>,
-    exclude: Vec<Glob>,
+    keys: Keys,
     rename: BTreeMap<String, String>,
 }
 
 impl DataEdits {
     fn parse(edits: &mimeo_api::DataEdits, field: &str, refusals: &mut Refusals) -> Self {
         let mimeo_api::DataEdits { include, exclude, rename } = edits;
-        let include = globs(include, &format!("{field}.include"), syntax::data_glob, refusals);
-        let exclude = globs(exclude, &format!("{field}.exclude"), syntax::data_glob, refusals);
+        let keys = Keys::parse(include, exclude, field, syntax::data_glob, refusals);
         if rename.len() > KEYS {
             refusals.add(format!("{field}.rename"), format!("must not have more than {KEYS} items"));
         }
@@ -344,18 +365,14 @@ impl DataEdits {
                 refusals.add(field, format!("another key is renamed to {new:?}, too"));
             }
         }
-        Self { include, exclude, rename: rename.clone() }
-    }
-
-    fn keeps(&self, key: &str) -> bool {
-        self.include.iter().any(|glob| glob.matches(key)) && !self.exclude.iter().any(|glob| glob.matches(key))
+        Self { keys, rename: rename.clone() }
     }
 
     fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
         let mut names = BTreeSet::new();
         for field in ["data", "binaryData"] {
             let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else { continue };
-            for (key, value) in std::mem::take(data).into_iter().filter(|(key, _)| self.keeps(key)) {
+            for (key, value) in std::mem::take(data).into_iter().filter(|(key, _)| self.keys.keep(key)) {
                 let name = self.rename.get(&key).unwrap_or(&key).clone();
                 if !names.insert(name.clone()) {
                     return Err(name);
@@ -377,10 +394,11 @@ impl DataEdits {
         for (field, data) in &fields {
             for key in data.iter().flat_map(|data| data.keys()) {
                 let path = PointerBuf::from_tokens([field, &**key]);
-                let renamed = self.rename.get(key).filter(|new| !has(new));
-                if !self.keeps(key) && !self.rename.values().any(|new| new == key) {
-                    changes.push(PatchOperation::Remove(RemoveOperation { path }));
-                } else if let Some(new) = renamed.filter(|_| self.keeps(key)) {
+                if !self.keys.keep(key) {
+                    if !self.rename.values().any(|new| new == key) {
+                        changes.push(PatchOperation::Remove(RemoveOperation { path }));
+                    }
+                } else if let Some(new) = self.rename.get(key).filter(|new| !has(new)) {
                     let to = PointerBuf::from_tokens([field, &**new]);
                     changes.push(PatchOperation::Move(MoveOperation { from: path, path: to }));
                 }
@@ -390,7 +408,7 @@ impl DataEdits {
     }
 
     fn is_noop(&self) -> bool {
-        self.rename.is_empty() && self.exclude.is_empty() && self.include == [Glob::new("*")]
+        self.rename.is_empty() && self.keys.are_all()
     }
 }
 

@@ -68,6 +68,18 @@ impl Scene {
         }
     }
 
+    /// The copy is written, and then the source changes: the request that is to change the copy.
+    fn changed(&mut self) -> Box<Request> {
+        self.source_is("a");
+        let create = self.next().unwrap();
+        assert_eq!(create.ticket.verb, Verb::Create);
+        self.written(&create, 2);
+        self.source_is("b");
+        let apply = self.next().unwrap();
+        assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{:?}", apply.ticket.verb);
+        apply
+    }
+
     fn written(&mut self, request: &Request, number: u32) {
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
         let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
@@ -97,13 +109,7 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
         ("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
     ] {
         let mut scene = scene(Role::Keeper, api_version, kind, plural);
-        scene.source_is("a");
-        let create = scene.next().unwrap();
-        assert_eq!(create.ticket.verb, Verb::Create);
-        scene.written(&create, 2);
-        scene.source_is("b");
-        let apply = scene.next().unwrap();
-        assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{kind}: {:?}", apply.ticket.verb);
+        let apply = scene.changed();
         scene.refuse(&apply);
         let delete = scene.next().unwrap();
         assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)), "{kind}");
@@ -119,11 +125,7 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
 #[test]
 fn a_change_that_was_taken_back_replaces_nothing() {
     let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
-    scene.source_is("a");
-    let create = scene.next().unwrap();
-    scene.written(&create, 2);
-    scene.source_is("b");
-    let apply = scene.next().unwrap();
+    let apply = scene.changed();
     scene.refuse(&apply);
     scene.source_is("a");
     let learn = scene.next();
@@ -134,11 +136,7 @@ fn a_change_that_was_taken_back_replaces_nothing() {
 #[test]
 fn a_copy_of_another_kind_is_left_and_said_to_be_invalid() {
     let mut scene = scene(Role::Keeper, "v1", "Service", "services");
-    scene.source_is("a");
-    let create = scene.next().unwrap();
-    scene.written(&create, 2);
-    scene.source_is("b");
-    let apply = scene.next().unwrap();
+    let apply = scene.changed();
     scene.refuse(&apply);
     assert!(scene.next().is_none());
     assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == Reason::Invalid));

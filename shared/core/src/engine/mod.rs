@@ -648,11 +648,10 @@ impl Engine {
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
+        entry.terminating = meta.deletion_timestamp.is_some();
         if former.is_some() {
             self.leave_home(&name, former);
         }
-        let Some(entry) = self.namespaces.get_mut(&name) else { return };
-        entry.terminating = meta.deletion_timestamp.is_some();
         self.see_mark(&name, changed);
         if changed {
             self.let_settle(&name);
