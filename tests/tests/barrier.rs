@@ -772,8 +772,9 @@ async fn held_pods_come_back_and_hold_up_nobody_else() -> Result<()> {
 }
 
 /// Has Mimeo rotate a crowd's copies in these namespaces, and fill 20 new ones, which are added to them. It does so with one
-/// request for each copy and one for each mark, none is repeated or left to the reconciler, and nothing that Mimeo asks of the
-/// API server is answered "not now".
+/// write for each copy and one for each mark, and nothing that Mimeo asks of the API server is answered "not now". Which of the
+/// two programs writes is a matter of time: the reconciler takes over where the webhook takes longer than 2 s, and what either
+/// then asks for in vain writes nothing.
 async fn work(setting: &Setting, crowd: &Crowd, namespaces: &mut Vec<String>, text: &str) -> Result<()> {
     const NEW: usize = 20;
     let client = &crowd.clients[0];
@@ -790,17 +791,16 @@ async fn work(setting: &Setting, crowd: &Crowd, namespaces: &mut Vec<String>, te
     let busy: Vec<_> = events.iter().filter(|event| setting.is_ours(event) && event.code == 429).collect();
     assert!(busy.is_empty(), "{busy:#?}");
     let mut done: BTreeMap<_, usize> = BTreeMap::new();
-    for event in events.iter().filter(|event| setting.is_ours(event) && event.is_write()) {
+    for event in events.iter().filter(|event| setting.is_ours(event) && event.is_write() && event.code < 300) {
         if event.namespace.starts_with(&crowd.tag) {
-            *done.entry((&*event.user, &*event.resource, event.code)).or_default() += 1;
+            *done.entry((&*event.resource, event.code)).or_default() += 1;
         }
     }
-    let (webhook, reconciler) = (setting.pair.webhook_user().name(), setting.pair.reconciler_user().name());
     let want = [
-        ((reconciler, "secrets", 200), namespaces.len()),
-        ((webhook, "secrets", 201), NEW),
-        ((webhook, "configmaps", 201), NEW),
-        ((webhook, "namespaces", 200), NEW),
+        (("secrets", 200), namespaces.len()),
+        (("secrets", 201), NEW),
+        (("configmaps", 201), NEW),
+        (("namespaces", 200), NEW),
     ];
     assert_eq!(done, want.into_iter().collect());
     namespaces.extend(new);
