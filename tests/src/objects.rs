@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::ByteString;
@@ -14,6 +13,7 @@ use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 
+use crate::scenario::SOON;
 use crate::wait::eventually;
 
 /// A name that nothing else has: the prefix, a word per process and a count.
@@ -55,7 +55,7 @@ pub async fn install_crd(client: &Client, crd: &CustomResourceDefinition) -> Res
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let params = PatchParams::apply("mimeo-tests").force();
     crds.patch(name, &params, &Patch::Apply(crd)).await.with_context(|| format!("failed to apply CRD {name}"))?;
-    eventually(Duration::from_secs(30), format!("CRD {name}"), || async {
+    eventually(SOON, format!("CRD {name}"), || async {
         let status = crds.get(name).await?.status.unwrap_or_default();
         let conditions = status.conditions.unwrap_or_default();
         if !conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {

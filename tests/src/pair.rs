@@ -23,7 +23,7 @@ use crate::{ControlPlane, Program, Running, User, create_namespace, eventually, 
 pub const NAMESPACE: &str = "mimeo-system";
 
 /// Time for a program to become ready, or to end.
-const STARTING: Duration = Duration::from_secs(30);
+const STARTING: Duration = Duration::from_mins(2);
 
 /// How the pair is to run.
 #[derive(Debug, Clone)]

@@ -23,7 +23,7 @@ use crate::pair::PairBuilder;
 use crate::{AuditEvent, ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
 
 /// For anything that a scenario waits for; on a busy machine, too.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_mins(2);
 
 /// A control plane with Mimeo on it, shared by the tests of one binary; kept in a `static`.
 pub struct Stage {

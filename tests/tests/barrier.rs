@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use futures::future::{join_all, try_join_all};
+use futures::future::try_join_all;
 use futures::try_join;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Pod, Secret};
@@ -727,23 +727,23 @@ async fn held_pods_come_back_and_hold_up_nobody_else() -> Result<()> {
     let pods = told.iter().enumerate().map(async |(number, told)| {
         let pods = of::<Pod>(&person, &namespaces[number % namespaces.len()]);
         let wanted = pod(&format!("held-{number}"));
-        let (created, _) = stubbornly(|| async {
-            let outcome = pods.create(&PostParams::default(), &wanted).await;
-            match (&outcome, outcome.as_ref().err().and_then(retry_after)) {
-                (Ok(_), _) => {
-                    admitted.fetch_add(1, Ordering::Relaxed);
-                }
-                (Err(error), Some(pause)) => {
-                    if matches!(error, kube::Error::Api(status) if by_mimeo(status)) {
+        let created = loop {
+            match pods.create(&PostParams::default(), &wanted).await {
+                Ok(created) => break created,
+                Err(error) => {
+                    // Another refusal is told below; the pod comes again, so that all the others are seen.
+                    let pause = retry_after(&error).unwrap_or_else(|| {
+                        refused.lock().expect("nobody panics with it").push(error.to_string());
+                        Duration::from_secs(1)
+                    });
+                    if matches!(&error, kube::Error::Api(status) if by_mimeo(status)) {
                         told.fetch_add(1, Ordering::Relaxed);
                     }
                     tokio::time::sleep(pause).await;
                 }
-                (Err(error), None) => refused.lock().expect("nobody panics with it").push(error.to_string()),
             }
-            outcome
-        })
-        .await?;
+        };
+        admitted.fetch_add(1, Ordering::Relaxed);
         missed(&person, &namespaces[number % namespaces.len()], &created).await
     });
     let meanwhile = async {
@@ -757,15 +757,19 @@ async fn held_pods_come_back_and_hold_up_nobody_else() -> Result<()> {
         let misses = others.queue(20, 1).await?;
         let early = admitted.load(Ordering::Relaxed);
         gate.open().await?;
+        eventually(SOON, "each pod to be admitted", || async {
+            let left = HELD - admitted.load(Ordering::Relaxed);
+            if left == 0 { Ok(Some(())) } else { bail!("{left} are not") }
+        })
+        .await?;
         Ok::<_, anyhow::Error>((misses, early))
     };
-    let (held, meanwhile) = tokio::join!(join_all(pods), meanwhile);
-    let (misses, early) = meanwhile?;
+    // The pods have all the time that the rest takes, and no more.
+    let (held, (misses, early)) = try_join!(try_join_all(pods), meanwhile)?;
     assert_none(&misses);
     assert_eq!(early, 0, "pods admitted while their copies could not be written");
     let refused = refused.into_inner().expect("nobody panics with it");
     assert!(refused.is_empty(), "{refused:#?}");
-    let held = held.into_iter().collect::<Result<Vec<_>>>()?;
     assert_eq!(held.len(), HELD);
     assert_none(&held.into_iter().flatten().collect::<Vec<_>>());
     Ok(())

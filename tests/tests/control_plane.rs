@@ -10,13 +10,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
+use mimeo_tests::scenario::SOON;
 use mimeo_tests::{
     Component, ControlPlane, Program, Shared, create_namespace, create_secret, eventually, install_crd, unique,
 };
 
 static PAIR: Shared = Shared::new(|| ControlPlane::builder().api_servers(2).audit(true));
-
-const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn what_one_api_server_stores_the_other_reads() -> Result<()> {

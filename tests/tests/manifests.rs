@@ -6,17 +6,14 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, api::PostParams};
-use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Program, eventually};
+use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Program, eventually, scenario::SOON};
 use serde::Deserialize;
 use serde_json::{Value, json};
-
-const SOON: Duration = Duration::from_secs(30);
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -10,11 +10,12 @@ use kube::{
     core::DynamicObject,
 };
 use mimeo_api::{ClusterReplication, TransformPolicy};
-use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually, scenario::wait_gone};
+use mimeo_tests::{
+    ControlPlane, Pair, create_namespace, create_secret, eventually,
+    scenario::{SOON, wait_gone},
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-
-const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {

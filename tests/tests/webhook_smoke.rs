@@ -218,10 +218,7 @@ async fn the_hooks_stay_registered_and_the_lease_says_what_was_seen() -> Result<
     let before = eventually(SOON, "the replica's Lease", || async { seen().await.map(Some) }).await?;
     let rule = rule(&named(&scene, "rule")).secret(&scene.home, "registry").to_label("tier", &scene.tag);
     rule.create(&scene.client).await?;
-    eventually(std::time::Duration::from_secs(5), "the new rule on the Lease", || async {
-        Ok((seen().await? > before).then_some(()))
-    })
-    .await?;
+    eventually(SOON, "the new rule on the Lease", || async { Ok((seen().await? > before).then_some(())) }).await?;
     let metrics = scene.setting.pair.webhooks[0].metrics()?;
     assert!(metrics.contains("mimeo_admission_duration_seconds_count{hook=\"Rules\""), "{metrics}");
     create_secret(&scene.client, &scene.home, "registry", &[]).await?;

@@ -32,7 +32,7 @@ use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventuall
 use serde_json::json;
 
 /// For any one step; each takes some milliseconds, but for the barrier (5 s) and the namespaces' end.
-const WITHIN: Duration = Duration::from_mins(1);
+const WITHIN: Duration = Duration::from_mins(2);
 
 /// Namespace of the source.
 const PLATFORM: &str = "platform";
