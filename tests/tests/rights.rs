@@ -1,6 +1,6 @@
 //! The rights that the manifests give are enough for everything the two programs do, and the API server denies them nothing.
 
-use std::{fmt::Debug, time::Duration};
+use std::fmt::Debug;
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};

@@ -68,9 +68,8 @@ pub struct ClusterReplicationSpec {
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<Source>,
 
-    /// Where the copies go: to every namespace that any of these selects. Never to a source's own namespace under the
-    /// source's own name, and to kube-system, kube-public and kube-node-lease only if named exactly. At least 1, at
-    /// most 32.
+    /// Where the copies go: to every namespace that any of these selects. Never over one of the sources, and to
+    /// kube-system, kube-public and kube-node-lease only if named exactly. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<Target>,
 

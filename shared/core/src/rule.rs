@@ -54,6 +54,14 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Whether that object is one of the rule's sources, in whatever version of its kind.
+    pub fn is_source(&self, gvk: &GroupVersionKind, namespace: &str, name: &str) -> bool {
+        let same = |source: &SourceRef| {
+            *source.name == *name && *source.namespace == *namespace && source.gvk.group_kind() == gvk.group_kind()
+        };
+        self.sources.iter().any(same)
+    }
+
     /// Parses what the API server stored or is about to store.
     ///
     /// # Errors

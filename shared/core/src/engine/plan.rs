@@ -106,8 +106,8 @@ impl Engine {
         let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
         for (id, state) in &self.rules {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
-                if *slot.source.namespace == **name && *slot.source.name == *slot.name {
-                    continue; // The source's own cell.
+                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(slot.gvk(), name, &slot.name)) {
+                    continue; // A source is never written, be it for the copy of another one.
                 }
                 let key = (slot.kind, slot.name.clone());
                 let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
