@@ -112,7 +112,8 @@ pub(crate) struct HookArgs {
         default_value = "v1/pods"
     )]
     barrier_resources: Vec<String>,
-    /// Users besides this program's own who may change the mark on namespaces: those of Mimeo's other programs.
+    /// Users besides this program's own who may change the mark on namespaces, and copies that nobody else may: those
+    /// of Mimeo's other programs.
     /// Default: the service account mimeo-reconciler in Mimeo's namespace
     #[arg(long, env = "MIMEO_USERS", value_name = "USERS", value_delimiter = ',')]
     mimeo_users: Vec<String>,

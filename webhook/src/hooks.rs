@@ -13,7 +13,7 @@ use axum::{
 use kube::Client;
 use mimeo_core::{
     admission::come_again,
-    registration::{BARRIER_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH},
+    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH},
     review::{Request, Verdict, encode},
 };
 use mimeo_runtime::{discovery::Discovery, driver::Handle, duration};
@@ -27,6 +27,7 @@ use tracing::warn;
 use crate::{
     barrier::{self, Live},
     body::{Memory, Room, receive},
+    copies,
     metrics::{Hook, Metrics},
     namespaces, objects,
     policies::Policies,
@@ -70,6 +71,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(BARRIER_PATH, post(barrier_hook))
         .route(&format!("{OBJECTS_PATH}{{policy}}"), post(objects_hook))
         .route(RULES_PATH, post(rules_hook))
+        .route(COPIES_PATH, post(copies_hook))
         .with_state(app)
 }
 
@@ -121,6 +123,13 @@ async fn objects_hook(
 async fn rules_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
     match Review::open(&app, Hook::Rules, &asked, body).await {
         Ok(review) => review.answer(rules::decide(&app, &review.request, review.deadline)).await,
+        Err(answer) => answer,
+    }
+}
+
+async fn copies_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+    match Review::open(&app, Hook::Copies, &asked, body).await {
+        Ok(review) => review.answer(copies::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }

@@ -2,6 +2,7 @@
 
 mod barrier;
 mod body;
+mod copies;
 mod flags;
 mod hooks;
 mod metrics;

@@ -24,6 +24,7 @@ pub(crate) enum Hook {
     Barrier,
     Objects,
     Rules,
+    Copies,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -87,6 +87,11 @@ pub struct ClusterReplicationSpec {
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
+    /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
+    /// unless the namespace is being deleted; what no webhook could refuse is put right. Default: Repair.
+    #[serde(default)]
+    pub drift_policy: DriftPolicy,
+
     /// What becomes of copies that are no longer wanted. Default: all of them are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
@@ -172,6 +177,16 @@ pub enum ConflictPolicy {
     /// Leave it alone and report it.
     #[default]
     Fail,
+}
+
+/// What happens when somebody else changes or deletes a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum DriftPolicy {
+    /// The copy is put right.
+    #[default]
+    Repair,
+    /// The request is refused.
+    Deny,
 }
 
 /// What becomes of copies that are no longer wanted, by the reason why.

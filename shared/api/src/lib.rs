@@ -19,7 +19,7 @@ pub mod transform_policy;
 
 pub use cluster_replication::{
     Barrier, ClusterReplication, ClusterReplicationSpec, ClusterReplicationStatus, ConflictPolicy, CopyCounts,
-    CopyFailure, PlanCounts, Retention, RetentionPolicy, Source, SourceStatus, Strategy, Target,
+    CopyFailure, DriftPolicy, PlanCounts, Retention, RetentionPolicy, Source, SourceStatus, Strategy, Target,
 };
 pub use schema::crds;
 pub use selection::NamespaceSelection;

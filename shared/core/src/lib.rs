@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod cell;
+pub mod drift;
 pub mod engine;
 pub mod kind;
 pub mod meta;

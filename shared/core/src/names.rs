@@ -18,6 +18,12 @@ pub const MANAGED_BY_VALUE: &str = "mimeo";
 /// `kubectl get -l`; Mimeo reads [`RULE`] instead.
 pub const CLUSTER_REPLICATION: &str = "mimeo.dev/cluster-replication";
 
+/// Label on copies that only Mimeo may change, value [`DRIFT_DENY`]: the API server asks about those alone. What the rule says
+/// then decides.
+pub const DRIFT: &str = "mimeo.dev/drift";
+/// Value of [`DRIFT`].
+pub const DRIFT_DENY: &str = "deny";
+
 /// Annotation on every copy: the rule it belongs to, as [`RuleId`](crate::rule::RuleId) prints it.
 pub const RULE: &str = "mimeo.dev/rule";
 /// Annotation on every copy: the source, as `apiVersion/Kind/namespace/name`.

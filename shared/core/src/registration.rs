@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     kind::{GroupVersionKind, Resource},
-    names::MARK,
+    names::{DRIFT, DRIFT_DENY, MANAGER, MARK},
     policy::Policy,
     selection::{NAMESPACE_NAME, Selector},
 };
@@ -34,6 +34,16 @@ pub const BARRIER_PATH: &str = "/mutate/barrier";
 pub const OBJECTS_PATH: &str = "/mutate/objects/";
 /// Path of the hook that checks rules and policies.
 pub const RULES_PATH: &str = "/validate/rules";
+
+/// Path of the hook that refuses changes of copies.
+pub const COPIES_PATH: &str = "/validate/copies";
+
+/// Users by which the cluster deletes what is in a namespace, and what belonged to an object that is gone.
+const COLLECTORS: [&str; 3] = [
+    "system:kube-controller-manager",
+    "system:serviceaccount:kube-system:namespace-controller",
+    "system:serviceaccount:kube-system:generic-garbage-collector",
+];
 
 /// How long the API server waits for each hook, in seconds. The answers come from memory, or after at most a second of
 /// waiting for copies; the rest is for a busy machine. The server's default, 10, would let an address that swallows
@@ -87,9 +97,9 @@ impl Registration {
         self.configuration("MutatingWebhookConfiguration", NAME, &[self.namespaces(), self.barrier()])
     }
 
-    /// The `ValidatingWebhookConfiguration` of rules and policies.
+    /// The `ValidatingWebhookConfiguration` of rules and policies, and of copies that nobody may change.
     pub fn validating(&self) -> Value {
-        self.configuration("ValidatingWebhookConfiguration", NAME, &[self.rules()])
+        self.configuration("ValidatingWebhookConfiguration", NAME, &[self.rules(), self.copies()])
     }
 
     /// The `MutatingWebhookConfiguration` of the policies, in the order of their names.
@@ -185,6 +195,52 @@ impl Registration {
             "namespaceSelector": {},
             "objectSelector": {},
             "failurePolicy": FailurePolicy::Fail,
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT,
+            "matchPolicy": "Equivalent",
+            "admissionReviewVersions": ["v1"],
+        })
+    }
+
+    /// Whether a request changes what Mimeo owns, the API server can tell by itself: it has taken the field from Mimeo's entry in
+    /// `managedFields` by the time it asks. So nobody else's change of a copy costs a call. Fails open: what nobody
+    /// refused is put right afterwards.
+    fn copies(&self) -> Value {
+        let manager = MANAGER;
+        // Who writes under Mimeo's name changes values and leaves the entry as it was.
+        let forged = format!("has(request.options.fieldManager) && request.options.fieldManager == '{manager}'");
+        let entry = |object: &str| {
+            let own = format!("e.manager == '{manager}' && e.operation == 'Apply' && !has(e.subresource)");
+            format!("(has({object}.metadata.managedFields) ? {object}.metadata.managedFields.filter(e, {own}) : [])")
+        };
+        let (before, after) = (entry("oldObject"), entry("object"));
+        let users: Vec<_> = self.mimeo_users.iter().map(|user| cel_string(user)).collect();
+        let users = users.join(", ");
+        // Outside a cluster Mimeo may run as a user whom people share: it is known by both.
+        let mimeo = format!("request.userInfo.username in [{users}] && (request.operation == 'DELETE' || {forged})");
+        let collectors = COLLECTORS.map(cel_string).join(", ");
+        json!({
+            "name": "copies.mimeo.dev",
+            "clientConfig": self.client_config(COPIES_PATH),
+            "rules": [{
+                "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"],
+                "operations": ["UPDATE", "DELETE"], "scope": "Namespaced",
+            }],
+            "namespaceSelector": {},
+            "objectSelector": {"matchLabels": {DRIFT: DRIFT_DENY}},
+            "matchConditions": [
+                self.not_exempt("namespace"),
+                {"name": "not-mimeo", "expression": format!("!({mimeo})")},
+                {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in [{collectors}])")},
+                // Its finalizers must be removable.
+                {"name": "not-leaving", "expression": "!has(oldObject.metadata.deletionTimestamp)"},
+                {"name": "a-copy", "expression": format!("size({before}) > 0")},
+                {
+                    "name": "takes-from-mimeo",
+                    "expression": format!("request.operation == 'DELETE' || {forged} || {before} != {after}"),
+                },
+            ],
+            "failurePolicy": FailurePolicy::Ignore,
             "sideEffects": "None",
             "timeoutSeconds": TIMEOUT,
             "matchPolicy": "Equivalent",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use mimeo_api::DriftPolicy;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -161,6 +162,9 @@ fn metadata(
     let mut labels = rule.transform.copy_labels(from("labels"), source);
     labels.insert(names::MANAGED_BY.into(), names::MANAGED_BY_VALUE.into());
     labels.insert(names::CLUSTER_REPLICATION.into(), label_value(&rule.id).into());
+    if rule.drift == DriftPolicy::Deny {
+        labels.insert(names::DRIFT.into(), names::DRIFT_DENY.into());
+    }
     let mut annotations = rule.transform.copy_annotations(from("annotations"), source);
     annotations.insert(names::RULE.into(), rule.id.to_string().into());
     annotations.insert(names::SOURCE.into(), source.to_string().into());

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-use mimeo_api::ClusterReplication;
+use mimeo_api::{ClusterReplication, DriftPolicy};
 
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
@@ -43,6 +43,8 @@ pub struct Rule {
     pub targets: Vec<Target>,
     /// How copies differ from their source.
     pub transform: Transform,
+    /// What happens when somebody else changes a copy.
+    pub drift: DriftPolicy,
     /// What becomes of copies that are no longer wanted.
     pub retention: Retention,
     /// Whether new namespaces wait for their copies.
@@ -89,6 +91,7 @@ impl Rule {
             sources,
             targets,
             transform,
+            drift: spec.drift_policy,
             retention,
             barrier: spec.barrier.into(),
             suspend: spec.suspend,

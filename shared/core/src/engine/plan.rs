@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use mimeo_api::DriftPolicy;
+
 use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, work::Timer};
 use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
+    kind::GroupKind,
     meta::Seen,
     outcome::{Failure, Reason},
     rule::{Barrier, Rule, RuleId},
@@ -151,6 +154,15 @@ impl Engine {
             targets.flat_map(move |(index, _)| index * width..(index + 1) * width)
         });
         matched.filter_map(|at| state.slots.get(at)).filter_map(|id| Some((*id, self.slots.get(id)?)))
+    }
+
+    /// Whether a rule wants a copy there that nobody else may change.
+    pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
+        let Some(state) = self.rules.get(id) else { return false };
+        let Some(space) = self.namespaces.get(namespace) else { return false };
+        let denies = state.rule.as_ref().is_ok_and(|rule| rule.drift == DriftPolicy::Deny && !rule.suspend);
+        let wanted = |(_, slot): (SlotId, &Slot)| *slot.name == *name && slot.gvk().group_kind() == *kind;
+        denies && space.alive() && self.slots_for(state, namespace, &space.labels).any(wanted)
     }
 
     /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.

@@ -1,0 +1,31 @@
+//! `/validate/copies`: refuses changes of copies whose rule says so.
+//!
+//! Fails open, here as in the API server: what nobody refused is put right afterwards.
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use mimeo_core::{
+    drift,
+    review::{Request, Verdict},
+};
+use mimeo_runtime::client::{Fault, within};
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::hooks::App;
+
+pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
+    let guard = app.handle.look(|engine, _| {
+        drift::guard(request, |rule, kind, namespace, name| engine.guards(rule, kind, namespace, name))
+    });
+    let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else { return Verdict::ALLOW };
+    let api: Api<Namespace> = Api::all(app.client.clone());
+    match within(deadline.saturating_duration_since(Instant::now()), api.get_metadata_opt(namespace)).await {
+        Ok(Some(live)) if live.metadata.deletion_timestamp.is_none() => drift::refusal(request, &rule),
+        Ok(_) => Verdict::ALLOW,
+        Err(error) => {
+            warn!(namespace, error = %Fault(&error), "failed to read a namespace: a change of a copy is let through");
+            Verdict::ALLOW
+        }
+    }
+}
