@@ -31,8 +31,8 @@ fn rendered(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<Value>> {
     serde_yaml::Deserializer::from_str(&text).map(|object| Ok(Value::deserialize(object)?)).collect()
 }
 
-/// A kustomization of base and component `strict`, as an operator would have one.
-fn strict() -> Result<tempfile::TempDir> {
+/// A kustomization of base and components, as an operator would have one.
+fn with_components() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     // Paths have to be relative.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
@@ -40,7 +40,7 @@ fn strict() -> Result<tempfile::TempDir> {
     let base = format!("{up}{}", base.strip_prefix("/")?.display());
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-        "resources": [base], "components": [format!("{base}/strict")],
+        "resources": [base], "components": [format!("{base}/strict"), format!("{base}/guarded-labels")],
     });
     fs::write(folder.path().join("kustomization.yaml"), kustomization.to_string())?;
     Ok(folder)
@@ -59,7 +59,7 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
     let changed = again.lines().filter(|line| !line.contains(" unchanged") && !line.contains("poddisruptionbudget"));
     let changed: Vec<&str> = changed.collect();
     ensure!(changed.is_empty(), "applied again, it changes {changed:?}");
-    kubectl(&["--dry-run=server"], strict()?.path())?;
+    kubectl(&["--dry-run=server"], with_components()?.path())?;
 
     // Pod security, quota and priority class have their say about pods, not about Deployments.
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, NAMESPACE);
@@ -75,7 +75,7 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
 #[tokio::test]
 async fn strict_is_said_by_flag_and_manifest_alike() -> Result<()> {
     let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
-    let objects = rendered(&control_plane, strict()?.path())?;
+    let objects = rendered(&control_plane, with_components()?.path())?;
     let find = |kind: &str, name: &str| {
         let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
         found.with_context(|| format!("no {kind} {name}"))
@@ -113,7 +113,7 @@ async fn flags(program: &str) -> Result<BTreeMap<String, String>> {
 async fn flags_have_variables_and_the_deployments_and_the_readme_know_them() -> Result<()> {
     let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
     let readme = fs::read_to_string(workspace().join("README.md"))?;
-    let objects = rendered(&control_plane, strict()?.path())?;
+    let objects = rendered(&control_plane, with_components()?.path())?;
     for program in ["mimeo-webhook", "mimeo-reconciler"] {
         let flags = flags(program).await?;
         for (flag, variable) in &flags {
