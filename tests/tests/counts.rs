@@ -82,6 +82,8 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
         events.iter().filter(|event| event.verb == "get" && reached.contains(&event.namespace)).collect();
     assert!(reads.is_empty(), "nothing is read to be written: {reads:#?}");
     assert_eq!(events.iter().filter(|event| event.verb == "list").count(), 0);
+    // May its author read the source, and create, update and delete copies?
+    assert_eq!(events.iter().filter(|event| event.resource == "subjectaccessreviews").count(), 4);
     Ok(())
 }
 

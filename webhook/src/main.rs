@@ -1,5 +1,6 @@
 //! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
 
+mod authority;
 mod barrier;
 mod body;
 mod copies;

@@ -69,7 +69,7 @@ async fn primed_by(handle: &Handle, until: Instant) {
 
 fn note(request: &Request, mark: Mark) {
     let namespace = request.name.as_deref().or_else(|| request.generate_name()).unwrap_or_default();
-    let by = &request.username;
+    let by = &request.user.name;
     match mark {
         _ if request.dry_run => {}
         Mark::Untouched => {}

@@ -1,4 +1,5 @@
-//! `/validate/rules`: refuses rules and policies that can't work, and says what is odd about those that can.
+//! `/validate/rules`: refuses rules and policies that can't work or that their author may not have, and says what is odd about
+//! the others.
 //!
 //! Fails closed: what nobody checked isn't stored. It has no effects, so dry runs are like any other request.
 
@@ -11,6 +12,7 @@ use kube::{
 };
 use mimeo_api::{ClusterReplication, TransformPolicy, names};
 use mimeo_core::{
+    authority::{Need, of_policy, of_rule},
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     review::{Request, Verdict},
@@ -19,9 +21,9 @@ use mimeo_core::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
-use tracing::debug;
+use tracing::{debug, info};
 
-use crate::hooks::App;
+use crate::{authority, hooks::App};
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let Some(object) = &request.object else { return Verdict::ALLOW };
@@ -30,43 +32,62 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return Verdict::ALLOW;
     }
     let checked = match &*request.kind.kind {
-        names::CLUSTER_REPLICATION => check_rule(app, object, deadline).await,
-        names::TRANSFORM_POLICY => check_policy(app, object, deadline).await,
+        names::CLUSTER_REPLICATION => check_rule(app, request, object, deadline).await,
+        names::TRANSFORM_POLICY => check_policy(app, request, object, deadline).await,
         _ => Ok(vec![]),
     };
     match checked {
         Ok(warnings) => Verdict::Allow { warnings },
-        Err(refusals) => {
-            let message = refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            Verdict::Deny { code: 422, reason: "Invalid", message, retry_after_seconds: None }
-        }
+        Err(refusal) => refusal,
     }
 }
 
-type Checked = Result<Vec<String>, Vec<Refusal>>;
+/// Warnings, or the refusal.
+type Checked = Result<Vec<String>, Verdict>;
 
-fn read<T: DeserializeOwned>(object: &Value) -> Result<T, Vec<Refusal>> {
-    T::deserialize(object).map_err(|error| vec![Refusal { field: "spec".into(), message: error.to_string() }])
+fn invalid(refusals: &[Refusal]) -> Verdict {
+    let message = refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    Verdict::Deny { code: 422, reason: "Invalid", message, retry_after_seconds: None }
 }
 
-async fn check_rule(app: &App, object: &Value, deadline: Instant) -> Checked {
-    let rule = Rule::parse(&read::<ClusterReplication>(object)?)?;
+fn refuse(refusals: &[Refusal]) -> Result<(), Verdict> {
+    if refusals.is_empty() { Ok(()) } else { Err(invalid(refusals)) }
+}
+
+fn parse<T: DeserializeOwned, P>(object: &Value, parse: fn(&T) -> Result<P, Vec<Refusal>>) -> Result<P, Verdict> {
+    let read = |error: serde_json::Error| vec![Refusal { field: "spec".into(), message: error.to_string() }];
+    T::deserialize(object).map_err(read).and_then(|object| parse(&object)).map_err(|refusals| invalid(&refusals))
+}
+
+/// The author is asked for before anything is said of what exists: that is for those alone who may know.
+async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
+    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?;
     let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
-    let refusals = rule.refuse_kinds(|gvk| kinds.resource(gvk));
-    if !refusals.is_empty() {
-        return Err(refusals);
-    }
+    refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
+    let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
+    authorize(app, request, &needs, deadline).await?;
     let mut warnings = kinds.warnings();
     warnings.extend(missing_sources(app, &rule, &kinds, deadline).await);
     warnings.extend(selection(app, &rule));
     Ok(warnings)
 }
 
-async fn check_policy(app: &App, object: &Value, deadline: Instant) -> Checked {
-    let policy = Policy::parse(&read::<TransformPolicy>(object)?)?;
+async fn check_policy(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
+    let policy = parse::<TransformPolicy, _>(object, Policy::parse)?;
     let kinds = Kinds::find(app, policy.kinds.iter(), deadline).await;
-    let refusals = policy.refuse_kinds(|gvk| kinds.resource(gvk));
-    if refusals.is_empty() { Ok(kinds.warnings()) } else { Err(refusals) }
+    refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
+    let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
+    authorize(app, request, &needs, deadline).await?;
+    Ok(kinds.warnings())
+}
+
+async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
+    let checked = authority::check(&app.client, &request.user, needs, deadline).await;
+    if let Err(Verdict::Deny { message, .. }) = &checked {
+        let name = request.name.as_deref().or_else(|| request.generate_name()).unwrap_or_default();
+        info!(kind = %request.kind.kind, name, message, "author refused");
+    }
+    checked
 }
 
 /// What discovery says of some kinds; one that wasn't answered about in time is left out.

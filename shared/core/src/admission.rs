@@ -116,7 +116,7 @@ fn created(request: &Request, object: &Value, rules: &impl Rules, token: &str) -
 fn updated(request: &Request, object: &Value, rules: &impl Rules, mimeo_users: &[String]) -> NamespaceDecision {
     let old = request.old_object.as_ref().unwrap_or(&Value::Null);
     let mut decision = unchanged();
-    if mark(old) != mark(object) && !mimeo_users.contains(&request.username) {
+    if mark(old) != mark(object) && !mimeo_users.contains(&request.user.name) {
         decision.mark = Mark::Restored;
         decision.patch = mark(old).map_or_else(remove_mark, |token| set_mark(object, token));
     }
@@ -225,7 +225,11 @@ pub fn forbid(message: String) -> Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{kind::GroupVersionKind, review::GroupVersionResource, rule::RuleKind};
+    use crate::{
+        kind::GroupVersionKind,
+        review::{GroupVersionResource, User},
+        rule::RuleKind,
+    };
 
     /// A rule `gold` that holds namespaces labelled tier=gold, and a rule `team` for names that begin with `team-`.
     struct Fake {
@@ -270,7 +274,7 @@ mod tests {
             name: object["metadata"]["name"].as_str().map(Into::into),
             namespace: None,
             operation,
-            username: "ann".into(),
+            user: User { name: "ann".into(), ..User::default() },
             object: Some(object),
             old_object: old,
             dry_run: false,
@@ -326,7 +330,7 @@ mod tests {
             (&marked, &bare, "mimeo", None),
         ] {
             let mut request = request(Operation::Update, Some(old.clone()), new.clone());
-            request.username = user.into();
+            request.user.name = user.into();
             let decision = decide(&request, &FAKE);
             assert_eq!(patched(&request, &decision).as_deref(), want, "{old} {new}");
             assert_eq!(decision.mark == Mark::Restored, mark(new) != want, "{old} {new}");

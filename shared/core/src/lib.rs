@@ -4,6 +4,7 @@
 //! One way through: *event → index → plan → write → outcome → status*.
 
 pub mod admission;
+pub mod authority;
 pub mod cell;
 pub mod drift;
 pub mod engine;

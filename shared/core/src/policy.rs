@@ -201,7 +201,7 @@ impl From<Rewrite> for Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::review::GroupVersionResource;
+    use crate::review::{GroupVersionResource, User};
     use serde_json::json;
 
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
@@ -250,7 +250,7 @@ mod tests {
             name: Some("git".into()),
             namespace: Some("team".into()),
             operation: if stored.is_some() { Operation::Update } else { Operation::Create },
-            username: "tool".into(),
+            user: User { name: "tool".into(), ..User::default() },
             object: Some(object),
             old_object: stored,
             dry_run: false,

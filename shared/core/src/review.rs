@@ -45,6 +45,8 @@ const KEPT_OF_METADATA: &[&str] = &[
 ];
 /// Most memory for what is kept of one object, in bytes: a rule as large as its schema allows takes half of it.
 const KEPT_MEMORY: usize = 4 << 20;
+/// Most memory for one user's groups and extra, in bytes: some thousands of groups.
+const USER_MEMORY: usize = 1 << 20;
 
 /// What the API server asks about. `Debug` leaves the objects out: they may be Secrets.
 #[derive(Clone, PartialEq)]
@@ -64,7 +66,7 @@ pub struct Request {
     /// What is done.
     pub operation: Operation,
     /// Who does it.
-    pub username: String,
+    pub user: User,
     /// The object as it will be; `None` on DELETE. Here and in the next: `apiVersion`, `kind`, `type`, of `metadata` all but
     /// owners and `managedFields`, of `data`, `binaryData` and `stringData` the keys, and `spec` of Mimeo's own kinds.
     pub object: Option<Value>,
@@ -72,6 +74,20 @@ pub struct Request {
     pub old_object: Option<Value>,
     /// Nothing will be stored, so nothing else may be.
     pub dry_run: bool,
+}
+
+/// Who sends a request, as the API server authenticated them. Of uid, groups and extra nothing is kept but where Mimeo's own
+/// kinds are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// Their name.
+    pub name: String,
+    /// Tells them from others who had the name before; often empty.
+    pub uid: String,
+    /// Groups that they are in.
+    pub groups: Vec<String>,
+    /// Whatever else the authenticator says of them.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl Request {
@@ -92,7 +108,7 @@ impl fmt::Debug for Request {
             .field("name", &self.name)
             .field("namespace", &self.namespace)
             .field("operation", &self.operation)
-            .field("username", &self.username)
+            .field("user", &self.user.name)
             .field("dry_run", &self.dry_run)
             .finish_non_exhaustive()
     }
@@ -148,8 +164,13 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
         return Err(undecodable("another apiVersion or kind".into()));
     }
     let asked = review.request.ok_or_else(|| undecodable("no request in it".into()))?;
-    let kept = if *asked.kind.group == *mimeo_api::names::GROUP { KEPT_OF_OWN } else { KEPT };
-    let mut memory = 0;
+    let own = *asked.kind.group == *mimeo_api::names::GROUP;
+    let kept = if own { KEPT_OF_OWN } else { KEPT };
+    let mut memory = if own { asked.user_info.memory() } else { 0 };
+    if memory > USER_MEMORY {
+        return Err(undecodable("a user with too many groups".into()));
+    }
+    let user = asked.user_info.parse(own).map_err(|error| undecodable(place(&error)))?;
     let mut keep = |object: Option<&RawValue>| {
         let Some(object) = object else { return Ok(None) };
         let object = Object::pick(object, kept).map_err(|error| undecodable(place(&error)))?;
@@ -168,7 +189,7 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
         name: asked.name,
         namespace: asked.namespace,
         operation: asked.operation,
-        username: asked.user_info.username,
+        user,
         object,
         old_object,
         dry_run: asked.dry_run,
@@ -319,8 +340,8 @@ struct Asked<'a> {
     #[serde(default, deserialize_with = "unless_empty")]
     namespace: Option<String>,
     operation: Operation,
-    #[serde(default)]
-    user_info: UserInfo,
+    #[serde(borrow, default)]
+    user_info: UserInfo<'a>,
     #[serde(borrow)]
     object: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -339,8 +360,31 @@ struct AskedKind {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct UserInfo {
+struct UserInfo<'a> {
     username: String,
+    uid: Option<String>,
+    #[serde(borrow)]
+    groups: Option<&'a RawValue>,
+    #[serde(borrow)]
+    extra: Option<&'a RawValue>,
+}
+
+impl UserInfo<'_> {
+    fn memory(&self) -> usize {
+        [self.groups, self.extra].into_iter().flatten().map(|text| memory(text.get())).sum()
+    }
+
+    fn parse(self, whole: bool) -> serde_json::Result<User> {
+        let name = self.username;
+        if !whole {
+            return Ok(User { name, ..User::default() });
+        }
+        let groups = self.groups.map(|text| serde_json::from_str(text.get())).transpose()?;
+        let extra: Option<BTreeMap<_, Option<_>>> =
+            self.extra.map(|text| serde_json::from_str(text.get())).transpose()?;
+        let extra = extra.into_iter().flatten().map(|(key, values)| (key, values.unwrap_or_default())).collect();
+        Ok(User { name, uid: self.uid.unwrap_or_default(), groups: groups.unwrap_or_default(), extra })
+    }
 }
 
 fn unless_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
@@ -535,7 +579,7 @@ mod tests {
         assert_eq!(request.sub_resource.as_deref(), Some("status"));
         assert_eq!((request.name.as_deref(), request.namespace.as_deref()), (Some("n"), Some("ns")));
         assert_eq!((request.operation, request.dry_run), (Operation::Update, true));
-        assert_eq!(request.username, "ann");
+        assert_eq!(request.user, User { name: "ann".into(), ..User::default() });
         assert_eq!(request.object, Some(json!({"metadata": {"name": "n"}, "type": "t", "data": {"k": null}})));
         assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
     }
@@ -552,7 +596,32 @@ mod tests {
         request.insert("oldObject".into(), Value::Null);
         let request = decoded(&review);
         assert_eq!((&request.name, &request.namespace, request.generate_name()), (&None, &None, Some("n-")));
-        assert!(request.old_object.is_none() && !request.dry_run && request.username.is_empty());
+        assert!(request.old_object.is_none() && !request.dry_run && request.user.name.is_empty());
+    }
+
+    #[test]
+    fn all_is_kept_of_who_writes_one_of_mimeos_own() {
+        let mut review = review();
+        review["request"]["kind"]["group"] = "mimeo.dev".into();
+        review["request"]["userInfo"]["uid"] = "u-7".into();
+        let user = User {
+            name: "ann".into(),
+            uid: "u-7".into(),
+            groups: vec!["g".into()],
+            extra: [("k".into(), vec!["v".into()])].into(),
+        };
+        assert_eq!(decoded(&review).user, user);
+        for (field, value) in [("groups", json!(null)), ("extra", json!(null)), ("extra", json!({"k": null}))] {
+            let mut review = review.clone();
+            review["request"]["userInfo"][field] = value;
+            assert_eq!(decoded(&review).user.name, "ann");
+        }
+        let many: Vec<_> = (0..10_000).map(|n| format!("group-{n}")).collect();
+        review["request"]["userInfo"]["groups"] = json!(many);
+        let refused = decode(review.to_string().as_bytes()).unwrap_err();
+        assert!(refused.to_string().ends_with("a user with too many groups"), "{refused}");
+        review["request"]["kind"]["group"] = "".into();
+        assert!(decoded(&review).user.groups.is_empty(), "nobody else's groups are looked at");
     }
 
     #[test]

@@ -96,6 +96,12 @@ impl TargetSelection {
         }
     }
 
+    /// The namespaces selected, if each is named; excluded ones among them.
+    pub fn exact_names(&self) -> Option<Vec<&str>> {
+        let Selection::Names(globs) = &self.selection else { return None };
+        globs.iter().map(Glob::literal).collect()
+    }
+
     /// Whether it selects every namespace by an empty selector: worth a word to its author.
     pub fn selects_all(&self) -> bool {
         matches!(&self.selection, Selection::Labels(selector) if selector.is_empty())
@@ -240,6 +246,11 @@ impl Glob {
 
     fn is(&self, name: &str) -> bool {
         &*self.0 == name
+    }
+
+    /// The one text that it matches, if there is only one.
+    fn literal(&self) -> Option<&str> {
+        (!self.0.contains(['*', '?'])).then_some(&*self.0)
     }
 }
 

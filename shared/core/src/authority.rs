@@ -1,0 +1,280 @@
+//! What a rule or policy has Mimeo do in its author's place, as rights that the author must hold.
+//!
+//! Whether somebody holds a right is the API server's to say; asking it is left to the caller. Nothing here depends on what
+//! exists, so a refusal tells nobody what does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use crate::{
+    kind::{GroupVersionKind, Resource},
+    policy::Policy,
+    rule::Rule,
+};
+
+/// Group of Roles and `RoleBindings`.
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// What becomes of copies in the course of time, whatever the rule says today.
+const OF_COPIES: &[&str] = &["create", "update", "delete"];
+/// A policy changes objects that others write.
+const OF_POLICIES: &[&str] = &["update"];
+
+/// Most rights in single namespaces that one rule is checked for. Beyond, its author must hold them in all namespaces.
+const MOST: usize = 256;
+
+/// To do one thing to objects of one kind.
+///
+/// Prints as `get secrets/registry in namespace platform` and `create roles.rbac.authorization.k8s.io in all namespaces`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Right {
+    /// As in `get`, `create`.
+    pub verb: &'static str,
+    /// API group, empty for the core group.
+    pub group: Box<str>,
+    /// Plural, as in `secrets`; `*` for all of the group.
+    pub resource: Box<str>,
+    /// Where; in all namespaces if `None`.
+    pub namespace: Option<Box<str>>,
+    /// Name of the object; all if `None`.
+    pub name: Option<Box<str>>,
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verb, group, resource, namespace, name } = self;
+        write!(f, "{verb} {resource}")?;
+        if !group.is_empty() {
+            write!(f, ".{group}")?;
+        }
+        if let Some(name) = name {
+            write!(f, "/{name}")?;
+        }
+        match namespace {
+            Some(namespace) => write!(f, " in namespace {namespace}"),
+            None => f.write_str(" in all namespaces"),
+        }
+    }
+}
+
+/// A right that is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// It is enough.
+    pub right: Right,
+    /// All of these are enough, too. Empty where nothing is.
+    pub instead: Vec<Right>,
+}
+
+/// What the author of a rule must hold: to read every source, and to do with copies what Mimeo does, for objects of any name
+/// everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond that.
+///
+/// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all kinds of its group.
+pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    let read = rule.sources.iter().map(|source| Right {
+        namespace: Some(source.namespace.clone()),
+        name: Some(source.name.clone()),
+        ..right("get", &source.gvk, &look_up)
+    });
+    let mut needs: Vec<Need> = read.map(|right| Need { right, instead: vec![] }).collect();
+    let write = to_write(OF_COPIES, rule.sources.iter().map(|source| &source.gvk), &look_up);
+    let mut namespaces = named_targets(rule).unwrap_or_default();
+    if namespaces.len() * write.len() > MOST {
+        namespaces.clear();
+    }
+    needs.extend(write.into_iter().map(|right| {
+        let there = |name: &&str| Right { namespace: Some((*name).into()), ..right.clone() };
+        Need { instead: namespaces.iter().map(there).collect(), right }
+    }));
+    needs
+}
+
+/// What the author of a policy must hold: to update such objects in all namespaces, since the policy changes whatever others
+/// write there. Kinds as for [`of_rule`].
+pub fn of_policy(policy: &Policy, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    let write = to_write(OF_POLICIES, policy.kinds.iter(), &look_up);
+    write.into_iter().map(|right| Need { right, instead: vec![] }).collect()
+}
+
+/// The namespaces that the rule targets, if it names each of them.
+fn named_targets(rule: &Rule) -> Option<BTreeSet<&str>> {
+    let names: Option<Vec<_>> = rule.targets.iter().map(|target| target.selection.exact_names()).collect();
+    Some(names?.into_iter().flatten().collect())
+}
+
+/// In all namespaces; each once.
+fn to_write<'a>(
+    verbs: &[&'static str],
+    kinds: impl Iterator<Item = &'a GroupVersionKind>,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> BTreeSet<Right> {
+    let kinds: BTreeMap<_, _> = kinds.map(|gvk| (gvk.group_kind(), gvk)).collect();
+    let of_kind = |gvk: &GroupVersionKind| {
+        let rights = verbs.iter().map(|verb| right(verb, gvk, look_up));
+        rights.chain(to_grant(gvk)).collect::<Vec<_>>()
+    };
+    kinds.into_values().flat_map(of_kind).collect()
+}
+
+/// What the API server asks of whoever writes objects that give rights, unless they hold all that is given. What a source will
+/// give one day isn't known, so it takes the right to give anything.
+fn to_grant(gvk: &GroupVersionKind) -> Vec<Right> {
+    let right = |verb, resource: &str| Right {
+        verb,
+        group: RBAC.into(),
+        resource: resource.into(),
+        namespace: None,
+        name: None,
+    };
+    match (&*gvk.group, &*gvk.kind) {
+        (RBAC, "Role") => vec![right("escalate", "roles")],
+        (RBAC, "RoleBinding") => vec![right("bind", "roles"), right("bind", "clusterroles")],
+        _ => vec![],
+    }
+}
+
+fn right(
+    verb: &'static str,
+    gvk: &GroupVersionKind,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> Right {
+    let resource = look_up(gvk).map_or_else(|| "*".into(), |resource| resource.plural);
+    Right { verb, group: gvk.group.clone(), resource, namespace: None, name: None }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn secret(name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name})
+    }
+
+    fn of_kind(api_version: &str, kind: &str) -> Value {
+        json!({"apiVersion": api_version, "kind": kind, "namespace": "platform", "name": "one"})
+    }
+
+    /// `Gadget` isn't served.
+    fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
+        let plural = format!("{}s", gvk.kind.to_lowercase()).into();
+        (&*gvk.kind != "Gadget").then(|| Resource { gvk: gvk.clone(), plural, namespaced: true })
+    }
+
+    fn needs(sources: &[Value], targets: &[Value]) -> Vec<Need> {
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+            "spec": {"sources": sources, "targets": targets},
+        });
+        of_rule(&Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap(), look_up)
+    }
+
+    /// Each need on a line, what is enough instead behind it.
+    fn told(needs: &[Need]) -> Vec<String> {
+        let tell = |need: &Need| {
+            let rights: Vec<_> = std::iter::once(&need.right).chain(&need.instead).map(ToString::to_string).collect();
+            rights.join(" | ")
+        };
+        needs.iter().map(tell).collect()
+    }
+
+    fn everywhere() -> Value {
+        json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}})
+    }
+
+    #[test]
+    fn sources_are_read_and_copies_are_written_wherever_they_are_wanted() {
+        let got = told(&needs(&[secret("a"), secret("b")], &[everywhere()]));
+        assert_eq!(
+            got,
+            [
+                "get secrets/a in namespace platform",
+                "get secrets/b in namespace platform",
+                "create secrets in all namespaces",
+                "delete secrets in all namespaces",
+                "update secrets in all namespaces",
+            ]
+        );
+    }
+
+    #[test]
+    fn named_namespaces_take_rights_in_these_alone() {
+        let named = json!({"namespaces": ["one", "two"]});
+        let got = needs(&[secret("a")], std::slice::from_ref(&named));
+        let want =
+            "create secrets in all namespaces | create secrets in namespace one | create secrets in namespace two";
+        assert_eq!(told(&got)[1], want);
+        // Anything else that is targeted could be any namespace.
+        for other in [everywhere(), json!({"namespaces": ["team-*"]}), json!({"namespacePattern": "one"})] {
+            let got = needs(&[secret("a")], &[named.clone(), other]);
+            assert!(got.iter().all(|need| need.instead.is_empty()), "{:?}", told(&got));
+        }
+        let more = json!({"namespaces": ["two", "three"]});
+        let got = needs(&[secret("a")], &[named, more]);
+        assert!(got[1..].iter().all(|need| need.instead.len() == 3), "{:?}", told(&got));
+    }
+
+    #[test]
+    fn what_is_asked_is_bounded() {
+        let names = |count| (0..count).map(|n| format!("team-{n}")).collect::<Vec<_>>();
+        let target = |count| json!({"namespaces": names(count)});
+        let instead =
+            |targets: &[Value]| needs(&[secret("a")], targets).iter().map(|need| need.instead.len()).sum::<usize>();
+        assert_eq!(instead(&[target(85)]), 255);
+        assert_eq!(instead(&[target(86)]), 0);
+    }
+
+    #[test]
+    fn what_gives_rights_takes_the_right_to_give_them() {
+        let rights = |kind| {
+            let got = needs(&[of_kind("rbac.authorization.k8s.io/v1", kind)], &[json!({"namespaces": ["team"]})]);
+            let beyond =
+                got.into_iter().filter(|need| !matches!(need.right.verb, "get" | "create" | "update" | "delete"));
+            told(&beyond.collect::<Vec<_>>())
+        };
+        let both = |right: &str| {
+            format!(
+                "{right}.rbac.authorization.k8s.io in all namespaces | {right}.rbac.authorization.k8s.io in namespace team"
+            )
+        };
+        assert_eq!(rights("Role"), [both("escalate roles")]);
+        assert_eq!(rights("RoleBinding"), [both("bind clusterroles"), both("bind roles")]);
+        assert!(needs(&[of_kind("example.com/v1", "Role")], &[everywhere()]).len() == 4, "another group's");
+    }
+
+    #[test]
+    fn a_kind_that_is_not_served_takes_rights_to_all_of_its_group() {
+        let got = needs(&[of_kind("example.com/v1", "Gadget")], &[everywhere()]);
+        assert_eq!(
+            told(&got)[..2],
+            ["get *.example.com/one in namespace platform", "create *.example.com in all namespaces"]
+        );
+    }
+
+    #[test]
+    fn a_policy_takes_the_right_to_change_what_it_changes() {
+        let policy = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "a"},
+            "spec": {
+                "match": {
+                    "kinds": [{"apiVersion": "v1", "kind": "Secret"}, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}],
+                    "objectSelector": {"matchLabels": {"a": "b"}},
+                },
+                "transform": {"labels": {"set": {"c": "d"}}},
+            },
+        });
+        let policy = Policy::parse(&serde_json::from_value(policy).unwrap()).unwrap();
+        assert_eq!(
+            told(&of_policy(&policy, look_up)),
+            [
+                "escalate roles.rbac.authorization.k8s.io in all namespaces",
+                "update secrets in all namespaces",
+                "update roles.rbac.authorization.k8s.io in all namespaces",
+            ]
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! Asks the API server whether whoever writes a rule or policy holds the rights that it takes.
+//!
+//! Fails closed: what can't be asked isn't held.
+
+use futures::future::try_join_all;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::{Api, Client, api::PostParams};
+use mimeo_core::{
+    admission::{come_again, forbid},
+    authority::{Need, Right},
+    review::{User, Verdict},
+};
+use mimeo_runtime::client::{Fault, status, within};
+use tokio::time::Instant;
+use tracing::warn;
+
+/// Reviews at once. The API server answers each from memory.
+const PARALLEL: usize = 16;
+/// Most missing rights that one refusal names.
+const NAMED: usize = 5;
+
+/// Asks for all that is needed, at most twice in a row: for each need, and where that is denied, for what is enough instead.
+///
+/// # Errors
+/// The refusal, with what is missing; or that nobody could say.
+pub(crate) async fn check(client: &Client, user: &User, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
+    let denied = denied(client, user, needs, |need| &need.right, deadline).await?;
+    let (partial, whole): (Vec<&Need>, Vec<&Need>) = denied.into_iter().partition(|need| !need.instead.is_empty());
+    let instead: Vec<&Right> = partial.into_iter().flat_map(|need| &need.instead).collect();
+    let mut missing: Vec<&Right> = whole.into_iter().map(|need| &need.right).collect();
+    missing.extend(self::denied(client, user, &instead, |right| right, deadline).await?.into_iter().copied());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(forbid(refusal(&user.name, &missing)))
+}
+
+fn refusal(user: &str, missing: &[&Right]) -> String {
+    let named: Vec<String> = missing.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("user {user:?} may not {}{more}; whoever writes it must hold these rights", named.join(", "))
+}
+
+/// Those of `all` whose right the user doesn't hold, in their order.
+async fn denied<'a, T>(
+    client: &Client,
+    user: &User,
+    all: &'a [T],
+    right: fn(&T) -> &Right,
+    deadline: Instant,
+) -> Result<Vec<&'a T>, Verdict> {
+    let mut denied = Vec::new();
+    for some in all.chunks(PARALLEL) {
+        let answers = try_join_all(some.iter().map(|one| is_allowed(client, user, right(one), deadline))).await;
+        let answers = answers.map_err(|error| unanswered(user, &error))?;
+        denied.extend(some.iter().zip(answers).filter_map(|(one, allowed)| (!allowed).then_some(one)));
+    }
+    Ok(denied)
+}
+
+async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let left = deadline.saturating_duration_since(Instant::now());
+    let answer = within(left, reviews.create(&PostParams::default(), &review(user, right))).await?;
+    // An evaluation error beside a "no" is a dangling binding more often than not, and no "yes" anyway.
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+fn unanswered(user: &User, error: &kube::Error) -> Verdict {
+    let user = &user.name;
+    warn!(user, error = %Fault(error), "cannot ask what a user may do");
+    if status(error) != Some(403) {
+        return come_again(format!("Mimeo cannot ask now what user {user:?} may do"));
+    }
+    // Coming again is of no use.
+    let message = "Mimeo may not ask what users may do: it lacks create on subjectaccessreviews.authorization.k8s.io";
+    Verdict::Deny { code: 500, reason: "InternalError", message: message.into(), retry_after_seconds: None }
+}
+
+fn review(user: &User, right: &Right) -> SubjectAccessReview {
+    let User { name, uid, groups, extra } = user;
+    let Right { verb, group, resource, namespace, name: object } = right;
+    let attributes = ResourceAttributes {
+        verb: Some((*verb).to_owned()),
+        group: Some(group.to_string()),
+        // Not one of the kind's versions, but the kind.
+        version: Some("*".into()),
+        resource: Some(resource.to_string()),
+        namespace: namespace.as_ref().map(ToString::to_string),
+        name: object.as_ref().map(ToString::to_string),
+        ..ResourceAttributes::default()
+    };
+    SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(name.clone()),
+            uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
+            groups: Some(groups.clone()),
+            extra: Some(extra.clone()),
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::{convert::Infallible, sync::Arc, sync::Mutex, time::Duration};
+
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn right(namespace: Option<&str>) -> Right {
+        let namespace = namespace.map(Into::into);
+        Right { verb: "get", group: "".into(), resource: "secrets".into(), namespace, name: Some("registry".into()) }
+    }
+
+    fn ann() -> User {
+        let extra = [("k".to_owned(), vec!["v".to_owned()])].into();
+        User { name: "ann".into(), uid: "u-7".into(), groups: vec!["g".into()], extra }
+    }
+
+    /// A client whose server answers each review so, and the attributes it was asked about.
+    fn server(answer: fn(&Value) -> (u16, Value)) -> (Client, Arc<Mutex<Vec<Value>>>) {
+        let asked: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let told = asked.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let told = told.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut review: Value = serde_json::from_slice(&body).unwrap();
+                told.lock().unwrap().push(review["spec"].clone());
+                let (code, answer) = answer(&review["spec"]["resourceAttributes"]);
+                if code == 0 {
+                    std::future::pending::<()>().await;
+                }
+                let body = if code < 300 {
+                    review["status"] = answer;
+                    review
+                } else {
+                    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "secret"})
+                };
+                let body = Body::from(body.to_string().into_bytes());
+                Ok::<_, Infallible>(http::Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    fn need(instead: &[&str]) -> Need {
+        Need { right: right(None), instead: instead.iter().map(|namespace| right(Some(namespace))).collect() }
+    }
+
+    async fn checked(client: &Client, needs: &[Need], time: Duration) -> Result<(), (u16, String)> {
+        match check(client, &ann(), needs, Instant::now() + time).await {
+            Err(Verdict::Deny { code, message, .. }) => Err((code, message)),
+            other => other.map_err(|verdict| (0, format!("{verdict:?}"))),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_review_carries_all_that_an_authorizer_may_look_at() {
+        let (client, asked) = server(|_| (201, json!({"allowed": true})));
+        assert_eq!(checked(&client, &[need(&["platform"])], SOON).await, Ok(()));
+        let attributes = json!({"verb": "get", "group": "", "version": "*", "resource": "secrets", "name": "registry"});
+        let spec = json!({
+            "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "resourceAttributes": attributes,
+        });
+        assert_eq!(*asked.lock().unwrap(), [spec], "what is held everywhere isn't asked for in one namespace");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_held_everywhere_is_enough_where_it_is_needed() {
+        let (client, _) =
+            server(|asked| (201, json!({"allowed": asked["namespace"] == "a" || asked["namespace"] == "b"})));
+        assert_eq!(checked(&client, &[need(&["a", "b"])], SOON).await, Ok(()));
+        let refused = |code: u16, begins: &str, result: Result<(), (u16, String)>| {
+            let (got, message) = result.unwrap_err();
+            assert!(got == code && message.starts_with(begins), "{got} {message}");
+        };
+        let everywhere = checked(&client, &[need(&[])], SOON).await;
+        refused(403, "user \"ann\" may not get secrets/registry in all namespaces;", everywhere);
+        let one_more = checked(&client, &[need(&["a", "c", "b"])], SOON).await;
+        refused(403, "user \"ann\" may not get secrets/registry in namespace c;", one_more);
+        let many = checked(&client, &vec![need(&[]); 7], SOON).await;
+        assert!(many.unwrap_err().1.contains(" and 2 more;"));
+    }
+
+    #[tokio::test]
+    async fn without_an_answer_nobody_may() {
+        for (what, answer, code, says) in [
+            ("an error", (|_| (500, Value::Null)) as fn(&Value) -> (u16, Value), 429, "cannot ask now"),
+            ("too busy", |_| (429, Value::Null), 429, "cannot ask now"),
+            ("no right to ask", |_| (403, Value::Null), 500, "lacks create on subjectaccessreviews"),
+            ("no status", |_| (201, Value::Null), 403, "may not get"),
+            ("denied with an error", |_| (201, json!({"allowed": false, "evaluationError": "x"})), 403, "may not get"),
+        ] {
+            let (got, message) = checked(&server(answer).0, &[need(&[])], SOON).await.unwrap_err();
+            assert!(got == code && message.contains(says) && !message.contains("secret "), "{what}: {got} {message}");
+        }
+        let silent = checked(&server(|_| (0, Value::Null)).0, &[need(&[])], Duration::from_millis(10)).await;
+        assert_eq!(silent.unwrap_err().0, 429);
+    }
+}
