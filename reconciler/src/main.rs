@@ -8,7 +8,7 @@ use mimeo_core::engine::{Engine, Role, Settings};
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     discovery::Discovery,
-    driver::{CopyRequests, Handle, Tools, drive, remind, report},
+    driver::{CopyRequests, Handle, Tools, announce, drive, remind, report},
     duration,
     identity::IdentityArgs,
     lease::{Election, LeaseArgs},
@@ -106,7 +106,8 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(ready(handle.clone(), readiness));
     let tools = Tools { writer: writer.clone(), limiter, discovery };
     let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
-    tokio::spawn(report(handle.clone(), writer, leading.clone()));
+    tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
+    tokio::spawn(announce(handle.clone(), writer, identity.replica.clone(), leading.clone()));
     tokio::spawn(remind(handle));
 
     let lost = async {

@@ -3,7 +3,10 @@
 use std::fmt::Debug;
 
 use anyhow::{Result, bail, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Namespace, Secret},
+    events::v1::Event,
+};
 use kube::{
     Api, Client, Resource,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -82,6 +85,7 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     maps.delete("settings", &DeleteParams::default()).await?;
     copies_of::<ConfigMap>(&client, &[]).await?;
     copies_of::<Secret>(&client, &["team-new", "team-old"]).await?;
+    told(&client, "SourceGone").await?;
     namespaces.delete("platform", &DeleteParams::default()).await?;
     copies(&client, &[]).await?;
     wait_gone(namespaces, "platform").await?;
@@ -143,6 +147,16 @@ where
         let mut found: Vec<String> = listed.items.into_iter().filter_map(|copy| copy.metadata.namespace).collect();
         found.sort();
         if found == namespaces { Ok(Some(())) } else { bail!("they are in {found:?}") }
+    })
+    .await
+}
+
+/// Waits for an Event about the rule.
+async fn told(client: &Client, reason: &str) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    eventually(SOON, format!("an Event {reason}"), || async {
+        let told: Vec<_> = events.list(&ListParams::default()).await?.items.into_iter().map(|one| one.reason).collect();
+        if told.iter().any(|one| one.as_deref() == Some(reason)) { Ok(Some(())) } else { bail!("{told:?}") }
     })
     .await
 }

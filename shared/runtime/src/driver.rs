@@ -300,6 +300,45 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
     }
 }
 
+/// Writes Events as they come due, under this replica's name. Each is tried once: what can't be written is no reason to trouble
+/// the API server, and isn't what Mimeo is for. Only the keeper's engine has any. Runs until dropped.
+pub async fn announce(handle: Handle, writer: Writer, reporter: String, mut active: watch::Receiver<bool>) {
+    let mut changes = handle.changes();
+    let mut trouble = None;
+    loop {
+        if active.wait_for(|active| *active).await.is_err() {
+            return;
+        }
+        changes.mark_unchanged();
+        let (announcements, due) = handle.look(|engine, now| {
+            let announcements = engine.announcements(now);
+            (announcements, engine.announcements_due().map(|due| due.saturating_sub(now)))
+        });
+        for announcement in announcements {
+            if !*active.borrow() {
+                break;
+            }
+            let failed = writer.write_event(announcement, &reporter, Timestamp::now()).await.err();
+            // Whatever keeps one from being written keeps most from it.
+            if let Some(error) = failed.as_ref().filter(|_| failed != trouble) {
+                warn!(%error, "Event not written");
+            }
+            trouble = failed;
+        }
+        let pause = due.unwrap_or(Duration::from_hours(1));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // While copies are written changes come by the thousand, and none is told at once.
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
+            }
+        }
+    }
+}
+
 /// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once each.
 pub async fn remind(handle: Handle) {
     let mut told: BTreeSet<String> = BTreeSet::new();

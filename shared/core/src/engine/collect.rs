@@ -11,6 +11,7 @@ use std::{
 
 use super::{
     Engine, Namespace, Note, Role, Served, Source, Tick,
+    announce::Happening,
     work::{Errand, Timer},
 };
 use crate::{
@@ -107,7 +108,7 @@ struct Loss {
     since: Tick,
 }
 
-type CellKey = (Arc<str>, KindId, Arc<str>);
+pub(super) type CellKey = (Arc<str>, KindId, Arc<str>);
 
 impl Sweep {
     pub(super) fn len(&self) -> usize {
@@ -403,6 +404,9 @@ impl Engine {
         let news = sweep.held != nonce;
         sweep.held = nonce;
         if news {
+            if sweep.held.is_some() {
+                self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
+            }
             self.touch(id);
         }
         if self.confirm_sweep(id) {
@@ -572,6 +576,7 @@ impl Engine {
     pub fn rest(&mut self, now: Tick) {
         self.at(now);
         self.fire();
+        self.news.forget();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         self.namespaces.retain(|_, namespace| {
             namespace.cells.retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());

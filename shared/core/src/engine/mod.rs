@@ -10,7 +10,9 @@
 //! - `work`: the queue, the back-off, and what an answer means
 //! - `barrier`: namespaces that wait for their copies
 //! - `status`: what a rule says about itself
+//! - `announce`: what people are told by Events
 
+mod announce;
 mod barrier;
 mod collect;
 mod plan;
@@ -27,6 +29,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 pub use self::{
+    announce::Announcement,
     barrier::{Awaited, Progress},
     collect::{RuleRead, SourceRead},
     status::{Observed, StatusUpdate, Webhooks},
@@ -126,6 +129,7 @@ pub struct Engine {
     /// Since when there is one without a break.
     webhooks_since: Tick,
     notices: Vec<Notice>,
+    news: announce::News,
     demand_version: u64,
     now: Tick,
 }
@@ -309,6 +313,7 @@ impl Engine {
             webhooks: Webhooks::default(),
             webhooks_since: Tick::ZERO,
             notices: Vec::new(),
+            news: announce::News::default(),
             demand_version: 0,
             now: Tick::ZERO,
         }
@@ -462,6 +467,8 @@ impl Engine {
         self.at(now);
         let Some(state) = self.sources.get_mut(source) else { return };
         let readable_again = self.unreadable.remove(source).is_some();
+        let was_there = matches!(state, Source::Found { .. });
+        let lost = object.is_none() && !matches!(state, Source::Missing { .. });
         match (object, &state) {
             (None, Source::Missing { .. }) if !readable_again => return,
             (None, Source::Missing { .. }) => {}
@@ -474,6 +481,9 @@ impl Engine {
                 let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
                 *state = Source::Found { object: Arc::new(object), version, home: None };
             }
+        }
+        if lost {
+            self.source_lost(source, was_there);
         }
         self.render_source(source);
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use mimeo_api::DriftPolicy;
 
-use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, work::Timer};
+use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, announce::Happening, work::Timer};
 use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
     kind::GroupKind,
@@ -60,6 +60,12 @@ impl Engine {
             match lost.get(id) {
                 Some(cells) if state.conflicts.get(name) == Some(cells) => {}
                 Some(cells) => {
+                    if self.settings.role == Role::Keeper {
+                        let known = state.conflicts.get(name).map_or(&[][..], Vec::as_slice);
+                        let new = cells.iter().filter(|cell| !known.contains(cell));
+                        let new = new.map(|cell| (name.clone(), cell.kind, cell.name.clone()));
+                        self.news.add(id, Happening::CopyFailed(Reason::RuleConflict), new, 0, self.now);
+                    }
                     state.conflicts.insert(name.clone(), cells.clone());
                     state.status.touch();
                 }

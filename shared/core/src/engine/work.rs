@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, plan::FIGHT};
+use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, announce::Happening, plan::FIGHT};
 use crate::{
     cell::{Belief, Cell, Good, Phase, Reference, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
@@ -391,6 +391,10 @@ impl Engine {
     }
 
     fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, cell: &mut Cell) {
+        let gone = matches!((ticket.verb, &outcome), (Verb::Delete(..), Outcome::Absent | Outcome::Object(_)));
+        if let Some(rule) = self.rule_of(cell).filter(|_| gone && cell.stuck) {
+            self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
+        }
         match (ticket.verb, outcome) {
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = Seen::read(&meta, &self.settings.cluster) else { return };
@@ -465,7 +469,7 @@ impl Engine {
     }
 
     /// The rule that wants the cell, else the one whose copy is in it.
-    fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
+    pub(super) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
         let wanted = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
         wanted.or_else(|| cell.ours().and_then(|seen| seen.rule.clone()))
     }
@@ -477,6 +481,9 @@ impl Engine {
             self.touch(rule);
         }
         if cell.failure.as_ref().is_none_or(|old| old.reason != failure.reason) {
+            if let Some(rule) = &rule {
+                self.happened(rule, Happening::CopyFailed(failure.reason), namespace, cell);
+            }
             self.notices.push(Notice {
                 rule,
                 wanted: cell.want.is_some(),
@@ -504,6 +511,7 @@ impl Engine {
             Verb::Create | Verb::Apply(_) => {
                 if ticket.verb == Verb::Create {
                     self.adapt(ticket);
+                    cell.stuck = false;
                 }
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
                     self.teach(ticket, entry);

@@ -3,11 +3,18 @@
 use std::collections::BTreeSet;
 
 use http::{Method, Request, StatusCode};
-use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ListMeta};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        core::v1::ConfigMap,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::{ListMeta, MicroTime, ObjectMeta},
+};
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_core::{
-    engine::{RuleRead, SourceRead, StatusUpdate},
+    engine::{Announcement, RuleRead, SourceRead, StatusUpdate},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::Uid,
     names,
@@ -191,6 +198,22 @@ impl Writer {
         }
     }
 
+    /// Writes an Event, or continues the series that there is, be it another process's; `reporter` is this replica's name.
+    pub async fn write_event(&self, announcement: Announcement, reporter: &str, at: Timestamp) -> Answer<()> {
+        let namespace = announcement.regarding.namespace.as_deref().unwrap_or(EVENTS_NAMESPACE);
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", encode(namespace));
+        let one = format!("{path}/{}", announcement.name);
+        if let Some(known) = self.read_at::<Event>(&one).await? {
+            // Nothing else of an Event can be changed.
+            let count = known.series.map_or(1, |series| series.count).saturating_add(announcement.count);
+            let series = EventSeries { count, last_observed_time: MicroTime(at) };
+            return self.patch(&one, "application/merge-patch+json", &json!({"series": series})).await;
+        }
+        let event = event(announcement, reporter, at);
+        let body = Body::from(event.to_string().into_bytes());
+        self.send(call::write(Method::POST, &path, call::JSON, body)).await.map(drop)
+    }
+
     fn kinds_path(&self) -> String {
         format!("{}/configmaps/{}", namespace_path(&self.namespace), KINDS_CONFIG_MAP)
     }
@@ -286,6 +309,34 @@ fn accept(answer: call::Answer) -> Answer<call::Answer> {
         code @ (401 | 403) => Err(ErrandError::Denied { code }),
         code => Err(ErrandError::Unavailable { code, reason: answer.status().reason.unwrap_or_default() }),
     }
+}
+
+/// Events about what lives in no namespace are kept here, and nowhere else.
+const EVENTS_NAMESPACE: &str = "default";
+/// Under which Mimeo's Events are found.
+const REPORTER: &str = "mimeo.dev/reconciler";
+/// Longest name of a reporting replica: the API server's limit.
+const LONGEST_REPORTER: usize = 128;
+
+fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
+    let Announcement { name, regarding, related, type_, reason, action, note, count } = announcement;
+    let reporter: String = reporter.chars().filter(char::is_ascii).take(LONGEST_REPORTER).collect();
+    let event = Event {
+        metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
+        event_time: Some(MicroTime(at)),
+        // One is no series.
+        series: (count > 1).then_some(EventSeries { count, last_observed_time: MicroTime(at) }),
+        type_: Some(type_.into()),
+        reason: Some(reason.into()),
+        action: Some(action.into()),
+        note: Some(note),
+        regarding: Some(regarding),
+        related,
+        reporting_controller: Some(REPORTER.into()),
+        reporting_instance: Some(reporter),
+        ..Event::default()
+    };
+    json!(event)
 }
 
 fn namespace_path(namespace: &str) -> String {

@@ -1,0 +1,372 @@
+//! What people are told by Events, and how few: a rule that fails in 5,000 namespaces is one piece of news, not 5,000.
+//!
+//! What happens is collected by topic for a moment, so that what happened together is told together, and what has passed by then
+//! isn't told at all. Nothing here depends on whether an Event was written: one that couldn't be is lost.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::{Engine, Role, Source, Tick, collect::CellKey};
+use crate::{
+    cell::Cell,
+    meta::{Checksum, source_hash},
+    outcome::Reason,
+    rule::{Retain, Rule, RuleId, SourceRef},
+};
+
+/// An Event to write. The same topic has the same name each time: its Event is the series that the next one continues.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Announcement {
+    /// Name of the Event.
+    pub name: Box<str>,
+    /// The rule, or a namespace.
+    pub regarding: ObjectReference,
+    /// The rule, where it isn't what the Event is about.
+    pub related: Option<ObjectReference>,
+    /// `Normal` or `Warning`.
+    pub type_: &'static str,
+    /// The stable word.
+    pub reason: &'static str,
+    /// What Mimeo was about to do, or did.
+    pub action: &'static str,
+    /// For people. Like a status it holds nothing that the server says of a Secret.
+    pub note: String,
+    /// How often it happened since it was last told.
+    pub count: i32,
+}
+
+/// What may happen to a rule's copies that people are told.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Happening {
+    /// Copies could not be written or deleted, for this reason.
+    CopyFailed(Reason),
+    /// A copy was deleted, to be made anew.
+    CopyRecreated,
+    /// A source is gone that there are copies of.
+    SourceGone(SourceRef),
+    /// So many copies were lost at once that none is deleted until somebody confirms it.
+    DeletionHeld,
+}
+
+impl Happening {
+    /// The Event's type, reason and action.
+    fn words(&self) -> [&'static str; 3] {
+        match self {
+            Self::CopyFailed(_) => ["Warning", "CopyFailed", "Reconcile"],
+            Self::CopyRecreated => ["Normal", "CopyRecreated", "Replace"],
+            Self::SourceGone(_) => ["Warning", "SourceGone", "Reconcile"],
+            Self::DeletionHeld => ["Warning", "DeletionHeld", "Delete"],
+        }
+    }
+
+    /// What tells Events of one reason apart.
+    fn detail(&self) -> String {
+        match self {
+            Self::CopyFailed(reason) => reason.to_string(),
+            Self::SourceGone(source) => source.to_string(),
+            Self::CopyRecreated | Self::DeletionHeld => String::new(),
+        }
+    }
+}
+
+type Topic = (Arc<RuleId>, Happening);
+
+/// From the first that happened on, what else happens is told with it.
+const COLLECTED: Duration = Duration::from_secs(5);
+/// A topic is told at most this often.
+const INTERVAL: Duration = Duration::from_mins(1);
+/// Each time, at most so many of its namespaces have Events of their own.
+const NAMESPACES: usize = 10;
+/// Most Events at once, of all rules.
+const BURST: u32 = 50;
+/// Of these, what is left to rules alone.
+const RESERVED: u32 = 25;
+/// One more Event may be written after each of these times.
+const REFILL: Duration = Duration::from_secs(6);
+/// Longest note of an Event, in bytes: the API server's limit.
+const LONGEST: usize = 1024;
+
+/// What has happened and is to be told.
+#[derive(Debug)]
+pub(super) struct News {
+    pending: BTreeMap<Topic, Pending>,
+    told: BTreeMap<Topic, Tick>,
+    tokens: u32,
+    refilled: Tick,
+}
+
+#[derive(Debug)]
+struct Pending {
+    due: Tick,
+    cells: BTreeSet<CellKey>,
+    /// Copies concerned that aren't told one by one.
+    copies: usize,
+}
+
+impl Default for News {
+    fn default() -> Self {
+        Self { pending: BTreeMap::new(), told: BTreeMap::new(), tokens: BURST, refilled: Tick::ZERO }
+    }
+}
+
+impl News {
+    /// Something happened to these cells, or to so many copies.
+    pub(super) fn add(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        cells: impl IntoIterator<Item = CellKey>,
+        copies: usize,
+        now: Tick,
+    ) {
+        let topic = (rule.clone(), happening);
+        let due = (now + COLLECTED).max(self.told.get(&topic).map_or(Tick::ZERO, |told| *told + INTERVAL));
+        let pending = self.pending.entry(topic).or_insert_with(|| Pending { due, cells: BTreeSet::new(), copies: 0 });
+        pending.cells.extend(cells);
+        pending.copies = pending.copies.max(copies);
+    }
+
+    /// Whoever may not act tells nothing: who may has told it.
+    pub(super) fn forget(&mut self) {
+        self.pending.clear();
+    }
+
+    fn refill(&mut self, now: Tick) {
+        while self.tokens < BURST && self.refilled + REFILL <= now {
+            self.tokens += 1;
+            self.refilled += REFILL;
+        }
+        if self.tokens == BURST {
+            self.refilled = now;
+        }
+    }
+
+    fn next(&self, now: Tick) -> Option<Topic> {
+        let due = self.pending.iter().filter(|(_, pending)| pending.due <= now && self.tokens > 0);
+        due.min_by_key(|(_, pending)| pending.due).map(|(topic, _)| topic.clone())
+    }
+}
+
+/// A cell that is told of: where, kind, name, and what is the matter.
+struct Told<'a> {
+    namespace: &'a Arc<str>,
+    kind: &'a str,
+    name: &'a str,
+    message: String,
+}
+
+impl Engine {
+    /// Events to write now.
+    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
+        self.at(now);
+        self.news.refill(self.now);
+        let mut announcements = Vec::new();
+        while let Some(topic) = self.news.next(self.now) {
+            let Some(pending) = self.news.pending.remove(&topic) else { break };
+            let news = self.announce(&topic, &pending);
+            if news.is_empty() {
+                continue;
+            }
+            // The rule's comes first.
+            let beside = usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
+            let before = announcements.len();
+            announcements.extend(news.into_iter().take(1 + beside));
+            self.news.tokens -= u32::try_from(announcements.len() - before).unwrap_or(self.news.tokens);
+            self.news.told.insert(topic, self.now);
+        }
+        let now = self.now;
+        self.news.told.retain(|_, told| *told + INTERVAL > now);
+        announcements
+    }
+
+    /// When [`Engine::announcements`] has something to say.
+    pub fn announcements_due(&self) -> Option<Tick> {
+        let due = self.news.pending.values().map(|pending| pending.due).min()?;
+        Some(if self.news.tokens == 0 { due.max(self.news.refilled + REFILL) } else { due })
+    }
+
+    /// Something happened to a cell.
+    pub(super) fn happened(&mut self, rule: &Arc<RuleId>, happening: Happening, namespace: &Arc<str>, cell: &Cell) {
+        if self.settings.role == Role::Keeper {
+            let key = (namespace.clone(), cell.kind, cell.name.clone());
+            self.news.add(rule, happening, [key], 0, self.now);
+        }
+    }
+
+    /// A source is not there (any more).
+    pub(super) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
+        if self.settings.role != Role::Keeper {
+            return;
+        }
+        let rules: BTreeSet<Arc<RuleId>> =
+            self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone()).collect();
+        for id in rules {
+            let Some(Ok(rule)) = self.rules.get(&id).map(|state| &state.rule) else { continue };
+            // Copies that stay without their source stay for good: after a restart that is nothing new.
+            if was_there || rule.retention.when_source_deleted == Retain::Delete {
+                let copies = self.copies_of(&id, source);
+                self.news.add(&id, Happening::SourceGone(source.clone()), [], copies, self.now);
+            }
+        }
+    }
+
+    fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
+        let hash = source_hash(&source.to_string());
+        let cells = self.namespaces.values().flat_map(|namespace| &namespace.cells);
+        let copies = cells.filter_map(Cell::ours);
+        copies.filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere).count()
+    }
+
+    /// What there is to tell of a topic by now: about the rule, and then about each of its first namespaces.
+    fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
+        let (id, happening) = topic;
+        let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
+        let about_rule = |note, count| announcement(happening, about(id, rule), None, id, note, count);
+        match happening {
+            Happening::CopyFailed(_) | Happening::CopyRecreated if rule.is_none() => vec![],
+            Happening::CopyFailed(_) | Happening::CopyRecreated => {
+                let told: Vec<Told<'_>> =
+                    pending.cells.iter().filter_map(|key| self.still(id, happening, key)).collect();
+                let Some(note) = note(&told) else { return vec![] };
+                let mut all = vec![about_rule(note, told.len())];
+                all.extend(self.about_namespaces(topic, rule, &told));
+                all
+            }
+            Happening::SourceGone(source) => {
+                let copies = pending.copies.max(self.copies_of(id, source));
+                let missing = matches!(self.sources.get(source), Some(Source::Missing { .. }));
+                let Some(rule) = rule.filter(|_| missing && copies > 0) else { return vec![] };
+                let note = match rule.retention.when_source_deleted {
+                    Retain::Delete => {
+                        let grace = rule.retention.source_grace.as_secs();
+                        format!("{source} is gone; its copies ({copies}) go {grace} seconds later")
+                    }
+                    Retain::Retain => format!("{source} is gone; its copies ({copies}) stay as they are"),
+                };
+                vec![about_rule(note, 1)]
+            }
+            Happening::DeletionHeld => {
+                let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else { return vec![] };
+                let copies = sweep.len();
+                let note = if rule.is_some() {
+                    format!(
+                        "{copies} copies would be deleted at once, which is half of this rule's copies or more; the rule's \
+                         condition Stalled says how to confirm it"
+                    )
+                } else {
+                    format!(
+                        "the rule is gone with its definition, and its {copies} copies would be deleted; the reconciler's log \
+                         says how to confirm it"
+                    )
+                };
+                vec![about_rule(note, 1)]
+            }
+        }
+    }
+
+    /// A cell of which it is still so.
+    fn still<'a>(&'a self, id: &Arc<RuleId>, happening: &Happening, key: &'a CellKey) -> Option<Told<'a>> {
+        let (namespace, kind, name) = key;
+        let message = match happening {
+            Happening::CopyFailed(Reason::RuleConflict) => {
+                let lost = self.rules.get(id)?.conflicts.get(namespace)?;
+                let cell = lost.iter().find(|cell| cell.kind == *kind && cell.name == *name)?;
+                format!("RuleConflict: {} has this copy", cell.winner)
+            }
+            Happening::CopyFailed(reason) => {
+                let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
+                let failure = cell.failure.as_ref().filter(|failure| failure.reason == *reason)?;
+                if self.rule_of(cell).as_ref() != Some(id) {
+                    return None;
+                }
+                format!("{reason}: {}", failure.message)
+            }
+            _ => "deleted to be made anew, since what changed can't be changed in place".into(),
+        };
+        Some(Told { namespace, kind: &self.kinds[usize::from(kind.0)].group_kind.kind, name, message })
+    }
+
+    fn about_namespaces(&self, (id, happening): &Topic, rule: Option<&Rule>, told: &[Told<'_>]) -> Vec<Announcement> {
+        let mut by_namespace: BTreeMap<&Arc<str>, Vec<&Told<'_>>> = BTreeMap::new();
+        for one in told {
+            by_namespace.entry(one.namespace).or_default().push(one);
+        }
+        let first = by_namespace.into_iter().take(NAMESPACES);
+        let announce = |(name, told): (&Arc<str>, Vec<&Told<'_>>)| {
+            let first = told.first()?;
+            let more = if told.len() > 1 { format!(" and {} more", told.len() - 1) } else { String::new() };
+            let note = format!("{id}: {} {}{more}: {}", first.kind, first.name, first.message);
+            let regarding = ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("Namespace".into()),
+                name: Some(name.to_string()),
+                uid: self.namespaces.get(name)?.uid.map(|uid| uid.to_string()),
+                ..ObjectReference::default()
+            };
+            Some(announcement(happening, regarding, Some(about(id, rule)), id, note, told.len()))
+        };
+        first.filter_map(announce).collect()
+    }
+}
+
+/// What is the matter with these cells, in one sentence; none if there are none.
+fn note(told: &[Told<'_>]) -> Option<String> {
+    let Told { namespace, kind, name, message } = told.first()?;
+    if told.len() == 1 {
+        return Some(format!("{kind} {name} in namespace {namespace}: {message}"));
+    }
+    let mut namespaces: Vec<&str> = told.iter().map(|one| &**one.namespace).collect();
+    namespaces.dedup();
+    let first = namespaces.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+    let places = match namespaces.len() {
+        1 => format!("namespace {first}"),
+        2 | 3 => format!("namespaces {first}"),
+        many => format!("{many} namespaces, first {first}"),
+    };
+    Some(format!("{} copies in {places}: {message}", told.len()))
+}
+
+fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(mimeo_api::names::API_VERSION.into()),
+        kind: Some(id.kind.to_string()),
+        namespace: id.namespace.as_deref().map(Into::into),
+        name: Some(id.name.to_string()),
+        uid: rule.map(|rule| rule.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+fn announcement(
+    happening: &Happening,
+    regarding: ObjectReference,
+    related: Option<ObjectReference>,
+    rule: &RuleId,
+    mut note: String,
+    count: usize,
+) -> Announcement {
+    let [type_, reason, action] = happening.words();
+    let uid = regarding.uid.as_deref().unwrap_or_default();
+    // By all that the API server lets nobody change in an Event, and by nothing that another process would not know.
+    let (detail, kind, place) = (happening.detail(), regarding.kind.as_deref(), regarding.name.as_deref());
+    let name = format!("{reason} {detail} {rule} {} {} {uid}", kind.unwrap_or_default(), place.unwrap_or_default());
+    if note.len() > LONGEST {
+        let end = note.char_indices().map(|(at, _)| at).take_while(|at| *at <= LONGEST).last();
+        note.truncate(end.unwrap_or_default());
+    }
+    Announcement {
+        name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),
+        regarding,
+        related,
+        type_,
+        reason,
+        action,
+        note,
+        count: i32::try_from(count).unwrap_or(i32::MAX),
+    }
+}
