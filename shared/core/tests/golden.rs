@@ -1,9 +1,12 @@
 //! What others read, compared with files: reviews and webhook configurations with those in `tests/golden`, definitions and the
-//! installed webhook configurations with those in `manifests`.
+//! installed webhook configurations with those in `manifests`, the reference of the API with `docs/api.md`.
 //!
 //! With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files are rewritten instead.
 
 #![allow(clippy::panic)] // It is how a test fails.
+
+#[path = "golden/reference.rs"]
+mod reference;
 
 use std::{env, fs, path::PathBuf};
 
@@ -113,6 +116,11 @@ fn registration() -> Registration {
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "mimeo-webhook", "uid": "u-1",
         })),
     }
+}
+
+#[test]
+fn reference_of_the_api() {
+    matches_text("docs/api.md", &reference::render(&crds()));
 }
 
 #[test]
