@@ -58,12 +58,12 @@ pub struct AuditEvent {
 }
 
 impl AuditEvent {
-    /// Whether the verb is one that changes objects, whether or not it did (see [`AuditEvent::code`]); dry runs and questions
-    /// of authorization aside, which store nothing.
+    /// Whether the verb is one that changes objects, whether or not it did (see [`AuditEvent::code`]); dry runs aside, and
+    /// questions that are asked by creating what nobody stores.
     pub fn is_write(&self) -> bool {
         let verbs = ["create", "update", "patch", "delete", "deletecollection"];
-        let asks = self.uri.contains("dryRun=All") || self.group == "authorization.k8s.io";
-        verbs.contains(&self.verb.as_str()) && !asks
+        let question = matches!(self.group.as_str(), "authorization.k8s.io" | "authentication.k8s.io");
+        verbs.contains(&self.verb.as_str()) && !question && !self.uri.contains("dryRun=All")
     }
 
     /// Whether it tells of the end of a watch. A watch is told twice; that one was open at a mark is no request after it.

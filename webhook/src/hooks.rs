@@ -62,6 +62,8 @@ pub(crate) struct App {
     pub(crate) memory: Memory,
     /// Users who may change the mark.
     pub(crate) mimeo_users: Vec<String>,
+    /// The one that this program is.
+    pub(crate) username: String,
 }
 
 /// The hooks, each at its path.

@@ -13,6 +13,7 @@ mod policies;
 mod register;
 mod rules;
 mod turns;
+mod warnings;
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,7 +87,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, &*identity.cluster) };
     let handle = Handle::new(Engine::new(settings), counts);
-    let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username);
+    let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username.clone());
     let registration = Registration {
         endpoint,
         ca_bundle: None,
@@ -107,6 +108,7 @@ async fn main() -> anyhow::Result<()> {
         reads: Turns::default(),
         memory: Memory::default(),
         mimeo_users,
+        username,
     });
     let seen = observe(&clients, &identity, &app, &checks);
 

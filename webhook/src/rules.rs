@@ -16,6 +16,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     review::{Request, Verdict},
+    rights,
     rule::{Refusal, Rule, SourceRef},
 };
 use serde::de::DeserializeOwned;
@@ -23,7 +24,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
-use crate::{authority, hooks::App};
+use crate::{authority, hooks::App, warnings};
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let Some(object) = &request.object else { return Verdict::ALLOW };
@@ -68,7 +69,10 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     authorize(app, request, &needs, deadline).await?;
     let mut warnings = kinds.warnings();
     warnings.extend(missing_sources(app, &rule, &kinds, deadline).await);
-    warnings.extend(selection(app, &rule));
+    let before = request.old_object.as_ref().and_then(|old| parse::<ClusterReplication, _>(old, Rule::parse).ok());
+    warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
+    let needs = rights::needed(&rule.sources, |gvk| kinds.resource(gvk));
+    warnings.extend(warnings::missing_rights(app, needs, deadline).await);
     Ok(warnings)
 }
 
@@ -142,18 +146,4 @@ fn api_of(app: &App, source: &SourceRef, resource: &Resource) -> Api<DynamicObje
         plural: resource.plural.to_string(),
     };
     Api::namespaced_with(app.client.clone(), &source.namespace, &kind)
-}
-
-/// A word about rules that select every namespace, or none.
-fn selection(app: &App, rule: &Rule) -> Option<String> {
-    let (matching, all) = app.handle.look(|engine, _| engine.primed().then(|| engine.count_matching(rule)))?;
-    let everywhere = rule.targets.iter().position(|target| target.selection.selects_all());
-    match (everywhere, matching) {
-        (Some(_), _) if matching == all => Some(format!("Mimeo: the rule selects all {all} namespaces")),
-        (Some(i), _) => Some(format!(
-            "Mimeo: spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces"
-        )),
-        (None, 0) => Some("Mimeo: no namespace matches the rule now".into()),
-        (None, _) => None,
-    }
 }

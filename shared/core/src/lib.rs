@@ -16,6 +16,7 @@ pub mod policy;
 pub mod registration;
 pub mod render;
 pub mod review;
+pub mod rights;
 pub mod rule;
 pub mod selection;
 pub mod slot;

@@ -55,6 +55,11 @@ pub const REPLICA: &str = "mimeo.dev/replica";
 /// Value of [`REPLICA`] on a webhook's Lease.
 pub const REPLICA_WEBHOOK: &str = "webhook";
 
+/// Label on `ClusterRole`s, value `true`: the cluster adds their rules to what both of Mimeo's programs may do.
+pub const AGGREGATE: &str = "mimeo.dev/aggregate-to-mimeo";
+/// The same for what the reconciler alone may do.
+pub const AGGREGATE_TO_RECONCILER: &str = "mimeo.dev/aggregate-to-mimeo-reconciler";
+
 /// Prefix of every label and annotation key that is Mimeo's own.
 pub const PREFIX: &str = "mimeo.dev/";
 

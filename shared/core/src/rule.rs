@@ -104,6 +104,24 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.matches(name, labels))
     }
 
+    /// Whether it wants a copy of this kind and name in that namespace.
+    pub fn wants(&self, kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
+        let own = |source: &SourceRef| *source.namespace == *namespace && *source.name == *copy;
+        let of_kind = || self.sources.iter().filter(|source| source.gvk.group_kind() == *kind);
+        let makes = |target: &Target| of_kind().any(|source| target.copy_name(source) == copy);
+        // A source is never written.
+        !of_kind().any(own)
+            && self.targets.iter().any(|target| target.selection.matches(namespace, labels) && makes(target))
+    }
+
+    /// Kind and name of each copy that it makes in some namespace.
+    pub fn copies(&self) -> impl Iterator<Item = (GroupKind, String)> {
+        let copies = |target: &'_ Target| -> Vec<_> {
+            self.sources.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source))).collect()
+        };
+        self.targets.iter().flat_map(copies)
+    }
+
     /// Whether a namespace about to exist is a target, or could be as long as its name isn't known.
     pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
         self.targets.iter().any(|target| target.selection.could_match(hint, labels))

@@ -9,6 +9,7 @@
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `work`: the queue, the back-off, and what an answer means
 //! - `barrier`: namespaces that wait for their copies
+//! - `preview`: what a rule would meet that isn't stored yet
 //! - `status`: what a rule says about itself
 //! - `announce`: what people are told by Events
 
@@ -16,6 +17,7 @@ mod announce;
 mod barrier;
 mod collect;
 mod plan;
+mod preview;
 mod status;
 mod work;
 
@@ -32,6 +34,7 @@ pub use self::{
     announce::Announcement,
     barrier::{Awaited, Progress},
     collect::{RuleRead, SourceRead},
+    preview::{Contest, Preview},
     status::{Observed, StatusUpdate, Webhooks},
     work::{Action, Errand, Notice, Request, Ticket, Verb},
 };
@@ -712,14 +715,6 @@ impl Engine {
         }
         self.namespaces_listed = true;
         self.everything_dirty();
-    }
-
-    /// How many namespaces a rule selects, and how many there are; terminating ones left out.
-    pub fn count_matching(&self, rule: &Rule) -> (usize, usize) {
-        let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
-        alive.fold((0, 0), |(matching, all), (name, namespace)| {
-            (matching + usize::from(rule.matches(name, &namespace.labels)), all + 1)
-        })
     }
 
     fn namespace_name(&self, name: &str) -> Arc<str> {

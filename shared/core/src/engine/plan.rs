@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use mimeo_api::DriftPolicy;
 
 use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, announce::Happening, work::Timer};
@@ -173,10 +174,8 @@ impl Engine {
 
     /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
     fn precedes(&self, a: &Arc<RuleId>, b: &Arc<RuleId>, marked: Option<&Arc<RuleId>>) -> bool {
-        let rank = |id: &Arc<RuleId>| {
-            let created = self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
-            (id.kind, marked != Some(id), created, id.clone())
-        };
+        let created = |id| self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
+        let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));
         rank(a) < rank(b)
     }
 
@@ -368,6 +367,11 @@ impl Engine {
             self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule)).and_then(|state| state.rule.as_ref().ok());
         rule.filter(|rule| !rule.suspend).map_or(Barrier::None, |rule| rule.barrier)
     }
+}
+
+/// The lower one wins a cell. `marked` is the rule whose copy is there, if that is known.
+pub(super) fn rank<'a>(id: &'a RuleId, created: Option<Timestamp>, marked: Option<&RuleId>) -> impl Ord + use<'a> {
+    (id.kind, marked != Some(id), created, id)
 }
 
 impl Cell {

@@ -1,0 +1,103 @@
+//! What a rule would meet if it were stored as it is: told to the one who writes it, before anything is done.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{Engine, plan::rank};
+use crate::{
+    kind::GroupKind,
+    rule::{Rule, RuleId},
+    slot::Slot,
+};
+
+/// What a rule would meet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Preview {
+    /// Namespaces that it selects, terminating ones left out.
+    pub matching: usize,
+    /// All namespaces, likewise.
+    pub all: usize,
+    /// Namespaces that it selected before and doesn't any more.
+    pub lost: usize,
+    /// Copies that another rule wants, too, and that this one didn't want before; those in most namespaces first.
+    pub contests: Vec<Contest>,
+}
+
+/// A copy that two rules want.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contest {
+    /// The other rule.
+    pub other: Arc<RuleId>,
+    /// The copy's kind.
+    pub kind: GroupKind,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether the other rule comes first. Unless this one's copy is there already, it has the copy then.
+    pub lost: bool,
+    /// In which namespaces: at least these.
+    pub namespaces: Vec<Arc<str>>,
+}
+
+/// Most questions whether another rule wants a copy in a namespace, too: some 10 ms.
+const QUESTIONS: usize = 20_000;
+
+impl Engine {
+    /// What `rule` would meet among the namespaces and rules that are known; `before` is the rule as it is stored.
+    pub fn preview(&self, rule: &Rule, before: Option<&Rule>) -> Preview {
+        let mut preview = Preview::default();
+        let rivals = self.rivals(rule);
+        let mut contests: BTreeMap<usize, Vec<Arc<str>>> = BTreeMap::new();
+        let mut questions = 0;
+        for (name, namespace) in self.namespaces.iter().filter(|(_, namespace)| namespace.alive()) {
+            let labels = &namespace.labels;
+            preview.all += 1;
+            if !rule.matches(name, labels) {
+                preview.lost += usize::from(before.is_some_and(|before| before.matches(name, labels)));
+                continue;
+            }
+            preview.matching += 1;
+            for (index, rival) in rivals.iter().enumerate().take(QUESTIONS.saturating_sub(questions)) {
+                questions += 1;
+                let wants = |rule: &Rule| rule.wants(&rival.kind, &rival.name, name, labels);
+                if wants(rival.rule) && wants(rule) && !before.is_some_and(wants) {
+                    contests.entry(index).or_default().push(name.clone());
+                }
+            }
+        }
+        let contest = |(index, namespaces): (usize, Vec<Arc<str>>)| {
+            let Rival { id, rule: other, kind, name } = &rivals[index];
+            // Whose copy is there is not known here.
+            let lost = rank(id, Some(other.created), None) < rank(&rule.id, Some(rule.created), None);
+            Contest { other: (*id).clone(), kind: kind.clone(), name: name.clone(), lost, namespaces }
+        };
+        preview.contests = contests.into_iter().map(contest).collect();
+        preview.contests.sort_by_key(|contest| std::cmp::Reverse(contest.namespaces.len()));
+        preview
+    }
+
+    /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.
+    fn rivals(&self, rule: &Rule) -> Vec<Rival<'_>> {
+        let own: BTreeSet<(GroupKind, String)> = rule.copies().collect();
+        let rival = |slot: &Slot| {
+            let kind = slot.gvk().group_kind();
+            let same = *slot.rule != rule.id && own.contains(&(kind.clone(), slot.name.to_string()));
+            same.then_some((slot.rule.clone(), kind, slot.name.clone()))
+        };
+        let found: BTreeSet<_> = self.slots.values().filter_map(rival).collect();
+        let known = |(id, kind, name)| {
+            let (id, state) = self.rules.get_key_value(&id)?;
+            Some(Rival { id, rule: state.rule.as_ref().ok()?, kind, name })
+        };
+        found.into_iter().filter_map(known).collect()
+    }
+}
+
+/// A rule that makes a copy of this kind and name.
+struct Rival<'a> {
+    id: &'a Arc<RuleId>,
+    rule: &'a Rule,
+    kind: GroupKind,
+    name: Arc<str>,
+}

@@ -1,0 +1,133 @@
+//! What the author of a rule is told that was accepted, since the API server passes warnings on to whoever wrote it.
+//!
+//! A warning on each harmless change is soon read by nobody, and pipelines that take warnings for errors would stop at it. So
+//! these are spoken of alone: what is probably not meant (nothing selected, everything selected, copies that go with this
+//! change), and what keeps the rule from doing what it says (other rules, missing rights). How many namespaces are selected is
+//! said besides on a dry run: whoever makes one asks what would be.
+
+use std::collections::BTreeSet;
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::{Api, api::PostParams};
+use mimeo_core::{
+    engine::{Contest, Preview},
+    rights::{self, Need, Program},
+    rule::{Retain, Rule},
+};
+use tokio::time::{Instant, timeout_at};
+use tracing::debug;
+
+use crate::hooks::App;
+
+/// Most contests that are told one by one.
+const CONTESTS: usize = 3;
+/// Most rights that are asked for: those of some ten kinds.
+const RIGHTS: usize = 128;
+/// So many at once.
+const AT_ONCE: usize = 16;
+
+/// About the namespaces and the other rules that the rule would meet; `before` is the rule as it is stored.
+pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, dry_run: bool) -> Vec<String> {
+    let Some(preview) = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, before))) else {
+        return vec![];
+    };
+    let mut warnings: Vec<String> = selection(rule, &preview, dry_run).into_iter().collect();
+    warnings.extend(losses(rule, &preview));
+    warnings.extend(preview.contests.iter().take(CONTESTS).map(contest));
+    if preview.contests.len() > CONTESTS {
+        warnings.push(format!("Mimeo: so it is with {} more copies of other rules", preview.contests.len() - CONTESTS));
+    }
+    warnings
+}
+
+fn selection(rule: &Rule, preview: &Preview, dry_run: bool) -> Option<String> {
+    let Preview { matching, all, .. } = *preview;
+    let everywhere = rule.targets.iter().position(|target| target.selection.selects_all());
+    match everywhere {
+        _ if matching == all && all > 0 => Some(format!("Mimeo: the rule selects all {all} namespaces")),
+        Some(i) => Some(format!(
+            "Mimeo: spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces"
+        )),
+        None if matching == 0 => Some("Mimeo: no namespace matches the rule now".into()),
+        None => dry_run.then(|| format!("Mimeo: the rule selects {matching} of {all} namespaces")),
+    }
+}
+
+fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
+    let deletes = rule.retention.when_unmatched == Retain::Delete && !rule.suspend;
+    (deletes && preview.lost > 0).then(|| {
+        format!("Mimeo: {} namespaces are selected no more; the rule's copies there are deleted", preview.lost)
+    })
+}
+
+fn contest(Contest { other, kind, name, lost, namespaces }: &Contest) -> String {
+    let first = namespaces.iter().take(3).map(|name| &**name).collect::<Vec<_>>().join(", ");
+    let places = match namespaces.len() {
+        1 => format!("namespace {first}"),
+        2 | 3 => format!("namespaces {first}"),
+        many => format!("{many} namespaces, first {first}"),
+    };
+    let winner = if *lost { "has it, and this rule reports RuleConflict" } else { "is younger, and yields" };
+    // Last what may be long: the API server cuts a warning off.
+    format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {places}")
+}
+
+/// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.
+pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<Need>, deadline: Instant) -> Vec<String> {
+    let ask = async |need: Need| {
+        let mut denied = false;
+        for user in users(app, need.program) {
+            denied |= timeout_at(deadline, is_denied(app, user, &need)).await.unwrap_or_default();
+        }
+        denied.then_some(need)
+    };
+    let answers = stream::iter(needs.into_iter().take(RIGHTS)).map(ask).buffer_unordered(AT_ONCE);
+    rights::explain(&answers.filter_map(async |missing| missing).collect().await)
+}
+
+fn users(app: &App, program: Program) -> Vec<&str> {
+    let own = app.username.as_str();
+    match program {
+        Program::Webhook => vec![own],
+        // Whoever else is known as one of Mimeo's users.
+        Program::Reconciler => app.mimeo_users.iter().map(String::as_str).filter(|user| *user != own).collect(),
+    }
+}
+
+/// Whether the API server's authorizer says no; in doubt it doesn't.
+async fn is_denied(app: &App, user: &str, need: &Need) -> bool {
+    let gvk = &need.resource.gvk;
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(user.into()),
+            groups: Some(groups(user)),
+            resource_attributes: Some(ResourceAttributes {
+                group: Some(gvk.group.to_string()),
+                resource: Some(need.resource.plural.to_string()),
+                verb: Some(need.verb.into()),
+                namespace: need.namespace.as_deref().map(Into::into),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    match Api::<SubjectAccessReview>::all(app.client.clone()).create(&PostParams::default(), &review).await {
+        Ok(answer) => answer.status.is_some_and(|status| !status.allowed),
+        Err(error) => {
+            debug!(user, verb = need.verb, resource = %need.resource, %error, "cannot ask for a right");
+            false
+        }
+    }
+}
+
+/// The groups that the API server puts a user in by its name.
+fn groups(user: &str) -> Vec<String> {
+    let mut groups = vec!["system:authenticated".to_owned()];
+    if let Some((namespace, _)) = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+        groups.push("system:serviceaccounts".to_owned());
+        groups.push(format!("system:serviceaccounts:{namespace}"));
+    }
+    groups
+}
