@@ -1,9 +1,11 @@
 //! What the author of a rule is told while it is stored, and when nothing is said.
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingWebhookConfiguration};
+use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use mimeo_api::ClusterReplication;
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Stage, apply, kubectl, rule};
+use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, rule};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::json;
 
@@ -135,4 +137,82 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
     .await?;
     scene.wait_synced(&scene.tag).await?;
     Ok(())
+}
+
+// ---- deleting a source ----
+
+#[tokio::test]
+async fn deleting_a_source_tells_what_hangs_by_it() -> Result<()> {
+    let scene = STAGE.scene("feeds").await?;
+    scene.namespaces(3).await?;
+    for name in ["registry", "other"] {
+        scene.secret(name, &[("token", "one")]).await?;
+    }
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let told = eventually(SOON, "the source to be registered", || async {
+        let told = deletion(&scene, "secret", &["registry", "--dry-run=server"])?;
+        if told.is_empty() { bail!("no warning") } else { Ok(Some(told)) }
+    })
+    .await?;
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    assert_told(&told, &[&format!("this Secret feeds 3 copies of {rule}, which are deleted 60 seconds after it")]);
+    // Nobody is asked about anything else, and of many that are deleted at once about each.
+    assert_eq!(deletion(&scene, "secret", &["other"])?, [""; 0]);
+    assert_eq!(deletion(&scene, "configmap", &["registry", "--ignore-not-found"])?, [""; 0]);
+    assert_told(&deletion(&scene, "secret", &["--all"])?, &["feeds 3 copies of "]);
+    assert!(scene.secrets(&scene.home).get_opt("registry").await?.is_none(), "nothing is refused");
+    Ok(())
+}
+
+/// The warnings when something in the scene's home is deleted.
+fn deletion(scene: &Scene<'_>, kind: &str, which: &[&str]) -> Result<Vec<String>> {
+    let args = ["delete", kind, "-n", &scene.home].into_iter().chain(which.iter().copied());
+    let told = kubectl(&scene.setting.control_plane, args)?;
+    Ok(told
+        .lines()
+        .filter_map(|line| line.strip_prefix("Warning: "))
+        .filter(|line| line.starts_with("Mimeo"))
+        .map(str::to_owned)
+        .collect())
+}
+
+#[tokio::test]
+async fn the_sources_are_registered_once_however_many_replicas_there_are_and_fail_open() -> Result<()> {
+    let mut setting =
+        Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder().webhooks(2)).await?;
+    let (client, home) = {
+        let scene = setting.scene("once").await?;
+        scene.namespace().await?;
+        let (begun, _) = registered(&scene, "").await?;
+        let mut changes = begun;
+        for name in ["one", "two", "three"] {
+            scene.secret(name, &[("token", "one")]).await?;
+            let rule = RuleSpec { name: format!("{}-{name}", scene.tag), ..scene.rule() };
+            rule.secret(&scene.home, name).create(&scene.client).await?;
+            changes += 1;
+            // Until every replica has taken in the rule: none writes what was before.
+            scene.wait_condition(&format!("{}-{name}", scene.tag), "BarrierActive", "True", "Active").await?;
+            let (generation, entry) = registered(&scene, name).await?;
+            assert_eq!(generation, changes, "{entry:#?}");
+        }
+        (scene.client.clone(), scene.home.clone())
+    };
+    setting.pair.stop_webhooks().await?;
+    let sources: Api<Secret> = Api::namespaced(client, &home);
+    delete(&sources, "one").await
+}
+
+/// The generation of the configuration, once it has this name in it, and its entries.
+async fn registered(scene: &Scene<'_>, name: &str) -> Result<(i64, Vec<ValidatingWebhook>)> {
+    let all: Api<ValidatingWebhookConfiguration> = Api::all(scene.client.clone());
+    let source = format!("{}/{name}", scene.home);
+    eventually(SOON, format!("{source} to be registered"), || async {
+        let Some(found) = all.get_opt("mimeo-sources").await? else { bail!("nothing is") };
+        let entries = found.webhooks.unwrap_or_default();
+        let conditions = entries.iter().flat_map(|entry| entry.match_conditions.iter().flatten());
+        let named = name.is_empty() || conditions.into_iter().any(|one| one.expression.contains(&source));
+        if named { Ok(Some((found.metadata.generation.unwrap_or_default(), entries))) } else { bail!("{entries:#?}") }
+    })
+    .await
 }

@@ -316,9 +316,11 @@ async fn the_hooks_go_with_the_role_that_owns_them() -> Result<()> {
     let role = json!({"metadata": {"name": "mimeo-webhook"}, "rules": []});
     roles.create(&PostParams::default(), &serde_json::from_value(role)?).await?;
     let (mutating, validating) = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration");
-    let configurations = [(mutating, "mimeo"), (mutating, "mimeo-policies"), (validating, "mimeo")];
+    let configurations =
+        [(mutating, "mimeo"), (mutating, "mimeo-policies"), (validating, "mimeo"), (validating, "mimeo-sources")];
     let of = |kind| any(&client, "admissionregistration.k8s.io/v1", kind, None);
     for (kind, name) in configurations {
+        wait_for(of(kind)?, name.to_owned(), |_| true).await?;
         of(kind)?.delete(name, &DeleteParams::default()).await?;
         wait_for(of(kind)?, name.to_owned(), |config| config.metadata.owner_references.is_some()).await?;
     }

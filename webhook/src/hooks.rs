@@ -13,7 +13,7 @@ use axum::{
 use kube::Client;
 use mimeo_core::{
     admission::come_again,
-    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH},
+    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH},
     review::{Request, Verdict, encode},
 };
 use mimeo_runtime::{discovery::Discovery, driver::Handle, duration};
@@ -31,7 +31,7 @@ use crate::{
     metrics::{Hook, Metrics},
     namespaces, objects,
     policies::Policies,
-    rules,
+    rules, sources,
     turns::Turns,
 };
 
@@ -74,6 +74,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(&format!("{OBJECTS_PATH}{{policy}}"), post(objects_hook))
         .route(RULES_PATH, post(rules_hook))
         .route(COPIES_PATH, post(copies_hook))
+        .route(SOURCES_PATH, post(sources_hook))
         .with_state(app)
 }
 
@@ -132,8 +133,20 @@ async fn rules_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) 
 async fn copies_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
     match Review::open(&app, Hook::Copies, &asked, body).await {
         Ok(review) => review.answer(copies::decide(&app, &review.request, review.deadline)).await,
-        Err(answer) => answer,
+        Err(_) => let_through(),
     }
+}
+
+async fn sources_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+    match Review::open(&app, Hook::Sources, &asked, body).await {
+        Ok(review) => review.answer(async { sources::decide(&app, &review.request) }).await,
+        Err(_) => let_through(),
+    }
+}
+
+/// What a hook answers that fails open and couldn't read the review: any verdict would be a refusal, an error isn't one.
+fn let_through() -> Response {
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
 /// A review under way.

@@ -12,6 +12,7 @@ mod objects;
 mod policies;
 mod register;
 mod rules;
+mod sources;
 mod turns;
 mod warnings;
 
@@ -226,7 +227,8 @@ async fn register(
     let served = checks.certificate.clone();
     let (publish, current) = watch::channel(None);
     let registrar = Registrar::new(app.policies.clone(), clients, app.discovery.clone());
-    tokio::spawn(registrar.run(current));
+    tokio::spawn(registrar.run(current.clone()));
+    tokio::spawn(sources::keep_registered(app.handle.clone(), Kept::sources(clients), current));
     let kept = Arc::new((Kept::mutating(clients, NAME), Kept::validating(clients, NAME)));
     let hooks = kept.clone();
     tokio::spawn(async move {

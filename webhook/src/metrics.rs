@@ -25,6 +25,7 @@ pub(crate) enum Hook {
     Objects,
     Rules,
     Copies,
+    Sources,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -4,7 +4,12 @@
 //! Every replica does so. Equal replicas write the same, which is no write to the server, so they don't disturb each other;
 //! unequal ones, as during an update of Mimeo, give way with a growing pause.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::{
     ByteString,
@@ -20,7 +25,8 @@ use kube::{
 use mimeo_core::{
     kind::{GroupVersionKind, Resource as Served},
     policy::Policy,
-    registration::{NAME, POLICIES_NAME, Registration},
+    registration::{NAME, POLICIES_NAME, Registration, SOURCES_NAME},
+    rule::SourceRef,
 };
 use mimeo_runtime::{
     client::{Clients, Fault, status, within},
@@ -51,6 +57,8 @@ pub(crate) enum Wanted {
     Validating(Registration),
     /// The hooks of these policies, whose kinds are served so.
     Policies(Registration, Vec<Policy>, Vec<Served>),
+    /// The hook of these sources.
+    Sources(Registration, BTreeMap<SourceRef, Served>),
 }
 
 impl Wanted {
@@ -58,6 +66,7 @@ impl Wanted {
         match self {
             Self::Mutating(_) | Self::Validating(_) => NAME,
             Self::Policies(..) => POLICIES_NAME,
+            Self::Sources(..) => SOURCES_NAME,
         }
     }
 
@@ -70,6 +79,7 @@ impl Wanted {
                 let look_up = |gvk: &GroupVersionKind| served.iter().find(|resource| resource.gvk == *gvk).cloned();
                 registration.policies(policies, &look_up)
             }
+            Self::Sources(registration, sources) => registration.sources(sources),
         }
     }
 
@@ -79,6 +89,7 @@ impl Wanted {
             Self::Mutating(registration) => Self::Mutating(owned(registration)),
             Self::Validating(registration) => Self::Validating(owned(registration)),
             Self::Policies(registration, policies, served) => Self::Policies(owned(registration), policies, served),
+            Self::Sources(registration, sources) => Self::Sources(owned(registration), sources),
         }
     }
 }
@@ -94,15 +105,21 @@ pub(crate) struct Kept {
 impl Kept {
     /// Keeps the mutating configuration of that name, once it is known what it shall say.
     pub(crate) fn mutating(clients: &Clients, name: &'static str) -> Self {
-        Self::start::<MutatingWebhookConfiguration>(clients, name)
+        Self::start::<MutatingWebhookConfiguration>(clients, name, Duration::ZERO)
     }
 
     /// The same for the validating one.
     pub(crate) fn validating(clients: &Clients, name: &'static str) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, name)
+        Self::start::<ValidatingWebhookConfiguration>(clients, name, Duration::ZERO)
     }
 
-    fn start<K>(clients: &Clients, name: &'static str) -> Self
+    /// The same for that of the sources. It follows the rules, which other replicas may have seen a moment before: what another
+    /// writes is given time to make sense.
+    pub(crate) fn sources(clients: &Clients) -> Self {
+        Self::start::<ValidatingWebhookConfiguration>(clients, SOURCES_NAME, Duration::from_secs(5))
+    }
+
+    fn start<K>(clients: &Clients, name: &'static str, patience: Duration) -> Self
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
     {
@@ -112,6 +129,7 @@ impl Kept {
             api: Api::all(clients.requests.clone()),
             roles: Api::all(clients.requests.clone()),
             name,
+            patience,
             held: publish,
             owned: false,
             applied: None,
@@ -148,6 +166,8 @@ struct Keeper<K> {
     api: Api<K>,
     roles: Api<ClusterRole>,
     name: &'static str,
+    /// How long what others write is left alone.
+    patience: Duration,
     held: watch::Sender<Option<Arc<Wanted>>>,
     /// Whether it was seen with an owner.
     owned: bool,
@@ -196,7 +216,10 @@ where
             }
             let retry = want.is_some_and(|want| !self.holds(&live, &want));
             tokio::select! {
-                seen = follower.next() => live = value(seen),
+                seen = follower.next() => {
+                    live = value(seen);
+                    not_before = not_before.max(Instant::now() + self.patience);
+                }
                 changed = wanted.changed() => if changed.is_err() { return },
                 () = sleep_until(not_before), if retry => {}
             }

@@ -61,29 +61,28 @@ fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     })
 }
 
-fn contest(Contest { other, kind, name, lost, namespaces }: &Contest) -> String {
-    let first = namespaces.iter().take(3).map(|name| &**name).collect::<Vec<_>>().join(", ");
-    let places = match namespaces.len() {
-        1 => format!("namespace {first}"),
-        2 | 3 => format!("namespaces {first}"),
-        many => format!("{many} namespaces, first {first}"),
-    };
+fn contest(contest: &Contest) -> String {
+    let Contest { other, kind, name, lost, .. } = contest;
     let winner = if *lost { "has it, and this rule reports RuleConflict" } else { "is younger, and yields" };
     // Last what may be long: the API server cuts a warning off.
-    format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {places}")
+    format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {}", contest.places())
 }
 
 /// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.
 pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<Need>, deadline: Instant) -> Vec<String> {
-    let ask = async |need: Need| {
-        let mut denied = false;
-        for user in users(app, need.program) {
-            denied |= timeout_at(deadline, is_denied(app, user, &need)).await.unwrap_or_default();
+    let questions = needs.into_iter().take(RIGHTS).map(|need| missing(app, need, deadline));
+    let answers: Vec<Option<Need>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
+    rights::explain(&answers.into_iter().flatten().collect())
+}
+
+/// The right, if any of the program's users lacks it.
+async fn missing(app: &App, need: Need, deadline: Instant) -> Option<Need> {
+    for user in users(app, need.program) {
+        if timeout_at(deadline, is_denied(app, user, &need)).await.unwrap_or_default() {
+            return Some(need);
         }
-        denied.then_some(need)
-    };
-    let answers = stream::iter(needs.into_iter().take(RIGHTS)).map(ask).buffer_unordered(AT_ONCE);
-    rights::explain(&answers.filter_map(async |missing| missing).collect().await)
+    }
+    None
 }
 
 fn users(app: &App, program: Program) -> Vec<&str> {

@@ -1,13 +1,15 @@
 //! The webhook configurations, as they are applied: which requests the API server asks about, and where.
 //!
-//! Two objects. [`NAME`] is the fixed part. [`POLICIES_NAME`] has an entry per `TransformPolicy`, apart so that a bad
-//! entry or too many of them can't make the fixed part unwritable. Applying them, and trying an entry before it is
+//! Three names. [`NAME`] is the fixed part. [`POLICIES_NAME`] has an entry per `TransformPolicy`, apart so that a bad
+//! entry or too many of them can't make the fixed part unwritable; [`SOURCES_NAME`] changes with the rules. Applying them, and trying an entry before it is
 //! added, is left to the caller.
 //!
 //! Both selectors are spelled out, also where they select everything: what another writes into one is then put back.
 //!
 //! The filters are as narrow as the job: what doesn't match costs the API server no call. Nothing is exempt by a label of
 //! a namespace, since anyone who may create one can set any.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::ByteString;
 use mimeo_api::FailurePolicy;
@@ -18,6 +20,7 @@ use crate::{
     kind::{GroupVersionKind, Resource},
     names::{DRIFT, DRIFT_DENY, MANAGER, MARK},
     policy::Policy,
+    rule::SourceRef,
     selection::{NAMESPACE_NAME, Selector},
 };
 
@@ -25,6 +28,9 @@ use crate::{
 pub const NAME: &str = "mimeo";
 /// Name of the mutating configuration that has the policies.
 pub const POLICIES_NAME: &str = "mimeo-policies";
+
+/// Name of the validating configuration that has the sources.
+pub const SOURCES_NAME: &str = "mimeo-sources";
 
 /// Path of the hook that marks namespaces and starts filling them.
 pub const NAMESPACES_PATH: &str = "/mutate/namespaces";
@@ -34,6 +40,8 @@ pub const BARRIER_PATH: &str = "/mutate/barrier";
 pub const OBJECTS_PATH: &str = "/mutate/objects/";
 /// Path of the hook that checks rules and policies.
 pub const RULES_PATH: &str = "/validate/rules";
+/// Path of the hook that warns whoever deletes a source.
+pub const SOURCES_PATH: &str = "/validate/sources";
 
 /// Path of the hook that refuses changes of copies.
 pub const COPIES_PATH: &str = "/validate/copies";
@@ -49,6 +57,11 @@ const COLLECTORS: [&str; 3] = [
 /// waiting for copies; the rest is for a busy machine. The server's default, 10, would let an address that swallows
 /// packets hold every namespace's creation that long.
 const TIMEOUT: u32 = 5;
+/// The same for a warning: nobody is to wait long for one.
+const TIMEOUT_OF_A_WARNING: u32 = 1;
+/// Most sources of whose deletion the webhook is told. Their names stand in an expression that the API server evaluates for
+/// each deletion in their namespaces.
+const SOURCES: usize = 256;
 
 /// Resources that wait for copies unless the operator chooses others.
 pub fn default_barrier_resources() -> Vec<(String, String, String)> {
@@ -110,6 +123,47 @@ impl Registration {
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         let entries: Vec<_> = policies.into_iter().filter_map(|policy| self.policy(policy, look_up)).collect();
         self.configuration("MutatingWebhookConfiguration", POLICIES_NAME, &entries)
+    }
+
+    /// The `ValidatingWebhookConfiguration` of these sources: the first of them in their order, if there are very many.
+    ///
+    /// Fails open, and is asked about deletions of nothing but sources, and not by those who clean up: it can only ever warn.
+    pub fn sources(&self, sources: &BTreeMap<SourceRef, Resource>) -> Value {
+        let sources: Vec<(&SourceRef, &Resource)> = sources.iter().take(SOURCES).collect();
+        if sources.is_empty() {
+            return self.configuration("ValidatingWebhookConfiguration", SOURCES_NAME, &[]);
+        }
+        let resources: BTreeSet<&Resource> = sources.iter().map(|(_, resource)| *resource).collect();
+        let rules: Vec<Value> = resources.into_iter().map(|resource| rule(resource, &["DELETE"])).collect();
+        let namespaces: BTreeSet<&str> = sources.iter().map(|(source, _)| &*source.namespace).collect();
+        let names: BTreeSet<String> =
+            sources.iter().map(|(source, _)| cel_string(&format!("{}/{}", source.namespace, source.name))).collect();
+        // A deletion of many has no name of its own.
+        let name = "(oldObject.metadata.namespace + '/' + oldObject.metadata.name)";
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        let mut cleaners = String::from("request.userInfo.username.startsWith('system:serviceaccount:kube-system:')");
+        for user in &self.mimeo_users {
+            cleaners += &format!(" || request.userInfo.username == {}", cel_string(user));
+        }
+        let entry = json!({
+            "name": "sources.mimeo.dev",
+            "clientConfig": self.client_config(SOURCES_PATH),
+            "rules": rules,
+            "namespaceSelector": {
+                "matchExpressions": [{"key": NAMESPACE_NAME, "operator": "In", "values": namespaces}],
+            },
+            "objectSelector": {},
+            "matchConditions": [
+                {"name": "not-cleaning-up", "expression": format!("!({cleaners})")},
+                {"name": "a-source", "expression": format!("{name} in [{names}]")},
+            ],
+            "failurePolicy": FailurePolicy::Ignore,
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT_OF_A_WARNING,
+            "matchPolicy": "Equivalent",
+            "admissionReviewVersions": ["v1"],
+        });
+        self.configuration("ValidatingWebhookConfiguration", SOURCES_NAME, &[entry])
     }
 
     fn configuration(&self, kind: &str, name: &str, webhooks: &[Value]) -> Value {
@@ -251,7 +305,7 @@ impl Registration {
     /// One policy's entry. Asked again if a later hook changed the object: that one may have brought it under the policy.
     fn policy(&self, policy: &Policy, look_up: &dyn Fn(&GroupVersionKind) -> Option<Resource>) -> Option<Value> {
         let resources = policy.kinds.iter().filter_map(look_up).filter(|resource| resource.namespaced);
-        let rules: Vec<_> = resources.map(|resource| rewrite_rule(&resource)).collect();
+        let rules: Vec<_> = resources.map(|resource| rule(&resource, &["CREATE", "UPDATE"])).collect();
         (!rules.is_empty()).then(|| {
             json!({
                 "name": entry_name(&policy.name),
@@ -274,8 +328,7 @@ impl Registration {
     fn namespaces_of(&self, policy: &Policy) -> Value {
         let mut selector = policy.namespace_selector.as_ref().map_or_else(|| json!({}), Selector::to_json);
         let own = std::iter::once(self.own_namespace.as_str());
-        let excluded: std::collections::BTreeSet<_> =
-            policy.exclude_namespaces.iter().map(|name| &**name).chain(own).collect();
+        let excluded: BTreeSet<_> = policy.exclude_namespaces.iter().map(|name| &**name).chain(own).collect();
         let exclusion = json!({"key": NAMESPACE_NAME, "operator": "NotIn", "values": excluded});
         match selector["matchExpressions"].as_array_mut() {
             Some(expressions) => expressions.push(exclusion),
@@ -321,10 +374,10 @@ impl Registration {
     }
 }
 
-fn rewrite_rule(Resource { gvk, plural, .. }: &Resource) -> Value {
+fn rule(Resource { gvk, plural, .. }: &Resource, operations: &[&str]) -> Value {
     json!({
         "apiGroups": [gvk.group], "apiVersions": [gvk.version], "resources": [plural],
-        "operations": ["CREATE", "UPDATE"], "scope": "Namespaced",
+        "operations": operations, "scope": "Namespaced",
     })
 }
 
@@ -386,7 +439,21 @@ mod tests {
     }
 
     #[test]
-    fn without_policies_the_list_is_empty() {
+    fn without_policies_and_sources_the_lists_are_empty() {
         assert_eq!(registration().policies(&[], &|_| None)["webhooks"], json!([]));
+        assert_eq!(registration().sources(&BTreeMap::new())["webhooks"], json!([]));
+    }
+
+    #[test]
+    fn of_very_many_sources_the_first_are_registered() {
+        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+        let resource = Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true };
+        let source =
+            |number| SourceRef { gvk: gvk.clone(), namespace: "n".into(), name: format!("s{number:04}").into() };
+        let sources = (0..1000).map(|number| (source(number), resource.clone())).collect();
+        let expression = registration().sources(&sources)["webhooks"][0]["matchConditions"][1]["expression"].clone();
+        let expression = expression.as_str().unwrap();
+        assert_eq!(expression.matches("\"n/s").count(), 256);
+        assert!(expression.contains("n/s0255") && !expression.contains("n/s0256"));
     }
 }

@@ -116,7 +116,7 @@ impl Rule {
 
     /// Kind and name of each copy that it makes in some namespace.
     pub fn copies(&self) -> impl Iterator<Item = (GroupKind, String)> {
-        let copies = |target: &'_ Target| -> Vec<_> {
+        let copies = |target: &Target| -> Vec<_> {
             self.sources.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source))).collect()
         };
         self.targets.iter().flat_map(copies)

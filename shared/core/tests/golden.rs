@@ -8,7 +8,7 @@
 #[path = "golden/reference.rs"]
 mod reference;
 
-use std::{env, fs, path::PathBuf};
+use std::{collections::BTreeMap, env, fs, path::PathBuf};
 
 use mimeo_api::{FailurePolicy, TransformPolicy, crds};
 use mimeo_core::{
@@ -16,6 +16,7 @@ use mimeo_core::{
     policy::Policy,
     registration::{Endpoint, Registration, default_barrier_resources},
     review::{self, Verdict},
+    rule::SourceRef,
 };
 use serde_json::{Value, json};
 
@@ -129,6 +130,23 @@ fn webhook_configurations() {
     matches_file("registration-mutating.json", &registration.mutating());
     matches_file("registration-validating.json", &registration.validating());
     matches_file("registration-policies.json", &registration.policies(&[devops(), team()], &look_up));
+    matches_file("registration-sources.json", &registration.sources(&sources()));
+}
+
+/// Of two kinds, in two namespaces.
+fn sources() -> BTreeMap<SourceRef, Resource> {
+    let source = |api_version, kind, namespace: &str, name: &str| {
+        let gvk = GroupVersionKind::parse(api_version, kind).expect("a kind");
+        let resource = look_up(&gvk).expect("one that is served");
+        (SourceRef { gvk, namespace: namespace.into(), name: name.into() }, resource)
+    };
+    [
+        source("v1", "Secret", "platform", "registry"),
+        source("v1", "Secret", "devops", "registry"),
+        source("v1", "ConfigMap", "platform", "settings"),
+        source("v1", "ConfigMap", "platform", "registry"),
+    ]
+    .into()
 }
 
 #[test]

@@ -131,3 +131,19 @@ fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questi
     let found: usize = preview.contests.iter().map(|contest| contest.namespaces.len()).sum();
     assert!(found <= 20_000, "{found} in {:?}", begun.elapsed());
 }
+
+#[test]
+fn a_source_feeds_the_copies_that_its_rules_want() {
+    let own = json!([{"namespaces": ["home", "a-*"]}, {"namespaces": ["a-0"], "name": "x"}]);
+    let rules =
+        [rule("r", None, "s", own), rule("none", None, "s", globs(&["c"])), rule("t", None, "t", globs(&["*"]))];
+    let engine = engine(&rules, 3);
+    let gvk = rules[0].sources[0].gvk.clone();
+    let fed = |name| {
+        let fed = engine.feeds(&gvk.group_kind(), "home", name).into_iter();
+        fed.map(|(rule, copies)| (rule.id.name.to_string(), copies)).collect::<Vec<_>>()
+    };
+    assert_eq!(fed("s"), [("none".to_owned(), 0), ("r".to_owned(), 4)]);
+    assert_eq!(fed("t"), [("t".to_owned(), 6)]);
+    assert!(fed("u").is_empty() && engine.feeds(&gvk.group_kind(), "elsewhere", "s").is_empty());
+}

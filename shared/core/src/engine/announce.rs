@@ -320,15 +320,19 @@ fn note(told: &[Told<'_>]) -> Option<String> {
     if told.len() == 1 {
         return Some(format!("{kind} {name} in namespace {namespace}: {message}"));
     }
-    let mut namespaces: Vec<&str> = told.iter().map(|one| &**one.namespace).collect();
+    let mut namespaces: Vec<&Arc<str>> = told.iter().map(|one| one.namespace).collect();
     namespaces.dedup();
-    let first = namespaces.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-    let places = match namespaces.len() {
+    Some(format!("{} copies in {}: {message}", told.len(), places(&namespaces)))
+}
+
+/// How many namespaces these are, and which: the first three.
+pub(super) fn places<T: AsRef<str>>(namespaces: &[T]) -> String {
+    let first = namespaces.iter().take(3).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+    match namespaces.len() {
         1 => format!("namespace {first}"),
         2 | 3 => format!("namespaces {first}"),
         many => format!("{many} namespaces, first {first}"),
-    };
-    Some(format!("{} copies in {places}: {message}", told.len()))
+    }
 }
 
 fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {

@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, plan::rank};
+use super::{Engine, announce::places, plan::rank};
 use crate::{
-    kind::GroupKind,
-    rule::{Rule, RuleId},
+    kind::{GroupKind, Resource},
+    rule::{Rule, RuleId, SourceRef},
+    selection::Labels,
     slot::Slot,
 };
 
@@ -38,6 +39,13 @@ pub struct Contest {
     pub lost: bool,
     /// In which namespaces: at least these.
     pub namespaces: Vec<Arc<str>>,
+}
+
+impl Contest {
+    /// In which namespaces, for people.
+    pub fn places(&self) -> String {
+        places(&self.namespaces)
+    }
 }
 
 /// Most questions whether another rule wants a copy in a namespace, too: some 10 ms.
@@ -75,6 +83,30 @@ impl Engine {
         preview.contests = contests.into_iter().map(contest).collect();
         preview.contests.sort_by_key(|contest| std::cmp::Reverse(contest.namespaces.len()));
         preview
+    }
+
+    /// The sources of all rules, as far as their kinds are served.
+    pub fn sources(&self) -> BTreeMap<SourceRef, Resource> {
+        self.demanded().sources
+    }
+
+    /// The rules that copy this object, and how many copies each has of it, or is about to have.
+    pub fn feeds(&self, kind: &GroupKind, namespace: &str, name: &str) -> Vec<(&Rule, usize)> {
+        let is_it = |source: &&SourceRef| {
+            source.gvk.group_kind() == *kind && *source.namespace == *namespace && *source.name == *name
+        };
+        let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let fed = |rule: &Rule| {
+            let source = rule.sources.iter().find(is_it)?;
+            let copies = |(place, labels): (&Arc<str>, &Labels)| {
+                let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
+                let names: BTreeSet<String> = targets.map(|target| target.copy_name(source)).collect();
+                names.iter().filter(|copy| rule.wants(kind, copy, place, labels)).count()
+            };
+            let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
+            Some(alive.map(|(place, namespace)| copies((place, &namespace.labels))).sum())
+        };
+        rules.filter_map(|rule| Some((rule, fed(rule)?))).collect()
     }
 
     /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.

@@ -35,10 +35,10 @@ pub(crate) fn render(definitions: &[CustomResourceDefinition]) -> String {
         let mut sections = Sections { kind: &names.kind, seen: BTreeMap::new(), found: Vec::new() };
         let version = serde_json::to_value(&definition.spec.versions[0]).expect("a definition is plain data");
         let schema = &version["schema"]["openAPIV3Schema"];
-        let short = names.short_names.iter().flatten().map(|name| format!(", `{name}`")).collect::<String>();
+        let short: Vec<String> = names.short_names.iter().flatten().map(|name| format!(", `{name}`")).collect();
         let scope = if definition.spec.scope == "Cluster" { "Lives in no namespace" } else { "Lives in a namespace" };
         let _ = write!(text, "\n## {}\n\n{}\n\n", names.kind, described(schema));
-        let _ = writeln!(text, "{scope}. For kubectl: `{}`{short}.", names.plural);
+        let _ = writeln!(text, "{scope}. For kubectl: `{}`{}.", names.plural, short.concat());
         for part in ["spec", "status"] {
             let mut waiting = vec![(part.to_owned(), schema["properties"][part].clone())];
             while let Some((path, schema)) = waiting.pop() {

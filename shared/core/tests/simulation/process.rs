@@ -199,6 +199,7 @@ pub struct Process {
     /// Most requests under way.
     window: usize,
     pub requests: BTreeMap<&'static str, usize>,
+    announced: usize,
 }
 
 impl Process {
@@ -214,6 +215,7 @@ impl Process {
             demand: None,
             window,
             requests: BTreeMap::new(),
+            announced: 0,
         };
         for topic in [Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd] {
             process.watches.insert(topic.clone(), Watch::open(&topic, server));
@@ -400,6 +402,17 @@ impl Process {
         }
     }
 
+    /// Takes the Events that are due. Whatever happens, they are few, and the API server would take each.
+    fn announce(&mut self, clock: Duration) {
+        let now = self.tick(clock);
+        let announcements = self.engine.announcements(now);
+        assert!(announcements.iter().all(|one| one.note.len() <= 1024 && one.count > 0), "{announcements:?}");
+        self.announced += announcements.len();
+        let most = 50 + usize::try_from(now.as_secs() / 6).expect("small");
+        assert!(self.announced <= most, "{} Events after {now:?}", self.announced);
+        assert!(self.engine.announcements_due().is_none_or(|due| due > now), "what is due is told");
+    }
+
     /// Takes from the engine what there is to do now, as far as the window allows. New flights are at the end.
     pub fn pump(&mut self, server: &Server, clock: Duration) -> usize {
         let before = self.flights.len();
@@ -418,6 +431,7 @@ impl Process {
             }
         }
         self.follow_demand(server);
+        self.announce(clock);
         self.flights.len() - before
     }
 }

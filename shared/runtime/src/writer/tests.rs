@@ -1,8 +1,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
+    engine::{Action, Announcement, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
     rule::{Rule, RuleId, SourceRef},
@@ -347,4 +347,57 @@ async fn a_status_is_applied_to_the_subresource() {
     let keys: Vec<&str> = body.as_object().expect("an object").keys().map(String::as_str).collect();
     assert_eq!(keys, ["apiVersion", "kind", "metadata", "status"]);
     assert_eq!(body["metadata"], json!({"name": "registry"}));
+}
+
+#[tokio::test]
+async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
+    let announcement = |count| Announcement {
+        name: "mimeo.1".into(),
+        regarding: ObjectReference { kind: Some("Namespace".into()), name: Some("team".into()), ..Default::default() },
+        related: None,
+        type_: "Warning",
+        reason: "CopyFailed",
+        action: "Reconcile",
+        note: "no".into(),
+        count,
+    };
+    let at = "2026-01-01T00:00:00.5Z".parse().expect("a time");
+    let absent = || status(404, &json!({"name": "mimeo.1", "kind": "events"}));
+    let known = |event: Value| Script::json(200, &event);
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let read = format!("GET {events}/mimeo.1");
+    let observed = json!("2026-01-01T00:00:00.500000Z");
+    let series = |count| json!({"count": count, "lastObservedTime": observed});
+    let one = json!({"eventTime": null});
+    let many = json!({"eventTime": null, "series": {"count": 5, "lastObservedTime": observed}});
+    let cases = [
+        (1, vec![absent(), status(201, &json!({}))], Ok(()), Some(("POST", Value::Null))),
+        (3, vec![absent(), status(201, &json!({}))], Ok(()), Some(("POST", series(3)))),
+        (1, vec![known(one), status(200, &json!({}))], Ok(()), Some(("PATCH", series(2)))),
+        (3, vec![known(many), status(200, &json!({}))], Ok(()), Some(("PATCH", series(8)))),
+        (
+            1,
+            vec![absent(), status(403, &json!({}))],
+            Err(ErrandError::Denied { code: 403 }),
+            Some(("POST", Value::Null)),
+        ),
+        (1, vec![status(403, &json!({}))], Err(ErrandError::Denied { code: 403 }), None),
+    ];
+    for (count, scripts, want, write) in cases {
+        let server = Server::start(scripts).await;
+        assert_eq!(writer(&server).write_event(announcement(count), "replica", at).await, want);
+        let came = server.came();
+        assert_eq!((came.len(), &came[0].line), (1 + usize::from(write.is_some()), &read));
+        let Some((method, series)) = write else { continue };
+        let at = if method == "POST" { events.to_owned() } else { format!("{events}/mimeo.1") };
+        assert_eq!(came[1].line, format!("{method} {at}"));
+        let body: Value = serde_json::from_slice(&came[1].body).expect("an object");
+        assert_eq!(body["series"], series);
+        let rest = body.as_object().expect("an object").len();
+        assert_eq!(rest > 1, method == "POST", "nothing but the series can be changed: {body}");
+        if method == "POST" {
+            assert_eq!((&body["eventTime"], &body["reportingInstance"]), (&observed, &json!("replica")));
+            assert_eq!(body["regarding"], json!({"kind": "Namespace", "name": "team"}));
+        }
+    }
 }
