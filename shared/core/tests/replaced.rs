@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
@@ -154,4 +154,35 @@ fn a_replica_of_the_webhook_leaves_it_to_the_reconciler() {
         assert!(!matches!(request.ticket.verb, Verb::Delete(..)));
         scene.refuse(&request);
     }
+}
+
+/// Its predecessor was held by a finalizer for a while, so that the watch told of its end and no answer did.
+#[test]
+fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
+    let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
+    let apply = scene.changed();
+    scene.refuse(&apply);
+    let delete = scene.next().unwrap();
+    let entry =
+        json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+    let going = json!({
+        "name": "x", "namespace": "team", "uid": uid(2), "resourceVersion": "13", "managedFields": [&entry],
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/held"],
+        "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+    });
+    let going: ObjectMeta = from_value(going).unwrap();
+    scene.engine.outcome(&delete.ticket, Outcome::Object(Box::new(going.clone())), NOW);
+    assert!(scene.next().is_none(), "it is waited for");
+    let gone = ObjectMeta { resource_version: Some("14".into()), ..going };
+    scene.engine.copy_gone(&scene.source.gvk.group_kind(), &gone, NOW);
+    let create = scene.next().unwrap();
+    assert_eq!(create.ticket.verb, Verb::Create);
+    scene.written(&create, 5);
+    let edited = json!({
+        "name": "x", "namespace": "team", "uid": uid(5), "resourceVersion": "20", "managedFields": [entry],
+        "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "annotations": {"mimeo.dev/checksum": "somebody's"},
+    });
+    scene.engine.copy_applied(&scene.source.gvk.group_kind(), &from_value(edited).unwrap(), NOW);
+    let apply = scene.next().unwrap();
+    assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{:?}", apply.ticket.verb);
 }
