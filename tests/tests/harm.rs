@@ -76,6 +76,95 @@ async fn an_object_in_the_way_is_untouched_and_reported_whatever_is_in_it() -> R
     assert_unwritten(&scene, &scene.home, &mark).await
 }
 
+/// With strategy Apply what only the object in the way has stays.
+#[tokio::test]
+async fn an_object_in_the_way_is_overwritten_if_the_rule_says_so_unless_it_is_a_source() -> Result<()> {
+    let scene = STAGE.scene("over").await?;
+    let namespaces = scene.namespaces(4).await?;
+    let at = |index: usize| scene.secrets(&namespaces[index]);
+    scene.secret("registry", &[("token", "one")]).await?;
+    let theirs =
+        create_secret(&scene.client, &namespaces[0], "registry", &[("token", "theirs"), ("more", "yes")]).await?;
+    let typed = json!({"metadata": {"name": "registry"}, "type": "example.com/other", "stringData": {"more": "yes"}});
+    let typed = at(1).create(&PostParams::default(), &serde_json::from_value(typed)?).await?;
+    let source = create_secret(&scene.client, &namespaces[2], "registry", &[("token", "theirs")]).await?;
+    let other = rule(&format!("{}-other", scene.tag)).secret(&namespaces[2], "registry").named("other");
+    other.target(json!({"namespaces": [scene.home]})).create(&scene.client).await?;
+
+    let failing = scene.rule().secret(&scene.home, "registry");
+    failing.create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [4, 1, 3]).await?;
+    failing.clone().set("conflictPolicy", json!("Overwrite")).replace(&scene.client).await?;
+    let status = scene.wait_counts(&scene.tag, [4, 3, 1]).await?;
+    let failures: Vec<_> = status.failures.iter().map(|one| (&*one.namespace, &*one.reason)).collect();
+    assert_eq!(failures, [(&*namespaces[2], "Conflict")]);
+    assert!(status.failures[0].message.contains("the source of a rule"), "{status:#?}");
+    assert_eq!(version(&at(2).get("registry").await?), version(&source));
+
+    let over = at(0).get("registry").await?;
+    assert_eq!((uid(&over), value(&over, "token")), (uid(&theirs), Some("one".to_owned())));
+    assert_eq!(value(&over, "more").as_deref(), Some("yes"));
+    let anew = at(1).get("registry").await?;
+    assert_ne!(uid(&anew), uid(&typed));
+    assert_eq!((value(&anew, "token").as_deref(), value(&anew, "more")), (Some("one"), None));
+
+    // They are copies from now on.
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    scene.wait_secret(&namespaces[0], "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    failing.delete(&scene.client).await?;
+    wait_gone(at(0), "registry").await?;
+    wait_gone(at(1), "registry").await?;
+    assert_eq!(version(&at(2).get("registry").await?), version(&source));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_in_the_way_is_adopted_if_it_is_a_copy_already() -> Result<()> {
+    let scene = STAGE.scene("adopt").await?;
+    let namespaces = scene.namespaces(6).await?;
+    let [same, disowned, marked, more, other, different_type] =
+        [0, 1, 2, 3, 4, 5].map(|index| scene.secrets(&namespaces[index]));
+    let content = [("token", "one"), ("user", "robin")];
+    scene.secret("registry", &content).await?;
+    let make = |index: usize, content: &'static [(&str, &str)]| {
+        create_secret(&scene.client, &namespaces[index], "registry", content)
+    };
+    let mut before = vec![make(0, &[("token", "one"), ("user", "robin")]).await?];
+    merge(
+        &same,
+        "registry",
+        json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "theirs", "kept": "yes"}}}),
+    )
+    .await?;
+    before.push(make(1, &[("token", "one"), ("user", "robin")]).await?);
+    merge(&disowned, "registry", json!({"metadata": {"managedFields": [{}]}})).await?;
+    before.push(make(2, &[("token", "old")]).await?);
+    let mark = json!({"metadata": {"annotations": {"kubed.appscode.com/origin": "{}"}}});
+    merge(&marked, "registry", mark).await?;
+    before.push(make(3, &[("token", "one"), ("user", "robin"), ("more", "yes")]).await?);
+    before.push(make(4, &[("token", "one"), ("user", "kim")]).await?);
+    let typed = json!({"metadata": {"name": "registry"}, "type": "example.com/other", "stringData": {"token": "one", "user": "robin"}});
+    before.push(different_type.create(&PostParams::default(), &serde_json::from_value(typed)?).await?);
+
+    scene.rule().secret(&scene.home, "registry").set("conflictPolicy", json!("Adopt")).create(&scene.client).await?;
+    let status = scene.wait_counts(&scene.tag, [6, 3, 3]).await?;
+    assert!(
+        status.failures.iter().all(|one| one.reason == "Conflict" && one.message.contains("not adopted")),
+        "{status:#?}"
+    );
+    for (secrets, before) in [&same, &disowned, &marked].into_iter().zip(&before) {
+        let copy = secrets.get("registry").await?;
+        assert_eq!(uid(&copy), uid(before), "adopted in place");
+        assert_eq!((value(&copy, "token").as_deref(), value(&copy, "user").as_deref()), (Some("one"), Some("robin")));
+        assert_eq!(copy.labels().get("app.kubernetes.io/managed-by").map(String::as_str), Some("mimeo"));
+    }
+    assert_eq!(same.get("registry").await?.labels().get("kept").map(String::as_str), Some("yes"));
+    for (secrets, before) in [&more, &other, &different_type].into_iter().zip(&before[3..]) {
+        assert_eq!(version(&secrets.get("registry").await?), version(before));
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn forged_marks_protect_from_nothing_and_cost_nothing() -> Result<()> {
     let scene = STAGE.scene("forge").await?;

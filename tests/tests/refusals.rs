@@ -226,7 +226,7 @@ fn bad_transforms() -> Vec<Case> {
 fn bad_choices() -> Vec<Case> {
     vec![
         ("a strategy to come", json!({"strategy": "Replace"}), &["spec.strategy"]),
-        ("a conflict policy to come", json!({"conflictPolicy": "Overwrite"}), &["spec.conflictPolicy"]),
+        ("a conflict policy", json!({"conflictPolicy": "Steal"}), &["spec.conflictPolicy"]),
         ("a barrier", json!({"barrier": "Sometimes"}), &["spec.barrier"]),
         ("a retention", json!({"retentionPolicy": {"whenUnmatched": "Keep"}}), &["spec.retentionPolicy.whenUnmatched"]),
         (

@@ -81,9 +81,13 @@ pub struct ClusterReplicationSpec {
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Copies
-    /// of other rules are Mimeo's: of two rules that want the same name one has it and the other reports it, and what a
-    /// rule no longer wants is taken over in place. Default: Fail.
+    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Adopt:
+    /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
+    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it. It is written over in place, so
+    /// with strategy Apply what only it has stays; a Secret, ConfigMap or RoleBinding that cannot be changed so is
+    /// deleted and created anew. What becomes a copy goes when copies go. An object that any rule names as its source is
+    /// always left alone. Copies of other rules are Mimeo's: of two rules that want the same name one has it and the
+    /// other reports it, and what a rule no longer wants is taken over in place. Default: Fail.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
@@ -177,6 +181,10 @@ pub enum ConflictPolicy {
     /// Leave it alone and report it.
     #[default]
     Fail,
+    /// Make it the copy if it is one already, by its content or by another tool's mark; else leave it alone and report it.
+    Adopt,
+    /// Make it the copy.
+    Overwrite,
 }
 
 /// What happens when somebody else changes or deletes a copy.

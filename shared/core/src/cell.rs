@@ -7,6 +7,7 @@ use crate::{
     meta::{Seen, Uid},
     outcome::Failure,
     render::Rendering,
+    rule::ConflictPolicy,
     slot::{KindId, SlotId},
 };
 
@@ -66,6 +67,8 @@ pub struct Cell {
     pub condemned: Option<Why>,
     /// What is here can't be changed into what is wanted: it has to go first.
     pub stuck: bool,
+    /// Whether what is here, not being ours, has the content that is wanted.
+    pub content: Content,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
     pub repaired: u64,
 }
@@ -92,6 +95,10 @@ pub enum Step {
     Create(Why),
     /// Write the copy over the object with this uid.
     Apply(Uid, Why),
+    /// The same over an object that isn't ours, if it is still of this version.
+    Take(Uid, u64, Why),
+    /// Have the server say, without writing, whether an object that isn't ours, of this version, has the copy's content.
+    Compare(Uid, u64),
     /// Read what is there.
     Look,
     /// Have the server say which fields a write would own, without writing.
@@ -125,6 +132,10 @@ pub enum Why {
     Unmatched,
     /// What changed can't be changed in an object of this kind: it is made anew.
     Replaced,
+    /// It isn't ours but was a copy already, and the rule says to adopt such ones.
+    Adopted,
+    /// It isn't ours, and the rule says to overwrite it.
+    Overwritten,
 }
 
 /// Why nothing is to be done.
@@ -135,7 +146,7 @@ pub enum Leave {
     /// The copy is being deleted; what comes after is decided then.
     Deleting,
     /// What is there isn't ours.
-    Foreign,
+    Foreign(Spared),
     /// Another request has to come back first, which tells what a good copy looks like.
     Learning,
     /// The source isn't there.
@@ -158,6 +169,47 @@ pub enum Leave {
     Undecided,
     /// Nothing is here and nothing is wanted.
     Nothing,
+}
+
+/// Why an object that isn't ours is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Spared {
+    /// The rule says so.
+    ByPolicy,
+    /// The rule would adopt a copy, and it is none: neither by its content nor by a mark.
+    NoCopy,
+    /// A rule names it as its source.
+    Source,
+}
+
+impl Spared {
+    /// What the matter is and what to do about it, for people.
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::ByPolicy => {
+                "an object that Mimeo didn't write has the copy's name: delete it, or name the copy otherwise \
+                 (targets[].name), or see conflictPolicy"
+            }
+            Self::NoCopy => {
+                "an object that Mimeo didn't write has the copy's name, and it is not adopted: its content isn't the copy's, and \
+                 no other tool has marked it as a copy"
+            }
+            Self::Source => {
+                "the object that has the copy's name is the source of a rule, and sources are never written"
+            }
+        }
+    }
+}
+
+/// What a comparison found of an object that isn't ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Not compared.
+    Unknown,
+    /// That of the rendering, no more and no less.
+    Same,
+    /// Another.
+    Other,
 }
 
 /// What is known of a rendering besides its bytes.
@@ -190,6 +242,7 @@ impl Cell {
             listing: 0,
             condemned: None,
             stuck: false,
+            content: Content::Unknown,
             repaired: 0,
         }
     }
@@ -212,8 +265,8 @@ impl Cell {
         self.seen().filter(|seen| seen.ours())
     }
 
-    /// What makes this cell hold that rendering.
-    pub fn compare(&self, rendering: &Rendering, reference: Reference) -> Step {
+    /// What makes this cell hold that rendering, under that policy for what isn't ours.
+    pub fn compare(&self, rendering: &Rendering, reference: Reference, policy: ConflictPolicy) -> Step {
         let seen = match &self.belief {
             Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
             Belief::Vanished(_) => return Step::Create(Why::Vanished),
@@ -224,7 +277,7 @@ impl Cell {
         if seen.deleting {
             return Step::Leave(Leave::Deleting);
         }
-        let Some(entry) = seen.entry else { return Step::Leave(Leave::Foreign) };
+        let Some(entry) = seen.entry else { return self.conflict(seen, policy) };
         if seen.checksum != Some(rendering.checksum) {
             return Step::Apply(seen.uid, Why::Changed);
         }
@@ -245,6 +298,18 @@ impl Cell {
         }
     }
 
+    /// What to do about an object that isn't ours.
+    fn conflict(&self, seen: &Seen, policy: ConflictPolicy) -> Step {
+        match (policy, self.content) {
+            (ConflictPolicy::Fail, _) => Step::Leave(Leave::Foreign(Spared::ByPolicy)),
+            (ConflictPolicy::Overwrite, _) => Step::Take(seen.uid, seen.version, Why::Overwritten),
+            (ConflictPolicy::Adopt, Content::Same) => Step::Take(seen.uid, seen.version, Why::Adopted),
+            (ConflictPolicy::Adopt, _) if seen.marked => Step::Take(seen.uid, seen.version, Why::Adopted),
+            (ConflictPolicy::Adopt, Content::Unknown) => Step::Compare(seen.uid, seen.version),
+            (ConflictPolicy::Adopt, Content::Other) => Step::Leave(Leave::Foreign(Spared::NoCopy)),
+        }
+    }
+
     /// Notes that what is seen is right as it is.
     pub fn approve(&mut self) {
         if let Some(seen) = self.seen() {
@@ -262,6 +327,7 @@ impl Cell {
             return false;
         }
         self.belief = Belief::Present(Box::new(seen));
+        self.content = Content::Unknown;
         true
     }
 

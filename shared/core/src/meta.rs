@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::{
     names,
     rule::{Retention, RuleId},
+    transform::is_copy_mark,
 };
 
 /// A `metadata.uid`, as the number its 36 characters spell.
@@ -116,6 +118,8 @@ pub struct Seen {
     pub deleting: bool,
     /// Whether another cluster's mark is on it.
     pub elsewhere: bool,
+    /// Whether a mark is on it that replicators leave on their copies.
+    pub marked: bool,
 }
 
 impl Seen {
@@ -151,8 +155,33 @@ impl Seen {
                 .is_some_and(|value| value == names::MANAGED_BY_VALUE),
             deleting: meta.deletion_timestamp.is_some(),
             elsewhere: annotation(names::CLUSTER).is_some_and(|uid| uid != cluster),
+            marked: [&meta.labels, &meta.annotations].into_iter().flatten().flatten().any(|(key, _)| is_copy_mark(key)),
         })
     }
+}
+
+/// Whether nobody but us has written content into the object, status apart: no other entry owns a field that ours doesn't. With
+/// values that are equal wherever ours and theirs meet (an apply without force has none else), the object's content is ours.
+pub fn content_is_ours(meta: &ObjectMeta) -> bool {
+    let entries = meta.managed_fields.as_deref().unwrap_or_default();
+    let fields = |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map_or(Value::Null, |fields| fields.0.clone());
+    let Some(ours) = entries.iter().find(|entry| is_our_apply(entry)).map(fields) else { return false };
+    let mut others =
+        entries.iter().filter(|entry| !is_our_apply(entry) && entry.subresource.as_deref().is_none_or(str::is_empty));
+    others.all(|entry| match fields(entry) {
+        Value::Object(mut theirs) => {
+            theirs.retain(|field, _| !matches!(field.as_str(), "f:metadata" | "f:status"));
+            owns(&ours, &theirs)
+        }
+        _ => true,
+    })
+}
+
+/// Whether the field set `ours` has every field of `theirs`. `.` is the parent itself, which is there with any of its fields.
+fn owns(ours: &Value, theirs: &Map<String, Value>) -> bool {
+    theirs.iter().filter(|(field, _)| *field != ".").all(|(field, below)| {
+        ours.get(field).is_some_and(|ours| below.as_object().is_none_or(|below| owns(ours, below)))
+    })
 }
 
 /// The form in which [`Seen`] remembers a source.

@@ -13,6 +13,8 @@ pub enum Outcome {
     Absent,
     /// 409: the object isn't in the state that the request assumed.
     Conflict,
+    /// 409: others own fields that the request would change, and it doesn't use force.
+    Differs,
     /// The server refuses this request, and will until something changes.
     Refused(Failure),
     /// The server refuses to change this object in that way, whoever asks: another one in its place could be so.
@@ -122,6 +124,7 @@ impl Outcome {
             409 if details.and_then(|d| d.kind.as_deref()) == Some("resourcequotas") => {
                 Self::of_silence(Reason::QuotaExceeded, told(code, status, secret))
             }
+            409 if names_cause(status, "FieldManagerConflict") => Self::Differs,
             409 => Self::Conflict,
             // An apply that names another object's uid: immutable fields are checked before preconditions.
             422 if names_field(status, "metadata.uid") => Self::Conflict,
@@ -238,6 +241,11 @@ mod tests {
             (429, serde_json::json!({"message": "admission webhook \"a.b\" denied the request: later"}), "Unavailable"),
             (409, serde_json::json!({"reason": "Conflict"}), "Conflict"),
             (409, serde_json::json!({"reason": "AlreadyExists"}), "Conflict"),
+            (
+                409,
+                serde_json::json!({"details": {"causes": [{"reason": "FieldManagerConflict", "field": ".data.a"}]}}),
+                "Differs",
+            ),
             (
                 422,
                 serde_json::json!({"details": {"causes": [{"field": "type", "message": "Invalid value: \"a\": field is immutable"}]}}),

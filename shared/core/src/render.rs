@@ -22,6 +22,8 @@ pub struct Rendering {
     pub checksum: Checksum,
     /// The body behind the id, which alone differs from copy to copy.
     rest: Bytes,
+    /// Where in it the metadata ends.
+    content: usize,
 }
 
 /// Not derived: the bytes may be a Secret's.
@@ -39,6 +41,8 @@ pub enum Precondition {
     Absent,
     /// It is this very object, not one that took its name since.
     Is(Uid),
+    /// It is this very object as it was at this version.
+    Unchanged(Uid, u64),
 }
 
 impl Rendering {
@@ -47,8 +51,18 @@ impl Rendering {
         let id = match precondition {
             Precondition::Absent => Bytes::from_static(br#""resourceVersion":"1","#),
             Precondition::Is(uid) => Bytes::from(format!(r#""uid":"{uid}","#)),
+            Precondition::Unchanged(uid, version) => {
+                Bytes::from(format!(r#""uid":"{uid}","resourceVersion":"{version}","#))
+            }
         };
         [Bytes::from_static(br#"{"metadata":{"#), id, self.rest.clone()]
+    }
+
+    /// The body without labels, annotations and finalizers: what is the same in an object that only lacks our marks.
+    pub fn content(&self, uid: Uid, version: u64) -> [Bytes; 3] {
+        let name = Value::from(&*self.name);
+        let id = format!(r#""uid":"{uid}","resourceVersion":"{version}","name":{name}"#);
+        [Bytes::from_static(br#"{"metadata":{"#), Bytes::from(id), self.rest.slice(self.content..)]
     }
 }
 
@@ -91,15 +105,16 @@ pub fn render(
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
         annotations.insert(names::CHECKSUM.into(), checksum.to_string().into());
     }
-    Ok(Rendering { name: name.into(), checksum, rest: join(metadata, body) })
+    let (rest, content) = join(metadata, body);
+    Ok(Rendering { name: name.into(), checksum, rest, content })
 }
 
-/// `…metadata's members},…the other members}`: what follows the id in the body.
-fn join(metadata: Map<String, Value>, body: Map<String, Value>) -> Bytes {
+/// `…metadata's members},…the other members}`: what follows the id in the body, and where the metadata's members end.
+fn join(metadata: Map<String, Value>, body: Map<String, Value>) -> (Bytes, usize) {
     let metadata = Value::Object(metadata).to_string();
     let body = Value::Object(body).to_string();
     // Both have members (a name, a kind), so the seams are a comma each.
-    Bytes::from([&metadata[1..], ",", &body[1..]].concat())
+    (Bytes::from([&metadata[1..], ",", &body[1..]].concat()), metadata.len() - 2)
 }
 
 /// Everything but identity, metadata, status, and what the cluster assigned to the source alone.

@@ -43,6 +43,8 @@ pub struct Rule {
     pub targets: Vec<Target>,
     /// How copies differ from their source.
     pub transform: Transform,
+    /// What happens to an object in a copy's place that isn't ours.
+    pub conflict: ConflictPolicy,
     /// What happens when somebody else changes a copy.
     pub drift: DriftPolicy,
     /// What becomes of copies that are no longer wanted.
@@ -80,7 +82,7 @@ impl Rule {
         let retention =
             refusals.one("spec.retentionPolicy.sourceGracePeriodSeconds", Retention::parse(&spec.retention_policy));
         // Written out so that a new choice doesn't compile before it means something here.
-        let (mimeo_api::Strategy::Apply, mimeo_api::ConflictPolicy::Fail) = (spec.strategy, spec.conflict_policy);
+        let mimeo_api::Strategy::Apply = spec.strategy;
         let annotation = |key| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
         refusals.finish_with(transform.zip(retention).map(|(transform, retention)| Self {
             id: RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() },
@@ -91,6 +93,7 @@ impl Rule {
             sources,
             targets,
             transform,
+            conflict: spec.conflict_policy.into(),
             drift: spec.drift_policy,
             retention,
             barrier: spec.barrier.into(),
@@ -318,6 +321,27 @@ fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: 
         if let Some(first) = copies.insert((source.gvk.group_kind(), name.clone()), source) {
             refusals
                 .add(field, format!("does not tell {first} and {source} apart: both copies would be named {name:?}"));
+        }
+    }
+}
+
+/// What happens to an object in a copy's place that isn't ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConflictPolicy {
+    /// It is left alone and reported.
+    Fail,
+    /// It becomes the copy if it is one already: by its content, or by the mark of another tool that made it as one.
+    Adopt,
+    /// It becomes the copy.
+    Overwrite,
+}
+
+impl From<mimeo_api::ConflictPolicy> for ConflictPolicy {
+    fn from(policy: mimeo_api::ConflictPolicy) -> Self {
+        match policy {
+            mimeo_api::ConflictPolicy::Fail => Self::Fail,
+            mimeo_api::ConflictPolicy::Adopt => Self::Adopt,
+            mimeo_api::ConflictPolicy::Overwrite => Self::Overwrite,
         }
     }
 }

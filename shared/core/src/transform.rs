@@ -52,6 +52,18 @@ const MARKS: &[&str] = &[
 /// Single keys of that sort, in domains that have harmless ones too or in none.
 const MARK_KEYS: &[&str] = &[names::MANAGED_BY, "app.kubernetes.io/instance", "clustersecret.io"];
 
+/// Labels and annotations that replicators put on the copies that they make, and on nothing else: what only their sources
+/// carry is no sign of a copy. A copy of ours whose `managedFields` were lost, as some backup tools do, counts too.
+const COPY_MARKS: &[&str] = &[
+    names::RULE,
+    "clustersecret.io/created-by",
+    "generate.kyverno.io/policy-name",
+    "kubed.appscode.com/origin",
+    "kubed.appscode.com/origin.name",
+    "reflector.v1.k8s.emberstack.com/reflected-version",
+    "replicator.v1.mittwald.de/replicated-from-version",
+];
+
 /// Most keys of one `set`, most globs of one list.
 const KEYS: usize = 64;
 /// Most finalizers.
@@ -61,6 +73,11 @@ const FINALIZERS: usize = 8;
 pub fn never_carried(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
     MARK_KEYS.contains(&key) || domain.is_some_and(|domain| MARKS.iter().any(|mark| is_within(domain, mark)))
+}
+
+/// Whether a label or annotation says that a replicator made its object as a copy.
+pub fn is_copy_mark(key: &str) -> bool {
+    COPY_MARKS.contains(&key)
 }
 
 /// Whether only Mimeo sets the key.

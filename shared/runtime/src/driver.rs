@@ -68,13 +68,13 @@ impl CopyRequests {
     fn count(&self, verb: Verb, outcome: &Outcome) {
         let verb = match verb {
             Verb::Create => "create",
-            Verb::Apply(_) => "apply",
+            Verb::Apply(_) | Verb::Take(..) => "apply",
             Verb::Delete(..) => "delete",
-            Verb::Learn(_) | Verb::Look => return,
+            Verb::Learn(_) | Verb::Compare(..) | Verb::Look => return,
         };
         let result = match outcome {
             Outcome::Object(_) | Outcome::Absent => "done",
-            Outcome::Conflict => "conflict",
+            Outcome::Conflict | Outcome::Differs => "conflict",
             Outcome::Refused(_) | Outcome::Immutable(_) => "refused",
             Outcome::NamespaceGone | Outcome::NotServed => "gone",
             Outcome::Unavailable { .. } => "unavailable",
@@ -205,7 +205,7 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
 fn note(request: &Request, outcome: &Outcome) {
     let (Some(why), ticket) = (request.why, &request.ticket) else { return };
     let message = match (ticket.verb, outcome) {
-        (Verb::Create | Verb::Apply(_), Outcome::Object(_)) => "copy written",
+        (Verb::Create | Verb::Apply(_) | Verb::Take(..), Outcome::Object(_)) => "copy written",
         (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",
         _ => {
             let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);

@@ -89,19 +89,22 @@ impl Writer {
 fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> {
     let ticket = &request.ticket;
     let path = resource_path(&request.resource, Some(&ticket.namespace), Some(&ticket.name));
-    let apply = |precondition, dry_run: &str| {
-        let rendering = request.rendering.as_ref()?;
-        let uri = format!("{path}?fieldManager={}&force=true{dry_run}", names::MANAGER);
+    let rendering = request.rendering.as_ref();
+    let apply = |pieces, how: &str| {
+        let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
         let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", Body::empty());
-        Some(message.map(|mut message| {
-            message.extensions_mut().insert(Pieces(rendering.body(precondition)));
+        message.map(|mut message| {
+            message.extensions_mut().insert(Pieces(pieces));
             message
-        }))
+        })
     };
+    let write = |precondition, how| rendering.map(|rendering| apply(rendering.body(precondition), how));
     match ticket.verb {
-        Verb::Create => apply(Precondition::Absent, ""),
-        Verb::Apply(uid) => apply(Precondition::Is(uid), ""),
-        Verb::Learn(uid) => apply(Precondition::Is(uid), "&dryRun=All"),
+        Verb::Create => write(Precondition::Absent, "&force=true"),
+        Verb::Apply(uid) => write(Precondition::Is(uid), "&force=true"),
+        Verb::Take(uid, version) => write(Precondition::Unchanged(uid, version), "&force=true"),
+        Verb::Learn(uid) => write(Precondition::Is(uid), "&force=true&dryRun=All"),
+        Verb::Compare(uid, version) => rendering.map(|rendering| apply(rendering.content(uid, version), "&dryRun=All")),
         // Without a resourceVersion it is answered by the storage, not by a cache.
         Verb::Look => Some(call::read(Method::GET, &path, METADATA)),
         Verb::Delete(uid, version) => {

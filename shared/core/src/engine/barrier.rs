@@ -199,7 +199,7 @@ impl Engine {
     /// Takes the mark off once nothing holds the namespace's pods any more.
     pub(super) fn plan_mark(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         let open = namespace.mark.as_ref().is_some_and(|mark| !mark.removing);
-        if !open || !self.held_by_nothing(namespace) {
+        if !open || !self.held_by_nothing(name, namespace) {
             return;
         }
         let version = namespace.version;
@@ -210,11 +210,11 @@ impl Engine {
     }
 
     /// Whether a mark may go, and be taken off by this process.
-    fn held_by_nothing(&self, namespace: &Namespace) -> bool {
+    fn held_by_nothing(&self, name: &str, namespace: &Namespace) -> bool {
         if !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
             return false;
         }
-        let progress = self.progress_of(namespace);
+        let progress = self.progress_of(name, namespace);
         // While a copy is only excused the mark stays for the budget's time, so that pods get their warning.
         let excused = progress.excused.is_empty() || progress.over_budget;
         // So do those who waited for a copy until time ran out, or were told to come again: for them it stays longer.
@@ -228,7 +228,7 @@ impl Engine {
     pub(super) fn still_removable(&mut self, name: &Arc<str>, token: &str, version: u64) -> bool {
         let Some(namespace) = self.namespaces.get(name) else { return false };
         let same = namespace.version == version && namespace.token() == Some(token);
-        let removable = same && self.held_by_nothing(namespace);
+        let removable = same && self.held_by_nothing(name, namespace);
         if !removable && let Some(mark) = self.namespaces.get_mut(name).and_then(|entry| entry.mark.as_mut()) {
             mark.removing = false;
         }
@@ -241,12 +241,12 @@ impl Engine {
         self.plan();
         let primed = self.primed();
         match self.namespaces.get(namespace).filter(|entry| entry.uid.is_some()) {
-            Some(entry) if primed => self.progress_of(entry),
+            Some(entry) if primed => self.progress_of(namespace, entry),
             _ => Progress::default(),
         }
     }
 
-    fn progress_of(&self, namespace: &Namespace) -> Progress {
+    fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
         let mut progress = Progress {
             seen: true,
             uid: namespace.uid,
@@ -263,7 +263,7 @@ impl Engine {
             let kind = &self.kinds[usize::from(cell.kind.0)].group_kind;
             let early = kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
             let label = format!("{kind} {}", cell.name);
-            match self.hold(id, cell) {
+            match self.hold(id, name, cell) {
                 Hold::None => {}
                 Hold::Writing => {
                     progress.waiting.push(label);
@@ -277,15 +277,15 @@ impl Engine {
         progress
     }
 
-    fn hold(&self, id: SlotId, cell: &Cell) -> Hold {
-        match self.decide_wanted(id, cell) {
+    fn hold(&self, id: SlotId, name: &str, cell: &Cell) -> Hold {
+        match self.decide_wanted(id, name, cell) {
             // Being compared in detail, it is there all the same.
             Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => Hold::None,
             Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
                 let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
                 hindrance.map_or(Hold::Writing, |why| Hold::Cannot(why.into()))
             }
-            Step::Leave(Leave::Foreign | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
+            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match &cell.failure {
                 Some(failure) if !matches!(failure.reason, Reason::Timeout | Reason::ClusterUnreachable) => {
                     Hold::Cannot(failure.reason.to_string())

@@ -39,7 +39,7 @@ pub use self::{
     work::{Action, Errand, Notice, Request, Ticket, Verb},
 };
 use crate::{
-    cell::{Belief, Cell, Phase, Reference},
+    cell::{Belief, Cell, Content, Phase, Reference},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::{Seen, Uid, version},
     names,
@@ -531,6 +531,7 @@ impl Engine {
             cell.failure = None;
             cell.condemned = None;
             cell.stuck = false;
+            cell.content = Content::Unknown;
             cell.release();
         }
         self.everything_dirty();

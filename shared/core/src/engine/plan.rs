@@ -7,10 +7,11 @@ use mimeo_api::DriftPolicy;
 
 use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, announce::Happening, work::Timer};
 use crate::{
-    cell::{Belief, Cell, Leave, Phase, Step, Why},
+    cell::{Belief, Cell, Content, Leave, Phase, Spared, Step, Why},
     kind::GroupKind,
     meta::Seen,
     outcome::{Failure, Reason},
+    render::Rendering,
     rule::{Barrier, Rule, RuleId},
     selection::Labels,
     slot::{KindId, NoRendering, Slot, SlotId},
@@ -91,6 +92,7 @@ impl Engine {
             cell.want = want;
             cell.condemned = None;
             cell.stuck = false;
+            cell.content = Content::Unknown;
             cell.streak = 0;
             cell.failure = None;
             cell.release();
@@ -211,10 +213,8 @@ impl Engine {
                     return;
                 }
             }
-            Leave::Foreign if cell.phase == Phase::Idle => {
-                let message = "an object that Mimeo didn't write has the copy's name: delete it, or name the copy otherwise \
-                               (targets[].name)";
-                self.fail(name, cell, Failure { reason: Reason::Conflict, message: message.into() });
+            Leave::Foreign(why) if cell.phase == Phase::Idle => {
+                self.fail(name, cell, Failure { reason: Reason::Conflict, message: why.message().into() });
                 // Not being ours it may carry no label that a watch would show: look again now and then.
                 self.work.back_off(name, cell, None, self.now, &self.settings);
             }
@@ -225,7 +225,7 @@ impl Engine {
             }
             Leave::KindNotRecorded => self.record(cell.kind),
             // Something is still to be done, now or soon: what failed last is worth telling till then.
-            Leave::Foreign | Leave::Learning | Leave::NotListed => {}
+            Leave::Foreign(_) | Leave::Learning | Leave::NotListed => {}
             Leave::Undecided if cell.want.is_some() => {}
             _ => cell.failure = None,
         }
@@ -248,7 +248,7 @@ impl Engine {
             return Step::Leave(Leave::Nothing);
         }
         let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
-        let step = self.decide_wanted(id, cell);
+        let step = self.decide_wanted(id, name, cell);
         if matches!(step, Step::Leave(Leave::NoSource)) {
             return self.decide_sourceless(id, name, cell);
         }
@@ -271,7 +271,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn decide_wanted(&self, id: SlotId, cell: &Cell) -> Step {
+    pub(super) fn decide_wanted(&self, id: SlotId, name: &str, cell: &Cell) -> Step {
         let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
         let rendering = match &slot.rendering {
             Ok(rendering) => rendering,
@@ -283,28 +283,47 @@ impl Engine {
         }
         let kind = &self.kinds[usize::from(slot.kind.0)];
         let listed = kind.surveyed() || self.settings.role == Role::Injector;
-        let suspended =
-            self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok()).is_none_or(|rule| rule.suspend);
+        let rule = self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok());
+        let suspended = rule.is_none_or(|rule| rule.suspend);
+        let step = match rule {
+            Some(rule) if listed => self.compare(slot, rendering, rule, name, cell),
+            _ => Step::Leave(Leave::NotListed),
+        };
         if suspended {
             // The preview must tell a create from a conflict, and only a read can.
             let unknown =
                 matches!(cell.belief, Belief::Unknown | Belief::Taken | Belief::Vanished(_) | Belief::Hidden(_));
-            return match (unknown, listed) {
-                (_, false) => Step::Leave(Leave::NotListed),
-                (true, _) if self.settings.role == Role::Keeper => Step::Look,
+            return match (step, self.settings.role) {
+                (Step::Leave(Leave::NotListed), _) => step,
+                (_, Role::Keeper) if unknown => Step::Look,
+                // And what would be adopted, only the server.
+                (Step::Compare(..), Role::Keeper) => step,
                 _ => Step::Leave(Leave::Suspended),
             };
         }
-        let step = if listed { cell.compare(rendering, slot.reference) } else { Step::Leave(Leave::NotListed) };
-        if let (true, Step::Apply(uid, _), Some(seen)) = (cell.stuck, step, cell.ours()) {
+        if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) = (cell.stuck, step, cell.seen()) {
             return Step::Delete(uid, seen.version, Why::Replaced);
         }
         let noted = kind.noted() && !self.crd_unrecorded();
         // Noted while it is being listed, it costs no time.
-        if !noted && matches!(step, Step::Create(_) | Step::Apply(..) | Step::Leave(Leave::NotListed)) {
+        let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..));
+        if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);
         }
         step
+    }
+
+    /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
+    pub(super) fn compare(&self, slot: &Slot, rendering: &Rendering, rule: &Rule, name: &str, cell: &Cell) -> Step {
+        let step = cell.compare(rendering, slot.reference, rule.conflict);
+        match step {
+            // Of what isn't ours all rules must be known before it is written: any may name it as its source.
+            Step::Take(..) | Step::Compare(..) if !self.rules_listed => Step::Leave(Leave::Undecided),
+            Step::Take(..) | Step::Compare(..) if self.is_source(slot.kind, name, &slot.name) => {
+                Step::Leave(Leave::Foreign(Spared::Source))
+            }
+            _ => step,
+        }
     }
 
     /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
@@ -384,7 +403,8 @@ impl Cell {
 impl Why {
     /// Whether this write undoes what somebody else did: repeated quickly, it is a fight.
     pub(super) fn repairs(self) -> bool {
-        matches!(self, Self::Drifted | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished)
+        let undoes = matches!(self, Self::Drifted | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished);
+        undoes || matches!(self, Self::Adopted | Self::Overwritten)
     }
 }
 

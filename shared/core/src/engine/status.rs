@@ -234,7 +234,7 @@ impl Engine {
                 };
                 tally.copies.desired += 1;
                 let step = match &slot.rendering {
-                    Ok(rendering) => cell.compare(rendering, slot.reference),
+                    Ok(rendering) => self.compare(slot, rendering, rule, name, cell),
                     Err(NoRendering::SourceMissing) if goes_with_source(rule, slot, cell) => {
                         tally.plan.delete += 1;
                         Step::Leave(Leave::NoSource)
@@ -243,9 +243,9 @@ impl Engine {
                 };
                 match step {
                     Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => tally.copies.synced += 1,
-                    Step::Leave(Leave::Foreign) => tally.plan.conflict += 1,
+                    Step::Leave(Leave::Foreign(_)) => tally.plan.conflict += 1,
                     Step::Create(_) => tally.plan.create += 1,
-                    Step::Apply(..) => tally.plan.update += 1,
+                    Step::Apply(..) | Step::Take(..) => tally.plan.update += 1,
                     _ => {}
                 }
                 tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok());

@@ -8,12 +8,12 @@ use std::{
 
 use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, announce::Happening, plan::FIGHT};
 use crate::{
-    cell::{Belief, Cell, Good, Phase, Reference, Step, Why},
+    cell::{Belief, Cell, Content, Good, Phase, Reference, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
-    meta::{Checksum, Seen, Uid},
+    meta::{Checksum, Seen, Uid, content_is_ours},
     outcome::{Failure, Outcome, Reason},
     render::Rendering,
-    rule::{RuleId, SourceRef},
+    rule::{ConflictPolicy, RuleId, SourceRef},
     slot::{KindId, Slot, SlotId},
 };
 
@@ -64,6 +64,10 @@ pub enum Verb {
     Create,
     /// Forced server-side apply to the object with this uid.
     Apply(Uid),
+    /// The same if the object is still of this version.
+    Take(Uid, u64),
+    /// Server-side apply of the content alone to the object with this uid and version, without force and as a dry run.
+    Compare(Uid, u64),
     /// The same as a dry run.
     Learn(Uid),
     /// Read the metadata, not from a cache.
@@ -298,6 +302,8 @@ impl Engine {
             }
             Step::Create(why) => (Verb::Create, Some(why)),
             Step::Apply(uid, why) => (Verb::Apply(uid), Some(why)),
+            Step::Take(uid, version, why) => (Verb::Take(uid, version), Some(why)),
+            Step::Compare(uid, version) => (Verb::Compare(uid, version), None),
             Step::Learn(uid) => (Verb::Learn(uid), None),
             Step::Look => (Verb::Look, None),
             Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
@@ -396,17 +402,26 @@ impl Engine {
             self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
         }
         match (ticket.verb, outcome) {
+            (Verb::Compare(uid, version), Outcome::Object(meta)) => {
+                let content = if content_is_ours(&meta) { Content::Same } else { Content::Other };
+                self.compared(ticket, (uid, version), content, cell);
+            }
+            (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
+                self.compared(ticket, (uid, version), Content::Other, cell);
+            }
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = Seen::read(&meta, &self.settings.cluster) else { return };
                 self.take_object(ticket, seen, cell);
             }
-            (verb, Outcome::Conflict) => refute(verb, cell),
+            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // Refused was what isn't wanted any more.
             (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, cell) => {}
-            (Verb::Apply(_), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
-            (_, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
-                let hopeless = matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
+            (Verb::Apply(_) | Verb::Take(..), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
+            (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
+                // What isn't ours may change or go unseen.
+                let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
+                let hopeless = lasting && matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
                 self.fail(&ticket.namespace, cell, failure);
                 if hopeless {
                     // The same bytes get the same answer: only a change of source, rule or copy is worth another try.
@@ -429,8 +444,15 @@ impl Engine {
         }
     }
 
-    /// Whether a copy that can't be changed is deleted and made anew: where nothing hangs by the object itself. A workload, a
-    /// volume or a service would go with it.
+    /// What a comparison found, if it was of what is believed to be here, with what is wanted.
+    fn compared(&self, ticket: &Ticket, object: (Uid, u64), content: Content, cell: &mut Cell) {
+        if cell.seen().is_some_and(|seen| (seen.uid, seen.version) == object) && self.asked_for(ticket, cell) {
+            cell.content = content;
+        }
+    }
+
+    /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to overwrite, where nothing hangs by
+    /// the object itself. A workload, a volume or a service would go with it.
     fn replaces(&self, cell: &Cell) -> bool {
         let GroupKind { group, kind } = &self.kinds[usize::from(cell.kind.0)].group_kind;
         let harmless = match &**group {
@@ -438,7 +460,9 @@ impl Engine {
             "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
             _ => false,
         };
-        harmless && self.settings.role == Role::Keeper
+        let rule = self.rule_of(cell).and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
+        let given = cell.ours().is_some() || rule.is_some_and(|rule| rule.conflict == ConflictPolicy::Overwrite);
+        harmless && given && self.settings.role == Role::Keeper
     }
 
     /// Whether a request still says what its cell wants.
@@ -450,7 +474,7 @@ impl Engine {
     /// The object is gone, or never was. What the watch has shown since is newer than the answer.
     fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
         match verb {
-            Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _)
+            Verb::Apply(uid) | Verb::Take(uid, _) | Verb::Compare(uid, _) | Verb::Learn(uid) | Verb::Delete(uid, _)
                 if cell.seen().is_some_and(|seen| seen.uid != uid) =>
             {
                 return;
@@ -507,8 +531,8 @@ impl Engine {
             Verb::Learn(_) if seen.entry.is_none() => {
                 self.work.back_off(&ticket.namespace, cell, None, self.now, &self.settings);
             }
-            Verb::Learn(_) => {}
-            Verb::Create | Verb::Apply(_) => {
+            Verb::Learn(_) | Verb::Compare(..) => {}
+            Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
                 if ticket.verb == Verb::Create {
                     self.adapt(ticket);
                     cell.stuck = false;
@@ -588,7 +612,9 @@ fn refute(verb: Verb, cell: &mut Cell) {
     let refuted = match verb {
         Verb::Create | Verb::Look => known.is_none(),
         Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
-        Verb::Delete(uid, version) => known.is_none_or(|known| known == (uid, version)),
+        Verb::Take(uid, version) | Verb::Compare(uid, version) | Verb::Delete(uid, version) => {
+            known.is_none_or(|known| known == (uid, version))
+        }
     };
     if !refuted {
         return;

@@ -181,7 +181,10 @@ fn a_late_answer_does_not_bring_a_deleted_copy_back() {
 #[test]
 fn a_forged_label_that_goes_gives_nothing_away() {
     let mut world = world(&[Role::Keeper]);
-    run(&mut world, &[Act::PutSource(0, "v1"), Act::Foreign(0, 1, false, true), put(0, RuleSpec::of(0, Select::All))]);
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), Act::Foreign(0, 1, false, true, "theirs"), put(0, RuleSpec::of(0, Select::All))],
+    );
     let foreign = Key::new(Res::Secret, "q", "s1");
     world.server.edit(&foreign, "stranger", |object| object.fields.retain(|path, _| !path.starts_with("label/")));
     settle(&mut world);
@@ -522,7 +525,7 @@ fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
 #[test]
 fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
     let mut world = world(&[Role::Keeper]);
-    run(&mut world, &[Act::PutNamespace(2, None), Act::Foreign(0, 2, false, false), Act::PutSource(0, "v1")]);
+    run(&mut world, &[Act::PutNamespace(2, None), Act::Foreign(0, 2, false, false, "theirs"), Act::PutSource(0, "v1")]);
     run(&mut world, &[put(0, RuleSpec::of(0, Select::Names(&["t0"])))]);
     let sent = |world: &World| world.programs[0].requests.values().sum::<usize>();
     let an_hour = |world: &mut World| {
@@ -560,7 +563,10 @@ fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_n
 #[test]
 fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
     let mut world = world(&[Role::Keeper]);
-    run(&mut world, &[Act::PutSource(0, "v1"), Act::Foreign(0, 1, true, true), put(0, RuleSpec::of(0, Select::All))]);
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), Act::Foreign(0, 1, true, true, "theirs"), put(0, RuleSpec::of(0, Select::All))],
+    );
     run(&mut world, &[Act::DeleteRule(0)]);
     settle(&mut world);
     let noted = |world: &World| world.server.notes.last().is_some_and(|notes| !notes.kinds.is_empty());
@@ -578,7 +584,7 @@ fn a_note_that_could_not_be_removed_is_tried_again() {
     while !world.programs[0].flights.iter().any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(_)))) {
         assert!(world.round(), "{}", world.report("the note is never removed"));
     }
-    world.act(&Act::Foreign(0, 1, true, true));
+    world.act(&Act::Foreign(0, 1, true, true, "theirs"));
     moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
     world.act(&Act::DeleteForeign(0));
     settle(&mut world);

@@ -5,7 +5,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     server::Res,
-    spec::{Hold, Keep, RuleSpec, Select, To},
+    spec::{Clash, Hold, Keep, RuleSpec, Select, To},
     world::{Act, Fate, Move},
 };
 
@@ -49,12 +49,13 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
     let keep = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.2))
         .prop_map(|(rule, unmatched, source)| Keep { rule, unmatched, source });
     let hold = prop_oneof![2 => Just(Hold::None), 2 => Just(Hold::BestEffort), 3 => Just(Hold::Required)];
+    let clash = prop_oneof![4 => Just(Clash::Fail), 1 => Just(Clash::Adopt), 1 => Just(Clash::Overwrite)];
     let rare = prop::bool::weighted(0.08);
     let grace = select(vec![0, 0, 5, 60]);
     (
         sources(),
         vec(target(), 1..3),
-        keep,
+        (clash, keep),
         grace,
         hold,
         rare,
@@ -62,9 +63,10 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         option::weighted(0.2, select(vec!["gold", "iron"])),
         prop::bool::weighted(0.04),
     )
-        .prop_map(|(sources, targets, keep, grace, hold, suspend, finalizer, tier, invalid)| RuleSpec {
+        .prop_map(|(sources, targets, (clash, keep), grace, hold, suspend, finalizer, tier, invalid)| RuleSpec {
             sources,
             targets,
+            clash,
             keep,
             grace,
             hold,
@@ -73,6 +75,11 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
             tier,
             invalid,
         })
+}
+
+/// What is in an object in a copy's way.
+fn content() -> impl Strategy<Value = &'static str> {
+    select(vec!["theirs", "v1", "v1", "copied"])
 }
 
 pub fn act() -> impl Strategy<Value = Act> {
@@ -97,7 +104,8 @@ pub fn act() -> impl Strategy<Value = Act> {
         1 => n().prop_map(Act::Disown),
         4 => n().prop_map(Act::DeleteCopy),
         2 => n().prop_map(Act::Finalize),
-        3 => (n(), n(), prop::bool::weighted(0.25), on).prop_map(|(s, n, renamed, labelled)| Act::Foreign(s, n, renamed, labelled)),
+        3 => (n(), n(), prop::bool::weighted(0.25), on, content())
+            .prop_map(|(s, n, renamed, labelled, content)| Act::Foreign(s, n, renamed, labelled, content)),
         2 => n().prop_map(Act::DeleteForeign),
         1 => (n(), on).prop_map(|(n, on)| Act::Quota(n, on)),
         3 => (n(), n()).prop_map(|(n, replica)| Act::Pod(n, replica)),
@@ -180,12 +188,14 @@ fn crowded_act() -> impl Strategy<Value = Act> {
         prop::bool::weighted(0.1),
         0..3u8,
         prop::bool::weighted(0.2),
+        select(vec![Clash::Fail, Clash::Fail, Clash::Adopt, Clash::Overwrite]),
     );
-    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer)| RuleSpec {
+    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer, clash)| RuleSpec {
         targets: vec![To { select: if team { Select::Team("a") } else { Select::All }, exclude: None, renamed }],
         tier,
         suspend,
         finalizer,
+        clash,
         hold: [Hold::None, Hold::BestEffort, Hold::Required][usize::from(hold)],
         ..RuleSpec::of(0, Select::All)
     });
@@ -204,7 +214,8 @@ fn crowded_act() -> impl Strategy<Value = Act> {
         1 => n().prop_map(Act::Disown),
         4 => n().prop_map(Act::DeleteCopy),
         2 => n().prop_map(Act::Finalize),
-        4 => (place(), any::<bool>()).prop_map(|(n, labelled)| Act::Foreign(0, n, false, labelled)),
+        4 => (place(), any::<bool>(), content())
+            .prop_map(|(n, labelled, content)| Act::Foreign(0, n, false, labelled, content)),
         3 => n().prop_map(Act::DeleteForeign),
         1 => (place(), any::<bool>()).prop_map(|(n, on)| Act::Quota(n, on)),
         3 => (place(), n()).prop_map(|(n, replica)| Act::Pod(n, replica)),

@@ -10,7 +10,7 @@ use mimeo_core::names;
 use super::{
     process::CLUSTER,
     server::{COPIED, Key, Object, Res, Server},
-    spec::{Hold, RuleSpec, SOURCES, carried, source_name},
+    spec::{Clash, Hold, RuleSpec, SOURCES, carried, source_name},
 };
 
 /// Who wants a cell, for which source.
@@ -165,11 +165,34 @@ fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), St
     }
 }
 
+/// What another replicator leaves on its copies.
+pub const COPY_MARK: &str = "ann/kubed.appscode.com/origin";
+
+/// Whether an object that isn't ours is one that a copy of these fields may be made of, by `conflictPolicy`.
+pub fn yields(object: &Object, clash: Clash, copy: &BTreeMap<String, String>) -> bool {
+    let content = |fields: &BTreeMap<String, String>| -> BTreeMap<String, String> {
+        let plain = |path: &str| !["label/", "ann/", "fin/"].iter().any(|prefix| path.starts_with(prefix));
+        fields.iter().filter(|(path, _)| plain(path)).map(|(path, value)| (path.clone(), value.clone())).collect()
+    };
+    let marked = object.annotation(names::RULE).is_some() || object.field(COPY_MARK).is_some();
+    !object.deleting
+        && match clash {
+            Clash::Fail => false,
+            Clash::Adopt => marked || content(&object.fields) == content(copy),
+            Clash::Overwrite => true,
+        }
+}
+
+fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
+    let Some(source) = source_of(server, want.source) else { return false };
+    !want.spec.suspend && server.served(object.key.res) && yields(object, want.spec.clash, &copy_of(source, want))
+}
+
 /// Checks one wanted cell.
 pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<State, String> {
     let (was, is) = (before.get(key), after.get(key));
     let ours = was.filter(|was| was.ours());
-    if let Some(foreign) = was.filter(|was| !was.ours()) {
+    if let Some(foreign) = was.filter(|was| !was.ours() && !becomes_ours(was, after, want)) {
         // A webhook replica sees no copy but in the answers to its own writes, for as long as their namespace waits: what is
         // taken from us meanwhile it may write once more.
         let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;

@@ -440,6 +440,8 @@ pub fn verb_name(verb: Verb) -> &'static str {
     match verb {
         Verb::Create => "create",
         Verb::Apply(_) => "apply",
+        Verb::Take(..) => "take",
+        Verb::Compare(..) => "compare",
         Verb::Learn(_) => "learn",
         Verb::Look => "look",
         Verb::Delete(..) => "delete",
@@ -458,9 +460,15 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
     let (precondition, pre) = match request.ticket.verb {
         Verb::Create => (Precondition::Absent, Pre::Absent),
         Verb::Apply(uid) | Verb::Learn(uid) => (Precondition::Is(uid), Pre::Is(uid.to_string())),
+        Verb::Take(uid, version) | Verb::Compare(uid, version) => {
+            (Precondition::Unchanged(uid, version), Pre::Unchanged(uid.to_string(), version))
+        }
         verb => return Err(format!("{verb:?} is no write")),
     };
-    let bytes = rendering.body(precondition).concat();
+    let bytes = match request.ticket.verb {
+        Verb::Compare(uid, version) => rendering.content(uid, version).concat(),
+        _ => rendering.body(precondition).concat(),
+    };
     let body: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     let gvk = key.res.gvk();
     let identity = json!([gvk.api_version(), *gvk.kind, key.name]);
@@ -472,6 +480,7 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
     let wanted = match &pre {
         Pre::Absent => (None, Some(json!("1"))),
         Pre::Is(uid) => (Some(json!(uid)), None),
+        Pre::Unchanged(uid, version) => (Some(json!(uid)), Some(json!(version.to_string()))),
     };
     if carried != wanted {
         return Err(format!("{key}: precondition {carried:?} instead of {wanted:?}"));

@@ -142,9 +142,7 @@ impl Object {
         let entry = |entry: &Entry| ManagedFieldsEntry {
             api_version: Some(self.key.res.gvk().api_version()),
             fields_type: Some("FieldsV1".into()),
-            fields_v1: Some(FieldsV1(
-                entry.fields.iter().map(|path| (format!("f:{path}"), json!({}))).collect::<Map<_, _>>().into(),
-            )),
+            fields_v1: Some(FieldsV1(field_set(&entry.fields))),
             manager: Some(entry.manager.clone()),
             operation: Some(if entry.apply { "Apply" } else { "Update" }.into()),
             subresource: None,
@@ -183,6 +181,16 @@ impl Object {
         }
         object
     }
+}
+
+/// Paths as `managedFields` has them, as far as anybody looks: those of the metadata are below it.
+fn field_set(paths: &BTreeSet<String>) -> Value {
+    let is_meta = |path: &&String| ["label/", "ann/", "fin/"].iter().any(|prefix| path.starts_with(prefix));
+    let (meta, content): (Vec<_>, Vec<_>) = paths.iter().partition(is_meta);
+    let set = |paths: Vec<&String>| paths.iter().map(|path| (format!("f:{path}"), json!({}))).collect::<Map<_, _>>();
+    let mut all = set(content);
+    all.insert("f:metadata".into(), set(meta).into());
+    all.into()
 }
 
 /// The fields of an applied body.
@@ -228,6 +236,7 @@ fn refuse(code: u16, body: Value) -> Refusal {
 pub enum Pre {
     Absent,
     Is(String),
+    Unchanged(String, u64),
 }
 
 /// A change that Mimeo made.
@@ -520,6 +529,7 @@ impl Server {
         let conflict = || refuse(409, json!({"reason": "Conflict", "details": {"name": key.name, "kind": "things"}}));
         let old = match (self.objects.get(key).cloned(), pre) {
             (Some(old), Pre::Is(uid)) if old.uid == *uid => Some(old),
+            (Some(old), Pre::Unchanged(uid, version)) if old.uid == *uid && old.version == *version => Some(old),
             (None, Pre::Absent) => None,
             _ => return Err(conflict()),
         };
@@ -541,7 +551,10 @@ impl Server {
         if old.as_deref() == Some(&new) || dry {
             return Ok(Rc::new(new));
         }
-        self.judge(key, old.as_deref());
+        // What isn't ours is only ever written as it was seen; whether it may be was judged when that was sent.
+        if !matches!(pre, Pre::Unchanged(..)) {
+            self.judge(key, old.as_deref());
+        }
         let verb = if old.is_some() { "apply" } else { "create" };
         self.writes.push(Write { key: key.clone(), verb });
         Ok(self.put(key, Some(new)).expect("it was put there"))
@@ -553,6 +566,18 @@ impl Server {
         if !self.ever_ours.contains(&old.uid) {
             self.violations.push(format!("{key} was written though it was never ours"));
         }
+    }
+
+    /// The same without force, as a dry run: refused where others own fields that it would change.
+    pub fn compare(&mut self, key: &Key, config: &BTreeMap<String, String>, pre: &Pre) -> Result<Rc<Object>, Refusal> {
+        if let (Some(old), Pre::Unchanged(uid, version)) = (self.objects.get(key), pre)
+            && (&old.uid, old.version) == (uid, *version)
+            && config.iter().any(|(path, value)| old.fields.contains_key(path) && old.fields[path] != *value)
+        {
+            let details = json!({"name": key.name, "causes": [{"reason": "FieldManagerConflict", "field": "some"}]});
+            return Err(refuse(409, json!({"reason": "Conflict", "details": details})));
+        }
+        self.apply(key, config, pre, true)
     }
 
     pub fn look(&self, key: &Key) -> Result<Rc<Object>, Refusal> {
@@ -607,6 +632,11 @@ impl Server {
 
 /// What a forced apply of `config` makes of an object.
 fn merge(object: &mut Object, config: &BTreeMap<String, String>, time: u64) {
+    if object.entries.is_empty() && !object.fields.is_empty() {
+        // What somebody left without an owner.
+        let fields = object.fields.keys().cloned().collect();
+        object.entries.push(Entry { manager: "before-first-apply".into(), apply: false, fields, time });
+    }
     let ours = |entry: &Entry| entry.apply && entry.manager == names::MANAGER;
     let before: BTreeSet<String> = object.entries.iter().filter(|e| ours(e)).flat_map(|e| e.fields.clone()).collect();
     for path in before.iter().filter(|path| !config.contains_key(*path)) {

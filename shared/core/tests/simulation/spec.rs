@@ -98,12 +98,21 @@ pub enum Hold {
     Required,
 }
 
+/// `conflictPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clash {
+    Fail,
+    Adopt,
+    Overwrite,
+}
+
 /// A rule's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     /// Indices into [`SOURCES`].
     pub sources: Vec<usize>,
     pub targets: Vec<To>,
+    pub clash: Clash,
     pub keep: Keep,
     pub grace: i32,
     pub hold: Hold,
@@ -122,6 +131,7 @@ impl RuleSpec {
         Self {
             sources: vec![source],
             targets: vec![To { select, exclude: None, renamed: false }],
+            clash: Clash::Fail,
             keep: Keep::default(),
             grace: 0,
             hold: Hold::None,
@@ -170,6 +180,7 @@ impl RuleSpec {
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
             "targets": self.targets.iter().map(target).collect::<Vec<_>>(),
             "transform": {"finalizers": finalizers, "labels": {"set": set}},
+            "conflictPolicy": format!("{:?}", self.clash),
             "retentionPolicy": {
                 "whenRuleDeleted": retain(self.keep.rule),
                 "whenUnmatched": retain(self.keep.unmatched),

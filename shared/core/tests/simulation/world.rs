@@ -20,7 +20,7 @@ use super::{
     model::{self, Facts},
     process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
     server::{COPIED, Key, Object, Refusal, Res, Server},
-    spec::{Hold, RuleSpec, SOURCES},
+    spec::{Clash, Hold, RuleSpec, SOURCES},
 };
 
 /// What becomes of one request.
@@ -64,8 +64,9 @@ pub enum Act {
     DeleteCopy(usize),
     /// The copy's finalizers are removed.
     Finalize(usize),
-    /// An object of somebody else's by the name of a copy: source, namespace, renamed, labelled.
-    Foreign(usize, usize, bool, bool),
+    /// An object of somebody else's by the name of a copy: source, namespace, renamed, labelled, and its content; some other
+    /// replicator's if that is "copied".
+    Foreign(usize, usize, bool, bool, &'static str),
     DeleteForeign(usize),
     Quota(usize, bool),
     Unserve(Res),
@@ -359,7 +360,8 @@ impl World {
                 let outcome = match (fate, answer) {
                     (Fate::Good, Some(Answer::Outcome(outcome, object))) => {
                         // A dry run's answer is not what is there.
-                        let shown = object.filter(|_| !matches!(request.ticket.verb, Verb::Learn(_)));
+                        let dry = matches!(request.ticket.verb, Verb::Learn(_) | Verb::Compare(..));
+                        let shown = object.filter(|_| !dry);
                         shown.iter().for_each(|object| self.programs[program].see(object));
                         outcome
                     }
@@ -666,13 +668,16 @@ impl World {
                 let spec = object.spec.as_deref().expect("a rule has a spec").clone();
                 object.spec = Some(Rc::new(RuleSpec { suspend: !spec.suspend, ..spec }));
             }),
-            Act::Foreign(index, place, renamed, labelled) => {
+            Act::Foreign(index, place, renamed, labelled, content) => {
                 let source = source(*index);
                 let name = if *renamed { format!("{}-x", source.name) } else { source.name };
                 let key = Key::new(source.res, namespace(*place), &name);
                 let path = if key.res == Res::Widget { "spec/k" } else { "data/k" };
                 let label = format!("label/{}", names::MANAGED_BY);
-                let mut fields = vec![(path, "theirs")];
+                let mut fields = vec![(path, *content)];
+                if *content == "copied" {
+                    fields.push((model::COPY_MARK, "x"));
+                }
                 if *labelled {
                     fields.push((&label, names::MANAGED_BY_VALUE));
                 }
@@ -908,6 +913,26 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         return Err("to a source".into());
     }
     let labels = namespace.labels();
+    // Of what isn't ours, that rule must want it which the request is sent for, and say that it may.
+    let sender = || {
+        let rule = process.view.rules.get(&*request.rule.as_ref()?.name)?;
+        rule.spec.as_deref().map(|spec| (spec.clash, !spec.suspend))
+    };
+    if let Verb::Take(uid, version) | Verb::Compare(uid, version) = request.ticket.verb {
+        let seen = process.view.copies.get(&uid.to_string()).ok_or("to an object that was never seen")?;
+        let (clash, active) = sender().ok_or("for a rule that was never shown")?;
+        if seen.ours() || seen.deleting || seen.version != version {
+            return Err("to an object that is ours, going, or another by now".into());
+        }
+        let (config, _) = body_of(request, key)?;
+        return match request.ticket.verb {
+            Verb::Take(..) if !active || !model::yields(seen, clash, &config) => {
+                Err("though its rule spares it".into())
+            }
+            Verb::Compare(..) if clash != Clash::Adopt => Err("though its rule doesn't ask".into()),
+            _ => Ok(()),
+        };
+    }
     let wanted = process.view.rules.values().any(|rule| {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
         !spec.suspend && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
@@ -918,7 +943,9 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         Verb::Create => return Ok(()),
         Verb::Apply(_) | Verb::Learn(_) if !wanted => return Err("though no rule wants it".into()),
         Verb::Delete(..) if process.role == Role::Injector => return Err("by a webhook".into()),
-        Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _) => uid.to_string(),
+        Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _) | Verb::Take(uid, _) | Verb::Compare(uid, _) => {
+            uid.to_string()
+        }
     };
     match process.view.copies.get(&uid) {
         None => Err("to an object that was never seen".into()),
@@ -955,6 +982,7 @@ fn carry_request(server: &mut Server, request: &Request, key: &Key) -> (Outcome,
             Err(refusal) => read(Err(refusal)),
         },
         verb => match body_of(request, key) {
+            Ok((config, pre)) if matches!(verb, Verb::Compare(..)) => read(server.compare(key, &config, &pre)),
             Ok((config, pre)) => read(server.apply(key, &config, &pre, matches!(verb, Verb::Learn(_)))),
             Err(why) => {
                 server.violations.push(why);

@@ -83,7 +83,13 @@ async fn each_verb_is_the_request_that_it_should_be() {
     let cases = [
         (Verb::Create, format!("PATCH {apply}"), Some(r#""resourceVersion":"1""#)),
         (Verb::Apply(uid()), format!("PATCH {apply}"), Some(UID)),
+        (Verb::Take(uid(), 42), format!("PATCH {apply}"), Some(r#""resourceVersion":"42""#)),
         (Verb::Learn(uid()), format!("PATCH {apply}&dryRun=All"), Some(UID)),
+        (
+            Verb::Compare(uid(), 42),
+            format!("PATCH {plain}?fieldManager=mimeo&dryRun=All"),
+            Some(r#""resourceVersion":"42""#),
+        ),
         (Verb::Look, format!("GET {plain}"), None),
         (Verb::Delete(uid(), 42), format!("DELETE {plain}"), Some(r#""resourceVersion":"42""#)),
     ];

@@ -1,0 +1,341 @@
+//! Objects in a copy's way that aren't ours: what each `conflictPolicy` does with them, and with which requests.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
+use mimeo_api::PlanCounts;
+use mimeo_core::{
+    cell::Why,
+    engine::{Action, Engine, Request, Role, Settings, Verb},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Outcome, Reason},
+    rule::Rule,
+};
+use serde_json::{Value, from_value, json};
+
+const NOW: Duration = Duration::from_secs(1);
+const UID: &str = "00000000-0000-4000-8000-000000000002";
+
+struct Scene {
+    engine: Engine,
+    now: Duration,
+}
+
+fn rule(name: &str, source: &str, spec: &Value) -> Rule {
+    let mut rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": source, "name": "x"}],
+            "targets": [{"namespaces": ["team"]}],
+        },
+    });
+    rule["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
+/// A rule that copies Secret `home/x` into namespace `team`, where one of that name is.
+fn scene(role: Role, spec: &Value) -> Scene {
+    let mut scene = unlisted(role, spec);
+    let ids = ["rule", "other"].map(|name| rule(name, "home", &json!({})).id);
+    scene.engine.rules_listed(&ids.into(), NOW);
+    scene
+}
+
+/// The same before all rules were shown.
+fn unlisted(role: Role, spec: &Value) -> Scene {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    let rule = rule("rule", "home", spec);
+    let source = rule.sources[0].clone();
+    let mut engine = Engine::new(Settings::new(role, "cluster"));
+    engine.rule_applied(rule.id.clone(), Ok(rule), None, NOW);
+    let mut namespace = json!({"name": "team", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
+    if role == Role::Injector {
+        namespace["labels"] = json!({"mimeo.dev/copies": "token"});
+    }
+    engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
+    engine.namespaces_listed(&["team".into()].into(), NOW);
+    engine.claim("team", NOW);
+    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
+    engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
+    let _ = engine.demand();
+    engine.copies_listing(&gvk.group_kind(), NOW);
+    engine.copies_listed(&gvk.group_kind(), 6, NOW);
+    let object = json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
+    engine.source(&source, Some(object), NOW);
+    Scene { engine, now: NOW }
+}
+
+fn entry(manager: &str, operation: &str, fields: &Value) -> Value {
+    json!({"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields})
+}
+
+fn theirs() -> Value {
+    entry(
+        "stranger",
+        "Update",
+        &json!({"f:data": {".": {}, "f:a": {}}, "f:type": {}, "f:metadata": {"f:labels": {"f:b": {}}}}),
+    )
+}
+
+/// The object in the way.
+fn foreign() -> Value {
+    json!({"name": "x", "namespace": "team", "uid": UID, "resourceVersion": "7", "managedFields": [theirs()]})
+}
+
+impl Scene {
+    fn next(&mut self) -> Option<Box<Request>> {
+        loop {
+            match self.engine.next(self.now)? {
+                Action::Request(request) => return Some(request),
+                Action::Errand(_) => {}
+            }
+        }
+    }
+
+    #[track_caller]
+    fn expect(&mut self, verb: Verb, why: Option<Why>) -> Box<Request> {
+        let request = self.next().unwrap();
+        assert_eq!((request.ticket.verb, request.why), (verb, why));
+        request
+    }
+
+    fn answer(&mut self, request: &Request, outcome: Outcome) {
+        self.engine.outcome(&request.ticket, outcome, self.now);
+    }
+
+    fn show(&mut self, request: &Request, meta: Value) {
+        let meta: ObjectMeta = from_value(meta).unwrap();
+        self.answer(request, Outcome::Object(Box::new(meta)));
+    }
+
+    /// The create meets the object, which is then looked at.
+    #[track_caller]
+    fn meet(&mut self, object: Value) {
+        let create = self.expect(Verb::Create, Some(Why::Missing));
+        self.answer(&create, Outcome::Conflict);
+        let look = self.expect(Verb::Look, None);
+        self.show(&look, object);
+    }
+
+    /// The request is answered with the object as our copy.
+    fn taken(&mut self, request: &Request) {
+        let mut meta = foreign();
+        let ours = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}}, "f:type": {}}));
+        meta["managedFields"] = json!([ours, theirs()]);
+        meta["resourceVersion"] = "12".into();
+        meta["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
+        meta["annotations"] = json!({
+            "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster",
+            "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
+        });
+        self.show(request, meta);
+    }
+
+    /// Nothing more is done, and the conflict told.
+    #[track_caller]
+    fn spared(&mut self, word: &str) {
+        assert!(self.next().is_none());
+        let notices = self.engine.notices();
+        let told = notices.iter().map(|notice| (notice.failure.reason, notice.failure.message.contains(word)));
+        assert_eq!(told.collect::<Vec<_>>(), [(Reason::Conflict, true)], "{notices:?}");
+    }
+
+    fn plan(&mut self) -> PlanCounts {
+        let status = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH).pop().unwrap().status;
+        status.plan.unwrap()
+    }
+}
+
+fn take(version: u64) -> Verb {
+    Verb::Take(mimeo_core::meta::Uid::parse(UID).unwrap(), version)
+}
+
+fn compare(version: u64) -> Verb {
+    Verb::Compare(mimeo_core::meta::Uid::parse(UID).unwrap(), version)
+}
+
+fn refusal(cause: &Value) -> Outcome {
+    let status: Value = json!({"reason": "Invalid", "details": {"causes": [cause]}});
+    let status: Status = from_value(status).unwrap();
+    Outcome::of_error(422, &status, None, true)
+}
+
+fn immutable() -> Outcome {
+    refusal(&json!({"field": "type", "message": "field is immutable"}))
+}
+
+#[test]
+fn what_is_to_be_overwritten_is_written_over_as_it_was_seen_by_both_roles() {
+    for role in [Role::Keeper, Role::Injector] {
+        let mut scene = scene(role, &json!({"conflictPolicy": "Overwrite"}));
+        scene.meet(foreign());
+        let first = scene.expect(take(7), Some(Why::Overwritten));
+        // Somebody changes it meanwhile: it is looked at again.
+        scene.answer(&first, Outcome::Conflict);
+        let look = scene.expect(Verb::Look, None);
+        let mut changed = foreign();
+        changed["resourceVersion"] = "8".into();
+        scene.show(&look, changed.clone());
+        // Not at once: it may be a fight. And after a pause it may be gone without a word.
+        assert!(scene.next().is_none());
+        scene.now += Duration::from_secs(1);
+        scene.meet(changed);
+        scene.expect(take(8), Some(Why::Overwritten));
+    }
+}
+
+#[test]
+fn what_was_overwritten_is_a_copy() {
+    let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
+    scene.meet(foreign());
+    let write = scene.expect(take(7), Some(Why::Overwritten));
+    scene.taken(&write);
+    assert!(scene.next().is_none());
+    assert!(scene.engine.notices().is_empty());
+}
+
+#[test]
+fn what_is_being_deleted_is_waited_for() {
+    for policy in ["Adopt", "Overwrite"] {
+        let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": policy}));
+        let mut going = foreign();
+        going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        scene.meet(going);
+        assert!(scene.next().is_none(), "{policy}");
+    }
+}
+
+#[test]
+fn no_rules_source_is_ever_taken() {
+    for policy in ["Adopt", "Overwrite"] {
+        let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": policy}));
+        let other = rule("other", "team", &json!({"targets": [{"namespaces": ["else"]}]}));
+        scene.engine.rule_applied(other.id.clone(), Ok(other), None, NOW);
+        scene.meet(foreign());
+        scene.spared("source");
+    }
+}
+
+/// One that is yet to be shown may name the object as its source.
+#[test]
+fn nothing_is_taken_before_every_rule_is_known() {
+    let mut scene = unlisted(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
+    scene.meet(foreign());
+    assert!(scene.next().is_none());
+    scene.engine.rules_listed(&[rule("rule", "home", &json!({})).id].into(), NOW);
+    scene.expect(take(7), Some(Why::Overwritten));
+}
+
+#[test]
+fn what_cannot_be_overwritten_in_place_is_deleted_and_made_anew() {
+    let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
+    scene.meet(foreign());
+    let write = scene.expect(take(7), Some(Why::Overwritten));
+    scene.answer(&write, immutable());
+    let Verb::Take(uid, version) = take(7) else { return };
+    let delete = scene.expect(Verb::Delete(uid, version), Some(Why::Replaced));
+    scene.answer(&delete, Outcome::Absent);
+    scene.expect(Verb::Create, Some(Why::Missing));
+}
+
+#[test]
+fn what_is_marked_as_a_copy_is_adopted_without_asking_what_is_in_it() {
+    let marks = [
+        ("annotations", "mimeo.dev/rule"),
+        ("annotations", "clustersecret.io/created-by"),
+        ("labels", "generate.kyverno.io/policy-name"),
+        ("annotations", "kubed.appscode.com/origin"),
+        ("annotations", "reflector.v1.k8s.emberstack.com/reflected-version"),
+        ("annotations", "replicator.v1.mittwald.de/replicated-from-version"),
+    ];
+    for (place, mark) in marks {
+        let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Adopt"}));
+        let mut marked = foreign();
+        marked[place] = json!({mark: "any"});
+        scene.meet(marked);
+        let write = scene.expect(take(7), Some(Why::Adopted));
+        // Nothing is deleted for being adopted.
+        scene.answer(&write, immutable());
+        assert!(scene.next().is_none(), "{mark}");
+        assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == Reason::Invalid));
+    }
+}
+
+/// They belong to the one who replicates them.
+#[test]
+fn another_replicators_source_is_not_marked_as_a_copy() {
+    let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Adopt"}));
+    let mut source = foreign();
+    source["labels"] = json!({"generate.kyverno.io/clone-source": ""});
+    source["annotations"] = json!({
+        "kubed.appscode.com/sync": "", "replicator.v1.mittwald.de/replicate-to": "a",
+        "reflector.v1.k8s.emberstack.com/reflection-allowed": "true",
+    });
+    scene.meet(source);
+    let asked = scene.expect(compare(7), None);
+    scene.answer(&asked, Outcome::Differs);
+    scene.spared("not adopted");
+}
+
+#[test]
+fn what_has_the_copys_content_is_adopted() {
+    let ours = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}}, "f:type": {}}));
+    let status = json!({"manager": "y", "operation": "Update", "subresource": "status", "fieldsV1": {"f:x": {}}});
+    let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Adopt"}));
+    scene.meet(foreign());
+    let asked = scene.expect(compare(7), None);
+    let mut answer = foreign();
+    answer["managedFields"] = json!([ours, theirs(), status]);
+    scene.show(&asked, answer);
+    let write = scene.expect(take(7), Some(Why::Adopted));
+    scene.taken(&write);
+    assert!(scene.next().is_none());
+}
+
+#[test]
+fn what_has_more_or_other_content_is_not_adopted() {
+    let ours = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}}, "f:type": {}}));
+    let more = entry("third", "Apply", &json!({"f:data": {"f:secret": {}}}));
+    let immutable_too = entry("third", "Update", &json!({"f:immutable": {}}));
+    let answers = [json!([ours, theirs(), more]), json!([immutable_too, ours]), json!([theirs()])];
+    let answers = answers.map(|entries| {
+        let mut meta = foreign();
+        meta["managedFields"] = entries;
+        Outcome::Object(Box::new(from_value(meta).unwrap()))
+    });
+    for outcome in answers.into_iter().chain([Outcome::Differs, immutable()]) {
+        let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Adopt"}));
+        scene.meet(foreign());
+        let asked = scene.expect(compare(7), None);
+        scene.answer(&asked, outcome);
+        scene.spared("not adopted");
+    }
+}
+
+/// A preview asks as much as it must to count, and writes nothing.
+#[test]
+fn a_suspended_rule_counts_what_it_would_take() {
+    let cases = [
+        ("Fail", None, [0, 1]),
+        ("Overwrite", None, [1, 0]),
+        ("Adopt", Some(true), [1, 0]),
+        ("Adopt", Some(false), [0, 1]),
+    ];
+    for (policy, same, [update, conflict]) in cases {
+        let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": policy, "suspend": true}));
+        let look = scene.expect(Verb::Look, None);
+        scene.show(&look, foreign());
+        if let Some(same) = same {
+            let asked = scene.expect(compare(7), None);
+            let mut meta = foreign();
+            let ours = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}}, "f:type": {}}));
+            meta["managedFields"] = if same { json!([ours, theirs()]) } else { json!([theirs()]) };
+            scene.show(&asked, meta);
+        }
+        assert!(scene.next().is_none(), "{policy}");
+        assert_eq!(scene.plan(), PlanCounts { update, conflict, ..PlanCounts::default() }, "{policy} {same:?}");
+    }
+}
