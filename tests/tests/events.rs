@@ -6,7 +6,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use mimeo_tests::scenario::{SOON, Scene, Setting, delete, kubectl, uid};
-use mimeo_tests::{AuditMark, ControlPlane, Pair, create_secret, eventually};
+use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, Pair, create_secret, eventually};
 use serde_json::json;
 
 async fn setting() -> Result<Setting> {
@@ -87,7 +87,7 @@ async fn what_fails_is_told_once_and_counted_across_restarts() -> Result<()> {
 async fn writes(setting: &Setting, mark: &AuditMark) -> Result<Vec<String>> {
     let events = setting.control_plane.audit_since(mark).await?;
     let writes = events.into_iter().filter(|event| setting.is_ours(event) && event.resource == "events");
-    Ok(writes.filter(|event| event.is_write()).map(|event| event.verb).collect())
+    Ok(writes.filter(AuditEvent::is_write).map(|event| event.verb).collect())
 }
 
 async fn restart(setting: &mut Setting) -> Result<()> {

@@ -61,7 +61,8 @@ async fn denied<'a, T>(
     Ok(denied)
 }
 
-async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
+/// Whether the user holds the right.
+pub(crate) async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let left = deadline.saturating_duration_since(Instant::now());
     let answer = within(left, reviews.create(&PostParams::default(), &review(user, right))).await?;

@@ -8,17 +8,17 @@
 use std::collections::BTreeSet;
 
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use kube::{Api, api::PostParams};
 use mimeo_core::{
     engine::{Contest, Preview},
+    review::User,
     rights::{self, Need, Program},
     rule::{Retain, Rule},
 };
-use tokio::time::{Instant, timeout_at};
+use mimeo_runtime::client::Fault;
+use tokio::time::Instant;
 use tracing::debug;
 
-use crate::hooks::App;
+use crate::{authority, hooks::App};
 
 /// Most contests that are told one by one.
 const CONTESTS: usize = 3;
@@ -75,58 +75,35 @@ pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<Need>, deadline: I
     rights::explain(&answers.into_iter().flatten().collect())
 }
 
-/// The right, if any of the program's users lacks it.
+/// The right, if any of the program's users lacks it; in doubt they don't.
 async fn missing(app: &App, need: Need, deadline: Instant) -> Option<Need> {
     for user in users(app, need.program) {
-        if timeout_at(deadline, is_denied(app, user, &need)).await.unwrap_or_default() {
-            return Some(need);
+        match authority::is_allowed(&app.client, &user, &need.right(), deadline).await {
+            Ok(true) => {}
+            Ok(false) => return Some(need),
+            Err(error) => {
+                debug!(user = user.name, right = %need.right(), error = %Fault(&error), "cannot ask for a right");
+            }
         }
     }
     None
 }
 
-fn users(app: &App, program: Program) -> Vec<&str> {
-    let own = app.username.as_str();
+fn users(app: &App, program: Program) -> Vec<User> {
+    let own = &app.username;
     match program {
-        Program::Webhook => vec![own],
+        Program::Webhook => vec![user(own)],
         // Whoever else is known as one of Mimeo's users.
-        Program::Reconciler => app.mimeo_users.iter().map(String::as_str).filter(|user| *user != own).collect(),
+        Program::Reconciler => app.mimeo_users.iter().filter(|user| *user != own).map(|name| user(name)).collect(),
     }
 }
 
-/// Whether the API server's authorizer says no; in doubt it doesn't.
-async fn is_denied(app: &App, user: &str, need: &Need) -> bool {
-    let gvk = &need.resource.gvk;
-    let review = SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: Some(user.into()),
-            groups: Some(groups(user)),
-            resource_attributes: Some(ResourceAttributes {
-                group: Some(gvk.group.to_string()),
-                resource: Some(need.resource.plural.to_string()),
-                verb: Some(need.verb.into()),
-                namespace: need.namespace.as_deref().map(Into::into),
-                ..ResourceAttributes::default()
-            }),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
-    };
-    match Api::<SubjectAccessReview>::all(app.client.clone()).create(&PostParams::default(), &review).await {
-        Ok(answer) => answer.status.is_some_and(|status| !status.allowed),
-        Err(error) => {
-            debug!(user, verb = need.verb, resource = %need.resource, %error, "cannot ask for a right");
-            false
-        }
-    }
-}
-
-/// The groups that the API server puts a user in by its name.
-fn groups(user: &str) -> Vec<String> {
+/// A user with the groups that the API server puts it in by its name.
+fn user(name: &str) -> User {
     let mut groups = vec!["system:authenticated".to_owned()];
-    if let Some((namespace, _)) = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+    if let Some((namespace, _)) = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
         groups.push("system:serviceaccounts".to_owned());
         groups.push(format!("system:serviceaccounts:{namespace}"));
     }
-    groups
+    User { name: name.to_owned(), groups, ..User::default() }
 }

@@ -141,10 +141,8 @@ impl Registration {
         // A deletion of many has no name of its own.
         let name = "(oldObject.metadata.namespace + '/' + oldObject.metadata.name)";
         let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        let mut cleaners = String::from("request.userInfo.username.startsWith('system:serviceaccount:kube-system:')");
-        for user in &self.mimeo_users {
-            cleaners += &format!(" || request.userInfo.username == {}", cel_string(user));
-        }
+        let mimeo = self.is_mimeo();
+        let cleaners = format!("request.userInfo.username.startsWith('system:serviceaccount:kube-system:') || {mimeo}");
         let entry = json!({
             "name": "sources.mimeo.dev",
             "clientConfig": self.client_config(SOURCES_PATH),
@@ -268,10 +266,8 @@ impl Registration {
             format!("(has({object}.metadata.managedFields) ? {object}.metadata.managedFields.filter(e, {own}) : [])")
         };
         let (before, after) = (entry("oldObject"), entry("object"));
-        let users: Vec<_> = self.mimeo_users.iter().map(|user| cel_string(user)).collect();
-        let users = users.join(", ");
         // Outside a cluster Mimeo may run as a user whom people share: it is known by both.
-        let mimeo = format!("request.userInfo.username in [{users}] && (request.operation == 'DELETE' || {forged})");
+        let mimeo = format!("{} && (request.operation == 'DELETE' || {forged})", self.is_mimeo());
         let collectors = COLLECTORS.map(cel_string).join(", ");
         json!({
             "name": "copies.mimeo.dev",
@@ -358,18 +354,22 @@ impl Registration {
         json!({"name": "not-an-exempt-namespace", "expression": format!("!(has(request.{field}) && ({exempt}))")})
     }
 
+    /// Whether it is one of Mimeo's programs that asks.
+    fn is_mimeo(&self) -> String {
+        let users: Vec<_> = self.mimeo_users.iter().map(|user| cel_string(user)).collect();
+        format!("request.userInfo.username in [{}]", users.join(", "))
+    }
+
     /// Removing the mark is half of all that a new namespace costs, and Mimeo has nothing to say to itself about it. Not
     /// more than this is let through: outside a cluster Mimeo may run as a user whom people share.
     fn not_mimeo_removing_the_mark(&self) -> Option<Value> {
         if self.mimeo_users.is_empty() {
             return None;
         }
-        let users: Vec<_> = self.mimeo_users.iter().map(|user| cel_string(user)).collect();
-        let users = users.join(", ");
         let marked = |object| format!("(has({object}.metadata.labels) && '{MARK}' in {object}.metadata.labels)");
         let (before, after) = (marked("oldObject"), marked("object"));
         let removes = format!("request.operation == 'UPDATE' && {before} && !{after}");
-        let expression = format!("!(request.userInfo.username in [{users}] && {removes})");
+        let expression = format!("!({} && {removes})", self.is_mimeo());
         Some(json!({"name": "not-mimeo-removing-the-mark", "expression": expression}))
     }
 }

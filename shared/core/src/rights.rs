@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    authority::Right,
     kind::{GroupVersionKind, Resource},
     names,
     rule::SourceRef,
@@ -30,6 +31,14 @@ pub struct Need {
     pub resource: Resource,
     /// Where; everywhere if absent.
     pub namespace: Option<Box<str>>,
+}
+
+impl Need {
+    /// The right itself, as the API server is asked for it.
+    pub fn right(&self) -> Right {
+        let Self { verb, resource: Resource { gvk, plural, .. }, namespace, .. } = self;
+        Right { verb, group: gvk.group.clone(), resource: plural.clone(), namespace: namespace.clone(), name: None }
+    }
 }
 
 const READ: [&str; 3] = ["get", "list", "watch"];

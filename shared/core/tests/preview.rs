@@ -15,7 +15,7 @@ use serde_json::{Value, from_value, json};
 
 const NOW: Duration = Duration::from_secs(1);
 
-fn rule(name: &str, created: Option<&str>, source: &str, targets: Value) -> Rule {
+fn rule(name: &str, created: Option<&str>, source: &str, targets: &Value) -> Rule {
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
         "metadata": {"name": name, "creationTimestamp": created},
@@ -57,39 +57,39 @@ fn told(contest: &Contest) -> (String, String, bool, Vec<&str>) {
 #[test]
 fn namespaces_are_counted_and_those_that_are_lost() {
     let engine = engine(&[], 3);
-    let before = rule("r", None, "s", globs(&["a-*"]));
+    let before = rule("r", None, "s", &globs(&["a-*"]));
     let preview = engine.preview(&before, None);
     assert_eq!((preview.matching, preview.all, preview.lost), (3, 6, 0));
-    let preview = engine.preview(&rule("r", None, "s", globs(&["a-0", "b-*"])), Some(&before));
+    let preview = engine.preview(&rule("r", None, "s", &globs(&["a-0", "b-*"])), Some(&before));
     assert_eq!((preview.matching, preview.all, preview.lost), (4, 6, 2));
 }
 
 #[test]
 fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
-    let other = rule("other", Some("2026-01-01T00:00:00Z"), "s", globs(&["a-*"]));
-    let unlike = rule("unlike", Some("2026-01-01T00:00:00Z"), "t", globs(&["*"]));
+    let other = rule("other", Some("2026-01-01T00:00:00Z"), "s", &globs(&["a-*"]));
+    let unlike = rule("unlike", Some("2026-01-01T00:00:00Z"), "t", &globs(&["*"]));
     let engine = engine(&[other, unlike], 3);
-    let new = rule("r", None, "s", globs(&["a-1", "a-2", "b-*"]));
+    let new = rule("r", None, "s", &globs(&["a-1", "a-2", "b-*"]));
     let preview = engine.preview(&new, None);
     let contests: Vec<_> = preview.contests.iter().map(told).collect();
     let older = ("ClusterReplication/other".to_owned(), "Secret s".to_owned(), true, vec!["a-1", "a-2"]);
     assert_eq!(contests, [older]);
 
     // Elsewhere, under another name, or what it wanted before: nothing to tell.
-    assert_eq!(engine.preview(&rule("r", None, "s", globs(&["b-*"])), None).contests, []);
+    assert_eq!(engine.preview(&rule("r", None, "s", &globs(&["b-*"])), None).contests, []);
     let renamed = json!([{"namespaces": ["*"], "name": "u"}]);
-    assert_eq!(engine.preview(&rule("r", None, "s", renamed), None).contests, []);
+    assert_eq!(engine.preview(&rule("r", None, "s", &renamed), None).contests, []);
     assert_eq!(engine.preview(&new, Some(&new)).contests, []);
     // A rule doesn't contest itself.
-    assert_eq!(engine.preview(&rule("other", None, "s", globs(&["a-*"])), None).contests, []);
+    assert_eq!(engine.preview(&rule("other", None, "s", &globs(&["a-*"])), None).contests, []);
 }
 
 #[test]
 fn the_older_rule_comes_first_and_the_copies_of_several_targets_count() {
-    let other = rule("other", Some("2026-01-02T00:00:00Z"), "t", json!([{"namespaces": ["b-*"], "name": "s"}]));
+    let other = rule("other", Some("2026-01-02T00:00:00Z"), "t", &json!([{"namespaces": ["b-*"], "name": "s"}]));
     let engine = engine(&[other], 2);
     let targets = json!([{"namespaces": ["a-*"]}, {"namespaces": ["b-1"], "name": "s"}]);
-    let preview = engine.preview(&rule("r", Some("2026-01-01T00:00:00Z"), "x", targets), None);
+    let preview = engine.preview(&rule("r", Some("2026-01-01T00:00:00Z"), "x", &targets), None);
     let contests: Vec<_> = preview.contests.iter().map(told).collect();
     assert_eq!(contests, [("ClusterReplication/other".to_owned(), "Secret s".to_owned(), false, vec!["b-1"])]);
 }
@@ -98,9 +98,9 @@ fn the_older_rule_comes_first_and_the_copies_of_several_targets_count() {
 #[test]
 fn whoever_is_said_to_have_the_copy_gets_it() {
     for created in ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"] {
-        let other = rule("other", Some("2026-01-02T00:00:00Z"), "s", globs(&["a-*"]));
-        let new = rule("r", Some(created), "s", globs(&["*"]));
-        let preview = engine(&[other.clone()], 1).preview(&new, None);
+        let other = rule("other", Some("2026-01-02T00:00:00Z"), "s", &globs(&["a-*"]));
+        let new = rule("r", Some(created), "s", &globs(&["*"]));
+        let preview = engine(std::slice::from_ref(&other), 1).preview(&new, None);
         assert_eq!(preview.contests[0].lost, created > "2026-01-02");
 
         let mut keeper = Engine::new(Settings::new(Role::Keeper, "cluster"));
@@ -122,11 +122,11 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
 #[test]
 fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questions() {
     let rivals: Vec<Rule> = (0..1000)
-        .map(|number| rule(&format!("r{number}"), Some("2026-01-01T00:00:00Z"), "s", globs(&["a-*"])))
+        .map(|number| rule(&format!("r{number}"), Some("2026-01-01T00:00:00Z"), "s", &globs(&["a-*"])))
         .collect();
     let engine = engine(&rivals, 5000);
     let begun = Instant::now();
-    let preview = engine.preview(&rule("new", None, "s", globs(&["*"])), None);
+    let preview = engine.preview(&rule("new", None, "s", &globs(&["*"])), None);
     assert_eq!((preview.matching, preview.contests.len()), (10_000, 1000));
     let found: usize = preview.contests.iter().map(|contest| contest.namespaces.len()).sum();
     assert!(found <= 20_000, "{found} in {:?}", begun.elapsed());
@@ -136,7 +136,7 @@ fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questi
 fn a_source_feeds_the_copies_that_its_rules_want() {
     let own = json!([{"namespaces": ["home", "a-*"]}, {"namespaces": ["a-0"], "name": "x"}]);
     let rules =
-        [rule("r", None, "s", own), rule("none", None, "s", globs(&["c"])), rule("t", None, "t", globs(&["*"]))];
+        [rule("r", None, "s", &own), rule("none", None, "s", &globs(&["c"])), rule("t", None, "t", &globs(&["*"]))];
     let engine = engine(&rules, 3);
     let gvk = rules[0].sources[0].gvk.clone();
     let fed = |name| {
