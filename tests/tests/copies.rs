@@ -164,6 +164,36 @@ async fn several_sources_come_under_names_that_tell_them_apart() -> Result<()> {
 }
 
 #[tokio::test]
+async fn each_namespace_fills_in_its_name_and_labels_and_one_that_cannot_is_reported() -> Result<()> {
+    let scene = STAGE.scene("fill-in").await?;
+    let namespaces = scene.namespaces(3).await?;
+    for (namespace, team) in namespaces.iter().zip(["red", "blue"]) {
+        relabel(&scene.client, namespace, "team", Some(team)).await?;
+    }
+    scene.secret("registry", &[("token", "one")]).await?;
+    let set = json!({"annotations": {"set": {"of": "$(source.name) for $(namespace.name)"}}});
+    let rule = scene.rule().secret(&scene.home, "registry").named("registry-$(namespace.labels['team'])");
+    rule.set("transform", set).create(&scene.client).await?;
+
+    let status = scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
+    let failure = status.failures.first().context("no failure")?;
+    assert_eq!((&failure.namespace, failure.reason.as_str()), (&namespaces[2], "VariableUnset"));
+    assert!(failure.message.contains("$(namespace.labels['team'])"), "{}", failure.message);
+    for (namespace, team) in namespaces.iter().zip(["red", "blue"]) {
+        let copy = scene.secrets(namespace).get(&format!("registry-{team}")).await?;
+        assert_eq!(annotation(&copy, "of"), Some(format!("registry for {namespace}").as_str()));
+        assert_eq!(value(&copy, "token").as_deref(), Some("one"));
+    }
+    relabel(&scene.client, &namespaces[2], "team", Some("green")).await?;
+    scene.wait_synced(&scene.tag).await?;
+    scene.secrets(&namespaces[2]).get("registry-green").await?;
+    // Another name is another copy: first that one, then away with the former.
+    relabel(&scene.client, &namespaces[0], "team", Some("pink")).await?;
+    scene.wait_secret(&namespaces[0], "registry-pink", |_| true).await?;
+    wait_gone(scene.secrets(&namespaces[0]), "registry-red").await
+}
+
+#[tokio::test]
 async fn any_kind_is_copied_with_one_write_however_the_server_completes_it() -> Result<()> {
     let scene = STAGE.scene("kinds").await?;
     let namespace = scene.namespace().await?;

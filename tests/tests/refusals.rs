@@ -161,7 +161,14 @@ fn bad_targets() -> Vec<Case> {
             &["spec.targets[0].name"],
         ),
         ("an unknown variable of the source", named("$(source.uid)"), &["spec.targets[0].name", "$(source.uid)"]),
-        ("a variable of the namespace", named("$(namespace.name)"), &["spec.targets[0].name", "$(namespace.name)"]),
+        (
+            "an unknown variable of the namespace",
+            named("$(namespace.uid)"),
+            &["spec.targets[0].name", "$(namespace.uid)"],
+        ),
+        ("a label without quotes", named("$(namespace.labels[team])"), &["spec.targets[0].name", "labels[team]"]),
+        ("a label with an odd key", named("$(namespace.labels['a b'])"), &["spec.targets[0].name", "the label's key"]),
+        ("a name that no value makes right", named("-$(namespace.name)"), &["spec.targets[0].name", "no DNS name"]),
         (
             "one copy name for several sources",
             json!({
@@ -179,6 +186,21 @@ fn bad_transforms() -> Vec<Case> {
     vec![
         ("a label key", set("labels", "a b", "c"), &["spec.transform.labels.set"]),
         ("a label value", set("labels", "a", "b c"), &["spec.transform.labels.set"]),
+        (
+            "a variable in a label",
+            set("labels", "a", "$(source.uid)"),
+            &["spec.transform.labels.set[a]", "$(source.uid)"],
+        ),
+        (
+            "a label that no value makes right",
+            set("labels", "a", "$(namespace.name)-"),
+            &["spec.transform.labels.set[a]", "no label value"],
+        ),
+        (
+            "a variable in an annotation",
+            set("annotations", "a", "$(namespace.labels['a)'])"),
+            &["spec.transform.annotations.set[a]", "there is no variable"],
+        ),
         ("an annotation key", set("annotations", "a b", "c"), &["spec.transform.annotations.set"]),
         (
             "annotations over the limit",
@@ -347,6 +369,16 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
             "a mark of ours",
             json!({"/transform/labels": {"set": {"mimeo.dev/copies": "c"}}}),
             &["spec.transform.labels.set"],
+        ),
+        (
+            "a variable of a source",
+            json!({"/transform/annotations": {"set": {"a": "$(source.name)"}}}),
+            &["spec.transform.annotations.set[a]", "no source"],
+        ),
+        (
+            "a variable of the namespace's labels",
+            json!({"/transform/annotations": {"set": {"a": "$(namespace.labels['b'])"}}}),
+            &["spec.transform.annotations.set[a]", "labels aren't known here"],
         ),
         ("an invalid finalizer", json!({"/transform/finalizers": ["held"]}), &["spec.transform.finalizers[0]"]),
         ("a failure policy", json!({"/failurePolicy": "Maybe"}), &["spec.failurePolicy"]),

@@ -2,7 +2,7 @@
 
 // The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
 // their types.
-#![allow(clippy::doc_markdown, clippy::duplicated_attributes)]
+#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -160,10 +160,11 @@ pub struct Target {
     ]))]
     pub exclude: Option<NamespaceSelection>,
 
-    /// Name of the copies. $(source.name) and $(source.namespace) in it stand for the source's; the name must be in it
-    /// if the rule has several sources. Default: the source's name.
+    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) and
+    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
+    /// reported. The source's name must be in it if the rule has several sources. Default: the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 1024))]
     pub name: Option<String>,
 }
 
@@ -357,8 +358,8 @@ pub struct CopyFailure {
     pub namespace: String,
     /// Name of the copy.
     pub name: String,
-    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied, Timeout
-    /// or ClusterUnreachable.
+    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied,
+    /// VariableUnset, Timeout or ClusterUnreachable.
     pub reason: String,
     /// Why, for people. What the API server said is left out for Secrets.
     #[schemars(length(max = 512))]

@@ -101,7 +101,9 @@ pub struct KeyEdits {
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
 
-    /// Keys and their values to set, whatever the object has. At most 64.
+    /// Keys and their values to set, whatever the object has. In a rule, $(source.name), $(source.namespace),
+    /// $(namespace.name) and $(namespace.labels['key']) in values stand for the source's and the copy's namespace. In a
+    /// TransformPolicy only $(namespace.name) does, for the object's. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     engine::Tick,
-    meta::{Seen, Uid},
+    meta::{Checksum, Seen, Uid},
     outcome::Failure,
-    render::Rendering,
     rule::ConflictPolicy,
     slot::{KindId, SlotId},
 };
@@ -153,6 +152,8 @@ pub enum Leave {
     NoSource,
     /// The source gives no copy.
     SourceRefused,
+    /// The namespace can't fill in the copy's form.
+    Unfillable,
     /// The server doesn't serve the kind.
     KindNotServed,
     /// The kind has not been recorded yet as one that has copies.
@@ -265,8 +266,8 @@ impl Cell {
         self.seen().filter(|seen| seen.ours())
     }
 
-    /// What makes this cell hold that rendering, under that policy for what isn't ours.
-    pub fn compare(&self, rendering: &Rendering, reference: Reference, policy: ConflictPolicy) -> Step {
+    /// What makes this cell hold the rendering with that checksum, under that policy for what isn't ours.
+    pub fn compare(&self, checksum: Checksum, reference: Reference, policy: ConflictPolicy) -> Step {
         let seen = match &self.belief {
             Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
             Belief::Vanished(_) => return Step::Create(Why::Vanished),
@@ -278,7 +279,7 @@ impl Cell {
             return Step::Leave(Leave::Deleting);
         }
         let Some(entry) = seen.entry else { return self.conflict(seen, policy) };
-        if seen.checksum != Some(rendering.checksum) {
+        if seen.checksum != Some(checksum) {
             return Step::Apply(seen.uid, Why::Changed);
         }
         if !seen.labelled {

@@ -59,6 +59,8 @@ pub enum Reason {
     QuotaExceeded,
     /// An admission plugin, policy or webhook denies the write.
     AdmissionDenied,
+    /// The namespace lacks a label whose value is to be in the copy.
+    VariableUnset,
     /// No answer within the deadline.
     Timeout,
     /// No connection to the cluster, or it answers with errors of its own.

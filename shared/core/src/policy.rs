@@ -98,7 +98,7 @@ impl Policy {
         let stored = request.old_object.as_ref().filter(|_| request.operation == Operation::Update);
         let before = rewritable(object);
         let mut after = before.clone();
-        self.transform.rewrite(&mut after, stored);
+        self.transform.rewrite(&mut after, stored, request.namespace.as_deref().unwrap_or_default());
         let warnings = stored.and_then(|stored| self.kept_type(stored)).into_iter().collect();
         let mut patch = json_patch::diff(&before, &after);
         patch.0.extend(self.transform.data_changes(object));

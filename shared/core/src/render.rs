@@ -1,6 +1,7 @@
-//! A copy's body: rendered once per source version and target, then shared by all of the target's namespaces.
+//! A copy's body: rendered once per source version and target, then shared by all of the target's namespaces, but for the
+//! values of the variables that each of them fills in.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use mimeo_api::DriftPolicy;
@@ -10,26 +11,27 @@ use crate::{
     kind::GroupVersionKind,
     meta::{Checksum, Uid},
     names,
-    rule::{Rule, RuleId, SourceRef, Target},
+    outcome::{Failure, Reason},
+    rule::{Rule, RuleId, SourceRef, Target, syntax},
+    template::{Place, Template, Variable},
 };
 
-/// The bytes of one copy, whatever its namespace: that is in the URL only.
+/// The bytes of one copy. The namespace is in the URL only, so they may be those of others, too.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rendering {
-    /// Name of the copy.
-    pub name: Arc<str>,
     /// Identifies the rendering; also on the copy, as the annotation [`names::CHECKSUM`].
     pub checksum: Checksum,
     /// The body behind the id, which alone differs from copy to copy.
-    rest: Bytes,
-    /// Where in it the metadata ends.
-    content: usize,
+    metadata: Vec<Bytes>,
+    /// And behind the metadata.
+    content: Vec<Bytes>,
 }
 
 /// Not derived: the bytes may be a Secret's.
 impl std::fmt::Debug for Rendering {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Rendering({}, {}, {} bytes)", self.name, self.checksum, self.rest.len())
+        let length: usize = self.metadata.iter().chain(&self.content).map(Bytes::len).sum();
+        write!(f, "Rendering({}, {length} bytes)", self.checksum)
     }
 }
 
@@ -46,8 +48,8 @@ pub enum Precondition {
 }
 
 impl Rendering {
-    /// The body in pieces; only the middle one is made anew.
-    pub fn body(&self, precondition: Precondition) -> [Bytes; 3] {
+    /// The body in pieces; only the second one is made anew.
+    pub fn body(&self, precondition: Precondition) -> Vec<Bytes> {
         let id = match precondition {
             Precondition::Absent => Bytes::from_static(br#""resourceVersion":"1","#),
             Precondition::Is(uid) => Bytes::from(format!(r#""uid":"{uid}","#)),
@@ -55,15 +57,122 @@ impl Rendering {
                 Bytes::from(format!(r#""uid":"{uid}","resourceVersion":"{version}","#))
             }
         };
-        [Bytes::from_static(br#"{"metadata":{"#), id, self.rest.clone()]
+        let rest = self.metadata.iter().chain(&self.content).cloned();
+        [Bytes::from_static(br#"{"metadata":{"#), id].into_iter().chain(rest).collect()
     }
 
-    /// The body without labels, annotations and finalizers: what is the same in an object that only lacks our marks.
-    pub fn content(&self, uid: Uid, version: u64) -> [Bytes; 3] {
-        let name = Value::from(&*self.name);
-        let id = format!(r#""uid":"{uid}","resourceVersion":"{version}","name":{name}"#);
-        [Bytes::from_static(br#"{"metadata":{"#), Bytes::from(id), self.rest.slice(self.content..)]
+    /// The body of the copy of this name without labels, annotations and finalizers: what is the same in an object that only
+    /// lacks our marks.
+    pub fn unmarked(&self, name: &str, uid: Uid, version: u64) -> Vec<Bytes> {
+        let name = Value::from(name);
+        let id = format!(r#"{{"metadata":{{"uid":"{uid}","resourceVersion":"{version}","name":{name}"#);
+        std::iter::once(id.into()).chain(self.content.iter().cloned()).collect()
     }
+}
+
+/// The copies of one source for one target: alike in all namespaces, or a form that each of them fills in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// No variable of the namespace is in them.
+    Alike(Arc<Rendering>),
+    /// Its variables stand in them.
+    Form(Arc<Form>),
+}
+
+impl Copies {
+    /// Tells these copies from all others, whatever is filled in.
+    pub fn checksum(&self) -> Checksum {
+        match self {
+            Self::Alike(rendering) => rendering.checksum,
+            Self::Form(form) => form.checksum,
+        }
+    }
+
+    /// Checksum of the copy in one namespace. No bytes are moved for it.
+    ///
+    /// # Errors
+    /// Why there is none in this namespace.
+    pub fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
+        match self {
+            Self::Alike(rendering) => Ok(rendering.checksum),
+            Self::Form(form) => form.checksum_at(place),
+        }
+    }
+
+    /// The copy in one namespace.
+    ///
+    /// # Errors
+    /// Those of [`Self::checksum_at`].
+    pub fn rendering_at(&self, place: Place<'_>) -> Result<Arc<Rendering>, Failure> {
+        match self {
+            Self::Alike(rendering) => Ok(rendering.clone()),
+            Self::Form(form) => form.fill(place).map(Arc::new),
+        }
+    }
+}
+
+/// A copy's body with blanks. What is between them is shared by all namespaces.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Form {
+    /// Of everything but the blanks' values.
+    checksum: Checksum,
+    variables: BTreeSet<Variable>,
+    /// API group of the copy, which decides what it may be named.
+    group: Box<str>,
+    name: Template,
+    /// Labels with blanks: what they may be is known, so that none but the right ones are sent.
+    labels: Vec<(String, Template)>,
+    metadata: Vec<Part>,
+    content: Vec<Part>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Part {
+    Bytes(Bytes),
+    Blank(Variable),
+    Checksum,
+}
+
+/// Not derived: the bytes may be a Secret's.
+impl std::fmt::Debug for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Form({}, {:?})", self.checksum, self.variables)
+    }
+}
+
+impl Form {
+    fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
+        let mut values = Vec::with_capacity(self.variables.len());
+        for variable in &self.variables {
+            let unset = || failure(Reason::VariableUnset, format!("the namespace has no value for {variable}"));
+            values.push((variable.to_string(), variable.value(place).ok_or_else(unset)?));
+        }
+        let invalid = |what: String| move |why: String| failure(Reason::Invalid, format!("{what} {why}"));
+        syntax::object_name(&self.group, &self.name.text_at(place)).map_err(invalid("the copy's name".into()))?;
+        for (key, value) in &self.labels {
+            syntax::label_value(&value.text_at(place)).map_err(invalid(format!("the copy's label {key}")))?;
+        }
+        Ok(Checksum::of(json!([self.checksum.to_string(), values]).to_string().as_bytes()))
+    }
+
+    fn fill(&self, place: Place<'_>) -> Result<Rendering, Failure> {
+        let checksum = self.checksum_at(place)?;
+        let fill = |part: &Part| match part {
+            Part::Bytes(bytes) => bytes.clone(),
+            Part::Blank(variable) => {
+                // Neither names nor label values have anything to escape, but JSON must not hang by that.
+                let quoted = Value::from(variable.value(place).unwrap_or_default()).to_string();
+                Bytes::copy_from_slice(&quoted.as_bytes()[1..quoted.len() - 1])
+            }
+            Part::Checksum => checksum.to_string().into(),
+        };
+        let [metadata, content] = [&self.metadata, &self.content].map(|parts| parts.iter().map(fill).collect());
+        Ok(Rendering { checksum, metadata, content })
+    }
+}
+
+fn failure(reason: Reason, message: String) -> Failure {
+    Failure { reason, message: message.into() }
 }
 
 /// Why a source gives no copy.
@@ -83,15 +192,44 @@ pub enum SourceRefused {
     NotAnObject,
 }
 
-/// Renders the copy of `object` for one target.
+/// Renders the copies of `object` for one target.
 pub fn render(
     rule: &Rule,
     source: &SourceRef,
     target: &Target,
     object: &Value,
     cluster: &str,
-) -> Result<Rendering, SourceRefused> {
+) -> Result<Copies, SourceRefused> {
     let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
+    let name = target.copy_name(source);
+    let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, &name, object, cluster, show);
+    let (metadata, body) = draft(&Variable::to_string)?;
+    let content = json!([&metadata, &body]).to_string();
+    let variables: BTreeSet<Variable> = name.variables().chain(rule.transform.variables()).cloned().collect();
+    if variables.is_empty() {
+        let checksum = Checksum::of(content.as_bytes());
+        let [metadata, content] = texts(metadata, body, checksum.to_string()).map(|text| vec![text.into()]);
+        return Ok(Copies::Alike(Arc::new(Rendering { checksum, metadata, content })));
+    }
+    let blanks = Blanks::unlike(&content, &variables);
+    let (metadata, body) = draft(&|variable| blanks.of(variable))?;
+    let checksum = Checksum::of(json!([&blanks.sign, &metadata, &body]).to_string().as_bytes());
+    let labels = rule.transform.set_labels().map(|(key, value)| (key.to_owned(), value.of_source(source)));
+    let labels = labels.filter(|(_, value)| value.literal().is_none()).collect();
+    let [metadata, content] = texts(metadata, body, blanks.of_checksum()).map(|text| blanks.split(text));
+    let group = source.gvk.group.clone();
+    Ok(Copies::Form(Arc::new(Form { checksum, variables, group, name, labels, metadata, content })))
+}
+
+/// Metadata and the other fields of the copies, without the checksum; `show` says what stands for variables of the namespace.
+fn draft(
+    rule: &Rule,
+    source: &SourceRef,
+    name: &Template,
+    object: &Map<String, Value>,
+    cluster: &str,
+    show: &dyn Fn(&Variable) -> String,
+) -> Result<(Map<String, Value>, Map<String, Value>), SourceRefused> {
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
         secret_type(rule, &mut body)?;
@@ -99,22 +237,72 @@ pub fn render(
     rule.transform.copy_data(&mut body).map_err(SourceRefused::SameKey)?;
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
-    let name = target.copy_name(source);
-    let mut metadata = metadata(rule, source, object, &name, cluster);
-    let checksum = Checksum::of(json!([&metadata, &body]).to_string().as_bytes());
-    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-        annotations.insert(names::CHECKSUM.into(), checksum.to_string().into());
-    }
-    let (rest, content) = join(metadata, body);
-    Ok(Rendering { name: name.into(), checksum, rest, content })
+    Ok((metadata(rule, source, object, name, cluster, show), body))
 }
 
-/// `…metadata's members},…the other members}`: what follows the id in the body, and where the metadata's members end.
-fn join(metadata: Map<String, Value>, body: Map<String, Value>) -> (Bytes, usize) {
-    let metadata = Value::Object(metadata).to_string();
-    let body = Value::Object(body).to_string();
-    // Both have members (a name, a kind), so the seams are a comma each.
-    (Bytes::from([&metadata[1..], ",", &body[1..]].concat()), metadata.len() - 2)
+/// What stands in a copy's text where a variable is to be filled in: a sign that nothing else in the text contains, and a number.
+struct Blanks<'a> {
+    sign: String,
+    variables: Vec<&'a Variable>,
+}
+
+impl<'a> Blanks<'a> {
+    /// For a text like this one, which spells out the variables.
+    fn unlike(content: &str, variables: &'a BTreeSet<Variable>) -> Self {
+        // One of them is not in a text of finite length. It begins with a character that is not in the rest of it: no text that
+        // stands before it or behind it makes another of it.
+        let mut sign = "«".to_owned();
+        for number in 0_u64.. {
+            sign = format!("«{number}:");
+            if !content.contains(&sign) {
+                break;
+            }
+        }
+        Self { sign, variables: variables.iter().collect() }
+    }
+
+    fn of(&self, variable: &Variable) -> String {
+        self.number(self.variables.iter().position(|one| *one == variable).unwrap_or_default())
+    }
+
+    fn of_checksum(&self) -> String {
+        self.number(self.variables.len())
+    }
+
+    fn number(&self, number: usize) -> String {
+        format!("{}{number}»", self.sign)
+    }
+
+    /// The text in parts, all of them slices of it.
+    fn split(&self, text: String) -> Vec<Part> {
+        let text = Bytes::from(text);
+        let mut parts = Vec::new();
+        let mut from = 0;
+        for (at, _) in std::str::from_utf8(&text).unwrap_or_default().match_indices(&self.sign) {
+            let behind = at + self.sign.len();
+            let digits = text[behind..].iter().take_while(|byte| byte.is_ascii_digit());
+            let number = digits.fold(0_usize, |number, digit| number * 10 + usize::from(digit - b'0'));
+            parts.push(Part::Bytes(text.slice(from..at)));
+            parts.push(self.variables.get(number).map_or(Part::Checksum, |variable| Part::Blank((*variable).clone())));
+            from = behind + number.to_string().len() + "»".len();
+        }
+        parts.push(Part::Bytes(text.slice(from..)));
+        parts
+    }
+}
+
+/// `…metadata's members`, and `},…the other members}`: what follows the id in the body.
+fn texts(mut metadata: Map<String, Value>, body: Map<String, Value>, checksum: String) -> [String; 2] {
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        annotations.insert(names::CHECKSUM.into(), checksum.into());
+    }
+    let mut metadata = Value::Object(metadata).to_string();
+    metadata.pop();
+    metadata.remove(0);
+    // It has members (a kind), so the seam is a comma.
+    let mut content = Value::Object(body).to_string();
+    content.replace_range(..1, "},");
+    [metadata, content]
 }
 
 /// Everything but identity, metadata, status, and what the cluster assigned to the source alone.
@@ -170,17 +358,18 @@ fn metadata(
     rule: &Rule,
     source: &SourceRef,
     object: &Map<String, Value>,
-    name: &str,
+    name: &Template,
     cluster: &str,
+    show: &dyn Fn(&Variable) -> String,
 ) -> Map<String, Value> {
     let from = |field: &str| object.get("metadata").and_then(|m| m.get(field)).and_then(Value::as_object);
-    let mut labels = rule.transform.copy_labels(from("labels"), source);
+    let mut labels = rule.transform.copy_labels(from("labels"), source, show);
     labels.insert(names::MANAGED_BY.into(), names::MANAGED_BY_VALUE.into());
     labels.insert(names::CLUSTER_REPLICATION.into(), label_value(&rule.id).into());
     if rule.drift == DriftPolicy::Deny {
         labels.insert(names::DRIFT.into(), names::DRIFT_DENY.into());
     }
-    let mut annotations = rule.transform.copy_annotations(from("annotations"), source);
+    let mut annotations = rule.transform.copy_annotations(from("annotations"), source, show);
     annotations.insert(names::RULE.into(), rule.id.to_string().into());
     annotations.insert(names::SOURCE.into(), source.to_string().into());
     annotations.insert(names::CLUSTER.into(), cluster.into());
@@ -188,7 +377,7 @@ fn metadata(
         annotations.insert(names::RETENTION.into(), retention.into());
     }
     let mut metadata = Map::new();
-    metadata.insert("name".into(), name.into());
+    metadata.insert("name".into(), name.text(|variable| show(variable).into()).into());
     metadata.insert("labels".into(), labels.into());
     metadata.insert("annotations".into(), annotations.into());
     let finalizers = rule.transform.finalizers();

@@ -11,7 +11,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
     selection::{Labels, NameHint, TargetSelection},
-    template::Template,
+    template::{Place, Template, check_sample},
     transform::Transform,
 };
 
@@ -111,14 +111,15 @@ impl Rule {
     pub fn wants(&self, kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
         let own = |source: &SourceRef| *source.namespace == *namespace && *source.name == *copy;
         let of_kind = || self.sources.iter().filter(|source| source.gvk.group_kind() == *kind);
-        let makes = |target: &Target| of_kind().any(|source| target.copy_name(source) == copy);
+        let place = Place { name: namespace, labels };
+        let makes = |target: &Target| of_kind().any(|source| target.copy_name(source).text_at(place) == copy);
         // A source is never written.
         !of_kind().any(own)
             && self.targets.iter().any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
     /// Kind and name of each copy that it makes in some namespace.
-    pub fn copies(&self) -> impl Iterator<Item = (GroupKind, String)> {
+    pub fn copies(&self) -> impl Iterator<Item = (GroupKind, Template)> {
         let copies = |target: &Target| -> Vec<_> {
             self.sources.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source))).collect()
         };
@@ -300,24 +301,25 @@ impl Target {
         refusals.finish_with(target)
     }
 
-    /// Name of the copy of `source`.
-    pub fn copy_name(&self, source: &SourceRef) -> String {
+    /// Name of the copies of `source`, in which variables of the namespace may be left.
+    pub fn copy_name(&self, source: &SourceRef) -> Template {
         copy_name(self.name.as_ref(), source)
     }
 }
 
-fn copy_name(template: Option<&Template>, source: &SourceRef) -> String {
-    template.map_or_else(|| source.name.to_string(), |template| template.render(source))
+fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
+    template.map_or_else(|| Template::of_text(&source.name), |template| template.of_source(source))
 }
 
-/// Refuses names that can't be, and sources that would share one copy.
+/// Refuses names that can't be, and sources that would share one copy in every namespace.
 fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: &str, refusals: &mut Refusals) {
     let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
     for source in sources {
         let name = copy_name(template, source);
-        if let Err(why) = syntax::object_name(&source.gvk.group, &name) {
+        if let Err(why) = check_sample(&name, |name| syntax::object_name(&source.gvk.group, name)) {
             refusals.add(field, format!("the name of the copy of {source} {why}"));
         }
+        let name = name.text(|variable| variable.to_string().into());
         if let Some(first) = copies.insert((source.gvk.group_kind(), name.clone()), source) {
             refusals
                 .add(field, format!("does not tell {first} and {source} apart: both copies would be named {name:?}"));
@@ -551,7 +553,7 @@ mod tests {
         assert_eq!(rule.created.to_string(), "2026-01-02T03:04:05Z");
         assert_eq!(rule.confirm_deletion.as_deref(), Some("n-1"));
         assert_eq!(rule.sources[0].to_string(), "v1/Secret/platform/registry");
-        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]), "pull-registry");
+        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("pull-registry"));
         assert_eq!(
             (rule.retention.when_unmatched, rule.retention.source_grace),
             (Retain::Retain, Duration::from_secs(5))
@@ -567,7 +569,7 @@ mod tests {
         assert_eq!((rule.barrier, rule.suspend, rule.retention.annotation()), (Barrier::BestEffort, false, None));
         assert_eq!(rule.retention.source_grace, DEFAULT_GRACE);
         assert_eq!(rule.created, jiff::Timestamp::MAX);
-        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]), "registry");
+        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("registry"));
     }
 
     #[test]

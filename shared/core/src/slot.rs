@@ -1,12 +1,14 @@
-//! A slot: one source of one rule for one of its targets, that is, one rendering for any number of namespaces.
+//! A slot: one source of one rule for one of its targets, that is, one rendering for any number of namespaces,
+//! or one form.
 
 use std::sync::Arc;
 
 use crate::{
     cell::Reference,
     kind::GroupVersionKind,
-    render::{Rendering, SourceRefused},
+    render::{Copies, SourceRefused},
     rule::{RuleId, SourceRef},
+    template::{Place, Template},
 };
 
 /// Number of a group and kind that has or had copies.
@@ -28,10 +30,10 @@ pub struct Slot {
     pub source: SourceRef,
     /// Kind of source and copy.
     pub kind: KindId,
-    /// Name of the copy.
-    pub name: Arc<str>,
-    /// The copy's bytes, or why there are none.
-    pub rendering: Result<Arc<Rendering>, NoRendering>,
+    /// Name of the copies.
+    pub name: CopyName,
+    /// The copies' bytes, or why there are none.
+    pub rendering: Result<Copies, NoRendering>,
     /// What a good copy's field set is.
     pub reference: Reference,
 }
@@ -40,6 +42,43 @@ impl Slot {
     /// The kind, with the version that is written.
     pub fn gvk(&self) -> &GroupVersionKind {
         &self.source.gvk
+    }
+}
+
+/// Name of a slot's copies.
+#[derive(Clone, Debug)]
+pub enum CopyName {
+    /// The same in all namespaces, and one string for all of them.
+    Alike(Arc<str>),
+    /// Variables of the namespace are in it.
+    Form(Template),
+}
+
+impl CopyName {
+    /// The name in one namespace. One that can't be made there still tells the cell from others, and people what is missing:
+    /// no object has such a name.
+    pub fn at(&self, place: Place<'_>) -> Arc<str> {
+        match self {
+            Self::Alike(name) => name.clone(),
+            Self::Form(template) => template.text_at(place).into(),
+        }
+    }
+
+    /// Whether there may be namespaces in which it is that name, too.
+    pub fn may_be(&self, other: &Template) -> bool {
+        match (self, other.literal()) {
+            (Self::Alike(name), Some(other)) => **name == *other,
+            _ => true,
+        }
+    }
+}
+
+impl From<Template> for CopyName {
+    fn from(template: Template) -> Self {
+        match template.literal() {
+            Some(name) => Self::Alike(name.into()),
+            None => Self::Form(template),
+        }
     }
 }
 

@@ -1,10 +1,16 @@
-//! Text with variables: `$(source.name)` and `$(source.namespace)`.
+//! Text with variables: `$(source.name)`, `$(source.namespace)`, `$(namespace.name)` and `$(namespace.labels['key'])`.
 //!
-//! Parsed once, when the rule is; rendering can't fail.
+//! Parsed once, when the rule is. The source is filled in when a copy is rendered, which can't fail; the namespace that the
+//! copy is for last, which fails in a namespace without the label.
 
-use crate::rule::SourceRef;
+use std::{borrow::Cow, fmt};
 
-/// Text in which variables of the source stand. Other `$(...)` are text.
+use crate::{
+    rule::{SourceRef, syntax},
+    selection::Labels,
+};
+
+/// Text in which variables stand. Other `$(...)` are text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Piece>);
 
@@ -13,47 +19,121 @@ enum Piece {
     Text(Box<str>),
     SourceName,
     SourceNamespace,
+    Namespace(Variable),
+}
+
+/// A variable whose value is the namespace's that a copy is for. Prints as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Variable {
+    /// Its name.
+    Name,
+    /// The value of its label with this key.
+    Label(Box<str>),
+}
+
+/// What a namespace is to the variables in its copies.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its labels.
+    pub labels: &'a Labels,
+}
+
+impl Variable {
+    /// Its value there; none if the namespace has no such label.
+    pub fn value<'a>(&self, place: Place<'a>) -> Option<&'a str> {
+        match self {
+            Self::Name => Some(place.name),
+            Self::Label(key) => place.labels.get(key).map(|value| &**value),
+        }
+    }
+}
+
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name => f.write_str("$(namespace.name)"),
+            Self::Label(key) => write!(f, "$(namespace.labels['{key}'])"),
+        }
+    }
 }
 
 impl Template {
     /// Reads `text`.
     ///
     /// # Errors
-    /// A message for people that names the variable of `source.` that there isn't. One of `namespace.` is refused too:
-    /// it would otherwise be taken as text today and as a variable one day.
+    /// A message for people that names the variable of `source.` or `namespace.` that there isn't: taken as text today it could
+    /// not become a variable one day.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), text);
+        let (mut template, mut rest) = (Self(Vec::new()), text);
         while let Some(start) = rest.find("$(") {
-            literal.push_str(&rest[..start]);
-            let after = &rest[start + 2..];
-            rest = after;
-            let Some((variable, after)) = after.split_once(')') else {
-                literal.push_str("$(");
-                continue;
-            };
-            if let Some(piece) = piece(variable)? {
-                push_text(&mut pieces, &mut literal);
-                pieces.push(piece);
+            template.push_text(&rest[..start]);
+            rest = &rest[start + 2..];
+            let variable = rest.split_once(')').map(|(variable, after)| Ok::<_, String>((piece(variable)?, after)));
+            if let Some((Some(piece), after)) = variable.transpose()? {
+                template.0.push(piece);
                 rest = after;
             } else {
-                literal.push_str("$(");
+                template.push_text("$(");
             }
         }
-        literal.push_str(rest);
-        push_text(&mut pieces, &mut literal);
-        Ok(Self(pieces))
+        template.push_text(rest);
+        Ok(template)
     }
 
-    /// The text for `source`.
-    pub fn render(&self, source: &SourceRef) -> String {
-        self.0
-            .iter()
-            .map(|piece| match piece {
-                Piece::Text(text) => &**text,
-                Piece::SourceName => &*source.name,
-                Piece::SourceNamespace => &*source.namespace,
-            })
-            .collect()
+    /// Text without variables, whatever is in it.
+    pub fn of_text(text: &str) -> Self {
+        let mut template = Self(Vec::new());
+        template.push_text(text);
+        template
+    }
+
+    fn push_text(&mut self, text: &str) {
+        match self.0.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Text(last)) => *last = [&**last, text].concat().into(),
+            _ => self.0.push(Piece::Text(text.into())),
+        }
+    }
+
+    /// The text for copies of `source`: only variables of the namespace are left in it.
+    #[must_use]
+    pub fn of_source(&self, source: &SourceRef) -> Self {
+        let mut template = Self(Vec::with_capacity(self.0.len()));
+        for piece in &self.0 {
+            match piece {
+                Piece::Text(text) => template.push_text(text),
+                Piece::SourceName => template.push_text(&source.name),
+                Piece::SourceNamespace => template.push_text(&source.namespace),
+                Piece::Namespace(_) => template.0.push(piece.clone()),
+            }
+        }
+        template
+    }
+
+    /// The text, with what `show` says in the place of each variable of the namespace.
+    pub fn text<'a>(&'a self, show: impl Fn(&'a Variable) -> Cow<'a, str>) -> String {
+        let show = |piece: &'a Piece| match piece {
+            Piece::Text(text) => Cow::Borrowed(&**text),
+            Piece::SourceName => "$(source.name)".into(),
+            Piece::SourceNamespace => "$(source.namespace)".into(),
+            Piece::Namespace(variable) => show(variable),
+        };
+        self.0.iter().map(show).collect()
+    }
+
+    /// The text in that namespace. Variables that it has no value for stay as they are.
+    pub fn text_at(&self, place: Place<'_>) -> String {
+        self.text(|variable| variable.value(place).map_or_else(|| variable.to_string().into(), Cow::Borrowed))
+    }
+
+    /// The variables of the namespace in it.
+    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
+        self.0.iter().filter_map(|piece| match piece {
+            Piece::Namespace(variable) => Some(variable),
+            _ => None,
+        })
     }
 
     /// The text, if it has no variable.
@@ -69,22 +149,35 @@ impl Template {
     pub fn names_source(&self) -> bool {
         self.0.contains(&Piece::SourceName)
     }
+
+    /// Whether a variable of the source is in it.
+    pub fn needs_source(&self) -> bool {
+        self.0.iter().any(|piece| matches!(piece, Piece::SourceName | Piece::SourceNamespace))
+    }
 }
 
-fn push_text(pieces: &mut Vec<Piece>, literal: &mut String) {
-    if !literal.is_empty() {
-        pieces.push(Piece::Text(std::mem::take(literal).into()));
-    }
+/// Checks what the text becomes in some namespace. What no value can make right is wrong in all of them.
+pub(crate) fn check_sample(template: &Template, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
+    let sample = |value: &'static str| check(&template.text(|_| value.into()));
+    // A label's value may be empty.
+    sample("x").or_else(|why| sample("").map_err(|_| why))
 }
 
 /// The variable of this name; `None` if it is text.
 fn piece(variable: &str) -> Result<Option<Piece>, String> {
+    let key = variable.strip_prefix("namespace.labels['").and_then(|rest| rest.strip_suffix("']"));
     match variable {
         "source.name" => Ok(Some(Piece::SourceName)),
         "source.namespace" => Ok(Some(Piece::SourceNamespace)),
-        _ if variable.starts_with("source.") || variable.starts_with("namespace.") => {
-            Err(format!("there is no variable $({variable}); there are $(source.name) and $(source.namespace)"))
+        "namespace.name" => Ok(Some(Piece::Namespace(Variable::Name))),
+        _ if let Some(key) = key => {
+            syntax::qualified_name(key).map_err(|why| format!("$({variable}): the label's key {why}"))?;
+            Ok(Some(Piece::Namespace(Variable::Label(key.into()))))
         }
+        _ if variable.starts_with("source.") || variable.starts_with("namespace.") => Err(format!(
+            "there is no variable $({variable}); there are $(source.name), $(source.namespace), $(namespace.name) and \
+             $(namespace.labels['key'])"
+        )),
         _ => Ok(None),
     }
 }
@@ -101,13 +194,18 @@ mod tests {
     }
 
     #[test]
-    fn render_fills_in_the_source_and_leaves_other_text() {
+    fn variables_are_filled_in_and_other_text_is_left() {
+        let labels = Labels::from([("team".into(), "a".into()), ("example.com/x".into(), "$(source.name)".into())]);
+        let place = Place { name: "shop", labels: &labels };
         for (text, want) in [
             ("", ""),
             ("plain", "plain"),
             ("$(source.name)", "registry"),
             ("a-$(source.namespace)-$(source.name)-b", "a-platform-registry-b"),
             ("$(source.name)$(source.name)", "registryregistry"),
+            ("$(namespace.name)-$(namespace.labels['team'])", "shop-a"),
+            ("$(namespace.labels['example.com/x'])", "$(source.name)"),
+            ("$(namespace.labels['none'])", "$(namespace.labels['none'])"),
             ("$(HOME)/x", "$(HOME)/x"),
             ("$(source)", "$(source)"),
             ("$(namespace)", "$(namespace)"),
@@ -116,28 +214,56 @@ mod tests {
             ("$ (source.name) ) $", "$ (source.name) ) $"),
             ("ä$(source.name)ö", "äregistryö"),
         ] {
-            assert_eq!(Template::parse(text).unwrap().render(&source()), want, "{text:?}");
+            assert_eq!(Template::parse(text).unwrap().of_source(&source()).text_at(place), want, "{text:?}");
         }
     }
 
     #[test]
     fn parse_refuses_variables_that_there_are_not() {
-        for text in ["$(source.uid)", "x$(source.)y", "$(namespace.name)", "$(namespace.labels['team'])"] {
+        for (text, why) in [
+            ("$(source.uid)", "no variable $(source.uid)"),
+            ("x$(source.)y", "no variable $("),
+            ("$(namespace.uid)", "no variable $("),
+            ("$(namespace.labels)", "no variable $("),
+            ("$(namespace.labels[team])", "no variable $("),
+            ("$(namespace.labels[\"team\"])", "no variable $("),
+            ("$(namespace.labels['team)'])", "no variable $("),
+            ("$(namespace.labels[''])", "the label's key"),
+            ("$(namespace.labels['a b'])", "the label's key"),
+            ("$(namespace.labels['a']['b'])", "the label's key"),
+        ] {
             let message = Template::parse(text).unwrap_err();
-            assert!(message.contains("no variable $("), "{text:?}: {message}");
+            assert!(message.contains(why), "{text:?}: {message}");
         }
     }
 
     #[test]
-    fn literal_and_names_source() {
-        for (text, literal, names_source) in [
-            ("", Some(""), false),
-            ("$(x)", Some("$(x)"), false),
-            ("$(source.namespace)", None, false),
-            ("a$(source.name)", None, true),
+    fn a_template_knows_what_is_in_it() {
+        for (text, literal, names_source, needs_source, variables) in [
+            ("", Some(""), false, false, 0),
+            ("$(x)", Some("$(x)"), false, false, 0),
+            ("$(source.namespace)", None, false, true, 0),
+            ("a$(source.name)", None, true, true, 0),
+            ("$(namespace.name)$(namespace.labels['a'])", None, false, false, 2),
         ] {
             let template = Template::parse(text).unwrap();
-            assert_eq!((template.literal(), template.names_source()), (literal, names_source), "{text:?}");
+            let known = (template.literal(), template.names_source(), template.needs_source());
+            assert_eq!(
+                (known, template.variables().count()),
+                ((literal, names_source, needs_source), variables),
+                "{text:?}"
+            );
         }
+    }
+
+    #[test]
+    fn what_no_value_can_make_right_is_refused() {
+        for (text, right) in [("$(namespace.name)", true), ("a-$(namespace.name)", true), ("-$(namespace.name)", false)]
+        {
+            let checked = check_sample(&Template::parse(text).unwrap(), syntax::label_value);
+            assert_eq!(checked.is_ok(), right, "{text:?}: {checked:?}");
+        }
+        let longest = format!("{}$(namespace.labels['a'])", "a".repeat(63));
+        assert_eq!(check_sample(&Template::parse(&longest).unwrap(), syntax::label_value), Ok(()));
     }
 }

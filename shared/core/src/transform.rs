@@ -10,7 +10,7 @@ use crate::{
     names,
     rule::{Refusal, Refusals, SourceRef, syntax},
     selection::Glob,
-    template::Template,
+    template::{Template, Variable, check_sample},
 };
 
 /// Domains whose labels and annotations, those of their subdomains included, say who manages an object.
@@ -68,6 +68,9 @@ const COPY_MARKS: &[&str] = &[
 const KEYS: usize = 64;
 /// Most finalizers.
 const FINALIZERS: usize = 8;
+
+/// As long as the longest name of a namespace and the longest value of a label.
+const LONGEST_VALUE: &str = "---------------------------------------------------------------";
 
 /// Whether a label or annotation of a source is never carried to its copies.
 pub fn never_carried(key: &str) -> bool {
@@ -167,13 +170,36 @@ impl Transform {
     }
 
     /// Labels of a copy of `source`, which has the labels `from`; without Mimeo's own.
-    pub fn copy_labels(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
-        self.labels.copy(from, source)
+    /// `show` says what stands for variables of the namespace.
+    pub fn copy_labels(
+        &self,
+        from: Option<&Map<String, Value>>,
+        source: &SourceRef,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Map<String, Value> {
+        self.labels.copy(from, source, show)
     }
 
     /// Annotations of a copy of `source`, which has the annotations `from`; without Mimeo's own.
-    pub fn copy_annotations(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
-        self.annotations.copy(from, source)
+    /// `show` says what stands for variables of the namespace.
+    pub fn copy_annotations(
+        &self,
+        from: Option<&Map<String, Value>>,
+        source: &SourceRef,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Map<String, Value> {
+        self.annotations.copy(from, source, show)
+    }
+
+    /// Labels that are set, whatever the source has.
+    pub fn set_labels(&self) -> impl Iterator<Item = (&str, &Template)> {
+        self.labels.set.iter().map(|(key, value)| (&**key, value))
+    }
+
+    /// Variables of the namespace that stand anywhere.
+    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
+        let values = self.labels.set.values().chain(self.annotations.set.values());
+        values.flat_map(Template::variables)
     }
 
     /// Edits the data of a copy.
@@ -194,7 +220,8 @@ impl Transform {
     /// A new Secret gets the type, one that is stored keeps its own: it can't be changed, and whoever re-sends the one
     /// they once asked for must not fail. Doing this twice is doing it once. An object that is being deleted is left as
     /// it is, otherwise its finalizers could never be removed. Mimeo's marks aren't touched.
-    pub fn rewrite(&self, object: &mut Value, stored: Option<&Value>) {
+    /// `$(namespace.name)` is `namespace`.
+    pub fn rewrite(&self, object: &mut Value, stored: Option<&Value>, namespace: &str) {
         if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
             return;
         }
@@ -209,8 +236,8 @@ impl Transform {
             }
         }
         if let Some(metadata) = object_in(fields, "metadata") {
-            self.labels.rewrite(metadata, "labels");
-            self.annotations.rewrite(metadata, "annotations");
+            self.labels.rewrite(metadata, "labels", namespace);
+            self.annotations.rewrite(metadata, "annotations", namespace);
             add_finalizers(&self.finalizers, metadata);
         }
     }
@@ -328,15 +355,21 @@ impl Edits {
         refusals.finish_with(set.map(|set| Self { keys, set }))
     }
 
-    fn copy(&self, from: Option<&Map<String, Value>>, source: &SourceRef) -> Map<String, Value> {
+    fn copy(
+        &self,
+        from: Option<&Map<String, Value>>,
+        source: &SourceRef,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Map<String, Value> {
         let carried = from.into_iter().flatten().filter(|(key, _)| !never_carried(key) && self.keys.keep(key));
         let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
-        let set = self.set.iter().map(|(key, template)| (key.clone(), template.render(source).into()));
+        let text = |template: &Template| template.of_source(source).text(|variable| show(variable).into());
+        let set = self.set.iter().map(|(key, template)| (key.clone(), text(template).into()));
         carried.chain(set).collect()
     }
 
     /// Edits the labels or annotations at `key` of an object's metadata.
-    fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str) {
+    fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str, namespace: &str) {
         if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
             there.retain(|key, value| {
                 let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
@@ -348,9 +381,7 @@ impl Edits {
         }
         let Some(there) = object_in(metadata, key) else { return };
         for (key, template) in &self.set {
-            if let Some(value) = template.literal() {
-                there.insert(key.clone(), value.into());
-            }
+            there.insert(key.clone(), template.text(|_| namespace.into()).into());
         }
     }
 
@@ -467,9 +498,15 @@ fn parse_set(
 fn check_values(template: &Template, used: Use<'_>, check: fn(&str) -> Result<(), String>) -> Result<(), String> {
     match (template.literal(), used) {
         (Some(text), _) => check(text),
-        (None, Use::Admission) => Err("there is no source here that a variable could stand for".into()),
+        (None, Use::Admission) if template.needs_source() => {
+            Err("there is no source here that a variable could stand for".into())
+        }
+        (None, Use::Admission) => match template.variables().find(|variable| **variable != Variable::Name) {
+            Some(variable) => Err(format!("the namespace's labels aren't known here, which {variable} needs")),
+            None => check_sample(template, check),
+        },
         (None, Use::Copies(sources)) => sources.iter().try_for_each(|source| {
-            check(&template.render(source)).map_err(|why| format!("the value for {source} {why}"))
+            check_sample(&template.of_source(source), check).map_err(|why| format!("the value for {source} {why}"))
         }),
     }
 }
@@ -477,10 +514,12 @@ fn check_values(template: &Template, used: Use<'_>, check: fn(&str) -> Result<()
 fn check_size(set: &BTreeMap<String, Template>, used: Use<'_>, most: usize) -> Result<(), String> {
     let size =
         |value: &dyn Fn(&Template) -> usize| set.iter().map(|(key, text)| key.len() + value(text)).sum::<usize>();
+    // Whatever the namespaces, it must not be too much.
+    let longest = |text: &Template| text.text(|_| LONGEST_VALUE.into()).len();
     let size = match used {
-        Use::Admission => size(&|text| text.literal().map_or(0, str::len)),
+        Use::Admission => size(&longest),
         Use::Copies(sources) => {
-            sources.iter().map(|source| size(&|text| text.render(source).len())).max().unwrap_or_default()
+            sources.iter().map(|source| size(&|text| longest(&text.of_source(source)))).max().unwrap_or_default()
         }
     };
     if size > most { Err(format!("must not have more than {most} bytes in all keys and values")) } else { Ok(()) }
@@ -510,7 +549,7 @@ mod tests {
     }
 
     fn rewritten(spec: Value, mut object: Value, stored: Option<&Value>) -> Value {
-        of_admission(spec).rewrite(&mut object, stored);
+        of_admission(spec).rewrite(&mut object, stored, "team");
         object
     }
 
@@ -566,11 +605,19 @@ mod tests {
             ),
         ] {
             let transform = of_copies(json!({"labels": edits, "annotations": edits}));
-            assert_eq!(Value::Object(transform.copy_labels(from.as_object(), &source())), want, "{edits}");
-            assert_eq!(Value::Object(transform.copy_annotations(from.as_object(), &source())), want, "{edits}");
+            assert_eq!(
+                Value::Object(transform.copy_labels(from.as_object(), &source(), &Variable::to_string)),
+                want,
+                "{edits}"
+            );
+            assert_eq!(
+                Value::Object(transform.copy_annotations(from.as_object(), &source(), &Variable::to_string)),
+                want,
+                "{edits}"
+            );
         }
         let transform = of_copies(json!({"labels": {"set": {"a": "b"}}, "type": "Opaque", "finalizers": ["a.b/c"]}));
-        assert_eq!(Value::Object(transform.copy_labels(None, &source())), json!({"a": "b"}));
+        assert_eq!(Value::Object(transform.copy_labels(None, &source(), &Variable::to_string)), json!({"a": "b"}));
         assert_eq!((transform.secret_type(), transform.finalizers()), (Some("Opaque"), &["a.b/c".to_owned()][..]));
     }
 
@@ -747,9 +794,9 @@ mod tests {
             let transform = of_admission(json!({"type": "x", "labels": edits, "finalizers": ["a/a", "b/b"]}));
             let stored = stored.map(|stored| json!({"type": stored}));
             let mut once = json!({"metadata": {"labels": labels, "finalizers": finalizers}, "type": "y"});
-            transform.rewrite(&mut once, stored.as_ref());
+            transform.rewrite(&mut once, stored.as_ref(), "team");
             let mut twice = once.clone();
-            transform.rewrite(&mut twice, stored.as_ref());
+            transform.rewrite(&mut twice, stored.as_ref(), "team");
             prop_assert_eq!(once, twice);
         }
     }

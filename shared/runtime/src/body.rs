@@ -15,7 +15,7 @@ use kube::client::Body;
 
 /// A body in pieces, as an extension of a request whose own body is empty.
 #[derive(Clone)]
-pub(crate) struct Pieces(pub(crate) [Bytes; 3]);
+pub(crate) struct Pieces(pub(crate) Vec<Bytes>);
 
 /// What goes out on the connection.
 pub struct Outgoing(Kind);
@@ -23,7 +23,7 @@ pub struct Outgoing(Kind);
 enum Kind {
     Whole(Body),
     /// The pieces and how many of them went out.
-    Pieces([Bytes; 3], usize),
+    Pieces(Vec<Bytes>, usize),
 }
 
 /// Not derived: the bytes may be a Secret's.
@@ -87,7 +87,7 @@ mod tests {
     #[tokio::test]
     async fn pieces_take_the_place_of_the_body() {
         let middle = Bytes::from(vec![b'x'; 1000]);
-        let pieces = Pieces([Bytes::from_static(b"{"), middle.clone(), Bytes::from_static(b"}")]);
+        let pieces = Pieces(vec![Bytes::from_static(b"{"), middle.clone(), Bytes::from_static(b"}")]);
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(pieces);
         let mut body = unpack(request).into_body();

@@ -104,7 +104,9 @@ fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> 
         Verb::Apply(uid) => write(Precondition::Is(uid), "&force=true"),
         Verb::Take(uid, version) => write(Precondition::Unchanged(uid, version), "&force=true"),
         Verb::Learn(uid) => write(Precondition::Is(uid), "&force=true&dryRun=All"),
-        Verb::Compare(uid, version) => rendering.map(|rendering| apply(rendering.content(uid, version), "&dryRun=All")),
+        Verb::Compare(uid, version) => {
+            rendering.map(|rendering| apply(rendering.unmarked(&request.ticket.name, uid, version), "&dryRun=All"))
+        }
         // Without a resourceVersion it is answered by the storage, not by a cache.
         Verb::Look => Some(call::read(Method::GET, &path, METADATA)),
         Verb::Delete(uid, version) => {

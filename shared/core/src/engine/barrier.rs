@@ -13,6 +13,7 @@ use crate::{
     rule::{Barrier, RuleId},
     selection::{Labels, NameHint},
     slot::SlotId,
+    template::Place,
 };
 
 /// How long a mark outlasts the budget. Pods that were told to come again until time ran out come a second later, or two.
@@ -263,7 +264,7 @@ impl Engine {
             let kind = &self.kinds[usize::from(cell.kind.0)].group_kind;
             let early = kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
             let label = format!("{kind} {}", cell.name);
-            match self.hold(id, name, cell) {
+            match self.hold(id, namespace.place(name), cell) {
                 Hold::None => {}
                 Hold::Writing => {
                     progress.waiting.push(label);
@@ -277,8 +278,8 @@ impl Engine {
         progress
     }
 
-    fn hold(&self, id: SlotId, name: &str, cell: &Cell) -> Hold {
-        match self.decide_wanted(id, name, cell) {
+    fn hold(&self, id: SlotId, place: Place<'_>, cell: &Cell) -> Hold {
+        match self.decide_wanted(id, place, cell) {
             // Being compared in detail, it is there all the same.
             Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => Hold::None,
             Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {

@@ -262,7 +262,7 @@ impl Engine {
             return Step::Leave(Leave::Retained);
         }
         let mut slots = state.slots.iter().filter_map(|slot| self.slots.get(slot));
-        let makes = slots.any(|slot| slot.kind == cell.kind && slot.name == cell.name);
+        let makes = slots.any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
         if makes || !rule.matches(name, &namespace.labels) {
             // A copy that the rule still makes, elsewhere: what has changed is the namespace, or the selection.
             return self.sweep(&id, name, cell, Why::Unmatched);

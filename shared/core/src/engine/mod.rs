@@ -44,10 +44,11 @@ use crate::{
     meta::{Seen, Uid, version},
     names,
     outcome::Unreadable,
-    render::render,
+    render::{Copies, render},
     rule::{Refusal, Rule, RuleId, SourceRef},
     selection::Labels,
-    slot::{KindId, NoRendering, Slot, SlotId},
+    slot::{CopyName, KindId, NoRendering, Slot, SlotId},
+    template::Place,
 };
 
 /// Time since the process started. The engine's only clock, always an argument.
@@ -525,14 +526,9 @@ impl Engine {
         if changed.is_empty() {
             return;
         }
-        // What the server said of other bytes doesn't hold of these.
         let cells = self.namespaces.values_mut().flat_map(|namespace| &mut namespace.cells);
         for cell in cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))) {
-            cell.failure = None;
-            cell.condemned = None;
-            cell.stuck = false;
-            cell.content = Content::Unknown;
-            cell.release();
+            cell.start_over();
         }
         self.everything_dirty();
     }
@@ -662,6 +658,9 @@ impl Engine {
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
+        if changed {
+            fill_in_anew(entry, &name, &old, &self.slots);
+        }
         entry.terminating = meta.deletion_timestamp.is_some();
         if former.is_some() {
             self.leave_home(&name, former);
@@ -805,8 +804,11 @@ impl Engine {
     fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
         self.slots
             .values()
-            .find(|slot| slot.kind == kind && *slot.name == *name)
-            .map_or_else(|| name.into(), |slot| slot.name.clone())
+            .find_map(|slot| match &slot.name {
+                CopyName::Alike(shared) if slot.kind == kind && **shared == *name => Some(shared.clone()),
+                _ => None,
+            })
+            .unwrap_or_else(|| name.into())
     }
 
     /// One value shared by all copies of a rule.
@@ -913,6 +915,11 @@ impl Namespace {
         self.uid.is_some() && !self.terminating
     }
 
+    /// What it is to the variables in its copies.
+    fn place<'a>(&'a self, name: &'a str) -> Place<'a> {
+        Place { name, labels: &self.labels }
+    }
+
     /// The token of its mark.
     fn token(&self) -> Option<&str> {
         self.labels.get(names::MARK).map(|token| &**token)
@@ -924,6 +931,26 @@ impl Cell {
     fn release(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Idle;
+        }
+    }
+
+    /// Other bytes are wanted here: what the server said of the former ones doesn't hold of them.
+    fn start_over(&mut self) {
+        self.failure = None;
+        self.condemned = None;
+        self.stuck = false;
+        self.content = Content::Unknown;
+        self.release();
+    }
+}
+
+/// The namespace had the labels `old`: copies in which it fills in other values now are other copies.
+fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &BTreeMap<SlotId, Slot>) {
+    let (before, now) = (Place { name, labels: old }, Place { name, labels: &namespace.labels });
+    for cell in &mut namespace.cells {
+        let copies = cell.want.and_then(|id| slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
+        if copies.is_some_and(|copies| copies.checksum_at(before) != copies.checksum_at(now)) {
+            cell.start_over();
         }
     }
 }
@@ -956,12 +983,10 @@ fn rendering(
     target: &crate::rule::Target,
     state: &Source,
     cluster: &str,
-) -> Result<Arc<crate::render::Rendering>, NoRendering> {
+) -> Result<Copies, NoRendering> {
     match state {
         Source::NotRead => Err(NoRendering::NotRead),
         Source::Missing { .. } => Err(NoRendering::SourceMissing),
-        Source::Found { object, .. } => {
-            render(rule, source, target, object, cluster).map(Arc::new).map_err(NoRendering::Refused)
-        }
+        Source::Found { object, .. } => render(rule, source, target, object, cluster).map_err(NoRendering::Refused),
     }
 }

@@ -9,12 +9,12 @@ use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, announce::
 use crate::{
     cell::{Belief, Cell, Content, Leave, Phase, Spared, Step, Why},
     kind::GroupKind,
-    meta::Seen,
+    meta::{Checksum, Seen},
     outcome::{Failure, Reason},
-    render::Rendering,
     rule::{Barrier, Rule, RuleId},
     selection::Labels,
     slot::{KindId, NoRendering, Slot, SlotId},
+    template::Place,
 };
 
 /// A cell that a rule wants and another rule has.
@@ -118,20 +118,21 @@ impl Engine {
         let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
         for (id, state) in &self.rules {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
-                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(slot.gvk(), name, &slot.name)) {
+                let copy = slot.name.at(namespace.place(name));
+                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(slot.gvk(), name, &copy)) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
-                let key = (slot.kind, slot.name.clone());
+                let key = (slot.kind, copy.clone());
                 let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
                     wants.insert(key, slot_id);
                     continue;
                 };
-                if holder.rule == slot.rule {
+                if holder.rule == slot.rule && holder.source == slot.source {
                     continue; // An earlier target of the same rule.
                 }
-                let marked =
-                    namespace.cell(slot.kind, &slot.name).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
-                let (winner, loser) = if self.precedes(id, &holder.rule, marked) {
+                let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
+                // Of two sources of one rule the earlier target's has it, or the earlier.
+                let (winner, loser) = if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
                     let loser = holder.rule.clone();
                     wants.insert(key, slot_id);
                     (id.clone(), loser)
@@ -140,9 +141,9 @@ impl Engine {
                 };
                 let cells = lost.entry(loser).or_default();
                 // Another target of the same rule may have lost it already, to somebody who lost it since.
-                match cells.iter_mut().find(|cell| cell.kind == slot.kind && cell.name == slot.name) {
+                match cells.iter_mut().find(|cell| cell.kind == slot.kind && cell.name == copy) {
                     Some(cell) => cell.winner = winner,
-                    None => cells.push(Lost { kind: slot.kind, name: slot.name.clone(), winner }),
+                    None => cells.push(Lost { kind: slot.kind, name: copy, winner }),
                 }
             }
         }
@@ -170,7 +171,9 @@ impl Engine {
         let Some(state) = self.rules.get(id) else { return false };
         let Some(space) = self.namespaces.get(namespace) else { return false };
         let denies = state.rule.as_ref().is_ok_and(|rule| rule.drift == DriftPolicy::Deny && !rule.suspend);
-        let wanted = |(_, slot): (SlotId, &Slot)| *slot.name == *name && slot.gvk().group_kind() == *kind;
+        let wanted = |(_, slot): (SlotId, &Slot)| {
+            *slot.name.at(space.place(namespace)) == *name && slot.gvk().group_kind() == *kind
+        };
         denies && space.alive() && self.slots_for(state, namespace, &space.labels).any(wanted)
     }
 
@@ -192,7 +195,7 @@ impl Engine {
         let urgent = namespace.mark.is_some();
         let cell = &mut namespace.cells[index];
         if let Step::Leave(why) = step {
-            self.settle(name, cell, why);
+            self.settle(Place { name, labels: &namespace.labels }, name, cell, why);
             return;
         }
         if cell.phase == Phase::Idle {
@@ -203,7 +206,7 @@ impl Engine {
     }
 
     /// Notes that a cell needs no request now, and why.
-    pub(super) fn settle(&mut self, name: &Arc<str>, cell: &mut Cell, why: Leave) {
+    pub(super) fn settle(&mut self, place: Place<'_>, name: &Arc<str>, cell: &mut Cell, why: Leave) {
         let rule = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
         match why {
             Leave::UpToDate => {
@@ -211,6 +214,13 @@ impl Engine {
                 cell.approve();
                 if before == (cell.good, None) {
                     return;
+                }
+            }
+            Leave::Unfillable => {
+                let slot = cell.want.and_then(|id| self.slots.get(&id));
+                let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
+                if let Some(Err(failure)) = copies.map(|copies| copies.checksum_at(place)) {
+                    self.fail(name, cell, failure);
                 }
             }
             Leave::Foreign(why) if cell.phase == Phase::Idle => {
@@ -248,7 +258,7 @@ impl Engine {
             return Step::Leave(Leave::Nothing);
         }
         let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
-        let step = self.decide_wanted(id, name, cell);
+        let step = self.decide_wanted(id, namespace.place(name), cell);
         if matches!(step, Step::Leave(Leave::NoSource)) {
             return self.decide_sourceless(id, name, cell);
         }
@@ -271,22 +281,23 @@ impl Engine {
         }
     }
 
-    pub(super) fn decide_wanted(&self, id: SlotId, name: &str, cell: &Cell) -> Step {
+    pub(super) fn decide_wanted(&self, id: SlotId, place: Place<'_>, cell: &Cell) -> Step {
         let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
-        let rendering = match &slot.rendering {
-            Ok(rendering) => rendering,
+        let checksum = match &slot.rendering {
+            Ok(copies) => copies.checksum_at(place),
             Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
             Err(_) => return Step::Leave(Leave::NoSource),
         };
         if self.served.get(slot.gvk()).and_then(Served::namespaced).is_none() {
             return Step::Leave(Leave::KindNotServed);
         }
+        let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
         let kind = &self.kinds[usize::from(slot.kind.0)];
         let listed = kind.surveyed() || self.settings.role == Role::Injector;
         let rule = self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok());
         let suspended = rule.is_none_or(|rule| rule.suspend);
         let step = match rule {
-            Some(rule) if listed => self.compare(slot, rendering, rule, name, cell),
+            Some(rule) if listed => self.compare(slot, checksum, rule, place.name, cell),
             _ => Step::Leave(Leave::NotListed),
         };
         if suspended {
@@ -314,12 +325,12 @@ impl Engine {
     }
 
     /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
-    pub(super) fn compare(&self, slot: &Slot, rendering: &Rendering, rule: &Rule, name: &str, cell: &Cell) -> Step {
-        let step = cell.compare(rendering, slot.reference, rule.conflict);
+    pub(super) fn compare(&self, slot: &Slot, checksum: Checksum, rule: &Rule, name: &str, cell: &Cell) -> Step {
+        let step = cell.compare(checksum, slot.reference, rule.conflict);
         match step {
             // Of what isn't ours all rules must be known before it is written: any may name it as its source.
             Step::Take(..) | Step::Compare(..) if !self.rules_listed => Step::Leave(Leave::Undecided),
-            Step::Take(..) | Step::Compare(..) if self.is_source(slot.kind, name, &slot.name) => {
+            Step::Take(..) | Step::Compare(..) if self.is_source(slot.kind, name, &cell.name) => {
                 Step::Leave(Leave::Foreign(Spared::Source))
             }
             _ => step,

@@ -10,7 +10,7 @@ use crate::{
     kind::{GroupKind, Resource},
     rule::{Rule, RuleId, SourceRef},
     selection::Labels,
-    slot::Slot,
+    template::{Place, Template},
 };
 
 /// What a rule would meet.
@@ -56,7 +56,7 @@ impl Engine {
     pub fn preview(&self, rule: &Rule, before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
         let rivals = self.rivals(rule);
-        let mut contests: BTreeMap<usize, Vec<Arc<str>>> = BTreeMap::new();
+        let mut contests: BTreeMap<(usize, String), Vec<Arc<str>>> = BTreeMap::new();
         let mut questions = 0;
         for (name, namespace) in self.namespaces.iter().filter(|(_, namespace)| namespace.alive()) {
             let labels = &namespace.labels;
@@ -68,17 +68,18 @@ impl Engine {
             preview.matching += 1;
             for (index, rival) in rivals.iter().enumerate().take(QUESTIONS.saturating_sub(questions)) {
                 questions += 1;
-                let wants = |rule: &Rule| rule.wants(&rival.kind, &rival.name, name, labels);
+                let copy = rival.name.text_at(Place { name, labels });
+                let wants = |rule: &Rule| rule.wants(&rival.kind, &copy, name, labels);
                 if wants(rival.rule) && wants(rule) && !before.is_some_and(wants) {
-                    contests.entry(index).or_default().push(name.clone());
+                    contests.entry((index, copy)).or_default().push(name.clone());
                 }
             }
         }
-        let contest = |(index, namespaces): (usize, Vec<Arc<str>>)| {
-            let Rival { id, rule: other, kind, name } = &rivals[index];
+        let contest = |((index, name), namespaces): ((usize, String), Vec<Arc<str>>)| {
+            let Rival { id, rule: other, kind, .. } = &rivals[index];
             // Whose copy is there is not known here.
             let lost = rank(id, Some(other.created), None) < rank(&rule.id, Some(rule.created), None);
-            Contest { other: (*id).clone(), kind: kind.clone(), name: name.clone(), lost, namespaces }
+            Contest { other: (*id).clone(), kind: kind.clone(), name: name.into(), lost, namespaces }
         };
         preview.contests = contests.into_iter().map(contest).collect();
         preview.contests.sort_by_key(|contest| std::cmp::Reverse(contest.namespaces.len()));
@@ -100,7 +101,8 @@ impl Engine {
             let source = rule.sources.iter().find(is_it)?;
             let copies = |(place, labels): (&Arc<str>, &Labels)| {
                 let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
-                let names: BTreeSet<String> = targets.map(|target| target.copy_name(source)).collect();
+                let names: BTreeSet<String> =
+                    targets.map(|target| target.copy_name(source).text_at(Place { name: place, labels })).collect();
                 names.iter().filter(|copy| rule.wants(kind, copy, place, labels)).count()
             };
             let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
@@ -111,25 +113,26 @@ impl Engine {
 
     /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.
     fn rivals(&self, rule: &Rule) -> Vec<Rival<'_>> {
-        let own: BTreeSet<(GroupKind, String)> = rule.copies().collect();
-        let rival = |slot: &Slot| {
+        let own: Vec<(GroupKind, Template)> = rule.copies().collect();
+        let mut found = BTreeSet::new();
+        for slot in self.slots.values().filter(|slot| *slot.rule != rule.id) {
             let kind = slot.gvk().group_kind();
-            let same = *slot.rule != rule.id && own.contains(&(kind.clone(), slot.name.to_string()));
-            same.then_some((slot.rule.clone(), kind, slot.name.clone()))
-        };
-        let found: BTreeSet<_> = self.slots.values().filter_map(rival).collect();
-        let known = |(id, kind, name)| {
+            let same = own.iter().enumerate().filter(|(_, (own, name))| *own == kind && slot.name.may_be(name));
+            found.extend(same.map(|(index, _)| (slot.rule.clone(), index)));
+        }
+        let known = |(id, index): (Arc<RuleId>, usize)| {
             let (id, state) = self.rules.get_key_value(&id)?;
+            let (kind, name) = own[index].clone();
             Some(Rival { id, rule: state.rule.as_ref().ok()?, kind, name })
         };
         found.into_iter().filter_map(known).collect()
     }
 }
 
-/// A rule that makes a copy of this kind and name.
+/// A rule that may make a copy of this kind and name.
 struct Rival<'a> {
     id: &'a Arc<RuleId>,
     rule: &'a Rule,
     kind: GroupKind,
-    name: Arc<str>,
+    name: Template,
 }

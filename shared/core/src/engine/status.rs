@@ -234,7 +234,10 @@ impl Engine {
                 };
                 tally.copies.desired += 1;
                 let step = match &slot.rendering {
-                    Ok(rendering) => self.compare(slot, rendering, rule, name, cell),
+                    Ok(copies) => match copies.checksum_at(namespace.place(name)) {
+                        Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
+                        Err(_) => Step::Leave(Leave::Unfillable),
+                    },
                     Err(NoRendering::SourceMissing) if goes_with_source(rule, slot, cell) => {
                         tally.plan.delete += 1;
                         Step::Leave(Leave::NoSource)
@@ -257,7 +260,11 @@ impl Engine {
                 tally.copies.failed += 1;
                 tally.plan.conflict += 1;
                 let kind = self.kinds[usize::from(cell.kind.0)].group_kind.kind.to_string();
-                let message = format!("{} has this copy", cell.winner);
+                let message = if cell.winner == *id {
+                    "another source of this rule has this copy".to_owned()
+                } else {
+                    format!("{} has this copy", cell.winner)
+                };
                 tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message.into()));
             }
         }

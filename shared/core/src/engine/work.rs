@@ -12,9 +12,10 @@ use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::{Checksum, Seen, Uid, content_is_ours},
     outcome::{Failure, Outcome, Reason},
-    render::Rendering,
+    render::{Copies, Rendering},
     rule::{ConflictPolicy, RuleId, SourceRef},
     slot::{KindId, Slot, SlotId},
+    template::Place,
 };
 
 /// Something for the rim to do.
@@ -53,7 +54,10 @@ pub struct Ticket {
     kind: KindId,
     serial: u32,
     slot: Option<SlotId>,
+    /// Of what is written.
     checksum: Option<Checksum>,
+    /// Of the slot's copies then, whatever their namespaces.
+    copies: Option<Checksum>,
     sent: Tick,
 }
 
@@ -297,7 +301,7 @@ impl Engine {
         cell.phase = Phase::Idle;
         let (verb, why) = match step {
             Step::Leave(leave) => {
-                self.settle(name, cell, leave);
+                self.settle(Place { name, labels: &namespace.labels }, name, cell, leave);
                 return None;
             }
             Step::Create(why) => (Verb::Create, Some(why)),
@@ -319,7 +323,9 @@ impl Engine {
         }
         let slot = cell.want.and_then(|id| self.slots.get(&id));
         let resource = self.resource(kind, slot.map(Slot::gvk))?;
-        let rendering = slot.and_then(|slot| slot.rendering.as_ref().ok()).cloned();
+        let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
+        let place = Place { name, labels: &namespace.labels };
+        let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
         let rule = slot.map(|slot| slot.rule.clone()).or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
         self.work.serial = self.work.serial.wrapping_add(1);
         cell.phase = Phase::InFlight(self.work.serial);
@@ -331,6 +337,7 @@ impl Engine {
             serial: self.work.serial,
             slot: cell.want,
             checksum: rendering.as_ref().map(|rendering| rendering.checksum),
+            copies: copies.map(Copies::checksum),
             sent: self.now,
         };
         Some(Request { ticket, resource, rendering, rule, why })
@@ -376,7 +383,8 @@ impl Engine {
             let cell = &mut namespace.cells[at];
             if cell.phase == Phase::InFlight(ticket.serial) {
                 cell.phase = Phase::Idle;
-                self.take_in(ticket, outcome, cell);
+                let place = Place { name: &ticket.namespace, labels: &namespace.labels };
+                self.take_in(ticket, outcome, place, cell);
                 self.dirty.insert(ticket.namespace.clone());
             }
         }
@@ -396,7 +404,7 @@ impl Engine {
         self.everything_dirty();
     }
 
-    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, cell: &mut Cell) {
+    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
         let gone = matches!((ticket.verb, &outcome), (Verb::Delete(..), Outcome::Absent | Outcome::Object(_)));
         if let Some(rule) = self.rule_of(cell).filter(|_| gone && cell.stuck) {
             self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
@@ -404,10 +412,10 @@ impl Engine {
         match (ticket.verb, outcome) {
             (Verb::Compare(uid, version), Outcome::Object(meta)) => {
                 let content = if content_is_ours(&meta) { Content::Same } else { Content::Other };
-                self.compared(ticket, (uid, version), content, cell);
+                self.compared(ticket, (uid, version), content, place, cell);
             }
             (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
-                self.compared(ticket, (uid, version), Content::Other, cell);
+                self.compared(ticket, (uid, version), Content::Other, place, cell);
             }
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = Seen::read(&meta, &self.settings.cluster) else { return };
@@ -416,7 +424,7 @@ impl Engine {
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // Refused was what isn't wanted any more.
-            (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, cell) => {}
+            (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, place, cell) => {}
             (Verb::Apply(_) | Verb::Take(..), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 // What isn't ours may change or go unseen.
@@ -445,8 +453,8 @@ impl Engine {
     }
 
     /// What a comparison found, if it was of what is believed to be here, with what is wanted.
-    fn compared(&self, ticket: &Ticket, object: (Uid, u64), content: Content, cell: &mut Cell) {
-        if cell.seen().is_some_and(|seen| (seen.uid, seen.version) == object) && self.asked_for(ticket, cell) {
+    fn compared(&self, ticket: &Ticket, object: (Uid, u64), content: Content, place: Place<'_>, cell: &mut Cell) {
+        if cell.seen().is_some_and(|seen| (seen.uid, seen.version) == object) && self.asked_for(ticket, place, cell) {
             cell.content = content;
         }
     }
@@ -466,9 +474,10 @@ impl Engine {
     }
 
     /// Whether a request still says what its cell wants.
-    fn asked_for(&self, ticket: &Ticket, cell: &Cell) -> bool {
-        let rendering = cell.want.and_then(|id| self.slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
-        cell.want == ticket.slot && rendering.map(|rendering| rendering.checksum) == ticket.checksum
+    fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
+        let copies = cell.want.and_then(|id| self.slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
+        let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
+        cell.want == ticket.slot && checksum == ticket.checksum
     }
 
     /// The object is gone, or never was. What the watch has shown since is newer than the answer.
@@ -565,7 +574,7 @@ impl Engine {
 
     fn set_reference(&mut self, ticket: &Ticket, reference: Reference) {
         let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
-        let same = slot.rendering.as_ref().is_ok_and(|rendering| Some(rendering.checksum) == ticket.checksum);
+        let same = slot.rendering.as_ref().is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
         if same && slot.reference == Reference::Asked {
             slot.reference = reference;
         }
@@ -574,7 +583,7 @@ impl Engine {
     /// A write's answer shows which fields a good copy owns.
     fn teach(&mut self, ticket: &Ticket, entry: u64) {
         let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
-        let same = slot.rendering.as_ref().is_ok_and(|rendering| Some(rendering.checksum) == ticket.checksum);
+        let same = slot.rendering.as_ref().is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
         if same && slot.reference == Reference::Unknown {
             slot.reference = Reference::Known(entry);
         }

@@ -466,7 +466,7 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
         verb => return Err(format!("{verb:?} is no write")),
     };
     let bytes = match request.ticket.verb {
-        Verb::Compare(uid, version) => rendering.content(uid, version).concat(),
+        Verb::Compare(uid, version) => rendering.unmarked(&request.ticket.name, uid, version).concat(),
         _ => rendering.body(precondition).concat(),
     };
     let body: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
