@@ -194,6 +194,45 @@ async fn each_namespace_fills_in_its_name_and_labels_and_one_that_cannot_is_repo
 }
 
 #[tokio::test]
+async fn a_json_patch_is_the_last_word_and_one_that_does_not_fit_refuses_the_source() -> Result<()> {
+    let scene = STAGE.scene("patch").await?;
+    let namespace = scene.namespace().await?;
+    config_map(&scene, "settings", &[("mode", "shared"), ("home", "x"), ("level", "1")]).await?;
+    let patch = json!([
+        {"op": "test", "path": "/data/mode", "value": "shared"},
+        {"op": "remove", "path": "/data/home"},
+        {"op": "add", "path": "/data/place", "value": {"nested": "no"}},
+        {"op": "replace", "path": "/data/place", "value": "$(source.name) in $(namespace.name)"},
+        {"op": "add", "path": "/metadata/labels/example.com~1tier", "value": "$(namespace.labels['scene'])"},
+    ]);
+    let rule = scene.rule().source("v1", "ConfigMap", &scene.home, "settings");
+    rule.set("transform", json!({"jsonPatch": patch})).create(&scene.client).await?;
+
+    scene.wait_synced(&scene.tag).await?;
+    let copies: Api<ConfigMap> = of(&scene.client, &namespace);
+    let place = format!("settings in {namespace}");
+    let is = |copy: &ConfigMap, level: &str| {
+        let data = copy.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>();
+        data == [("level", level), ("mode", "shared"), ("place", place.as_str())]
+            && label(copy, "example.com/tier") == Some(scene.tag.as_str())
+            && label(copy, MANAGED_BY) == Some("mimeo")
+    };
+    assert!(is(&copies.get("settings").await?, "1"));
+    merge(&copies, "settings", json!({"data": {"place": "elsewhere"}})).await?;
+    wait_for(copies.clone(), "settings".into(), |copy| is(copy, "1")).await?;
+
+    let sources: Api<ConfigMap> = of(&scene.client, &scene.home);
+    merge(&sources, "settings", json!({"data": {"mode": "hunter2", "level": "2"}})).await?;
+    let status = scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceRefused").await?;
+    let told = &condition(&status, "SourcesFound").context("no condition")?.message;
+    assert!(told.contains("transform.jsonPatch[0]") && !told.contains("hunter2"), "{told}");
+    assert!(is(&copies.get("settings").await?, "1"), "what is there stays");
+    merge(&sources, "settings", json!({"data": {"mode": "shared"}})).await?;
+    wait_for(copies, "settings".into(), |copy| is(copy, "2")).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn any_kind_is_copied_with_one_write_however_the_server_completes_it() -> Result<()> {
     let scene = STAGE.scene("kinds").await?;
     let namespace = scene.namespace().await?;

@@ -61,6 +61,10 @@ fn transform(transform: &Value) -> Value {
     json!({"transform": transform})
 }
 
+fn patch(op: &str, path: &str) -> Value {
+    transform(&json!({"jsonPatch": [{"op": op, "path": path}]}))
+}
+
 fn set(of: &str, key: &str, value: &str) -> Value {
     transform(&json!({of: {"set": {key: value}}}))
 }
@@ -230,6 +234,29 @@ fn bad_transforms() -> Vec<Case> {
             transform(&json!({"finalizers": ["example.com/a b"]})),
             &["spec.transform.finalizers[0]"],
         ),
+        ("an operation that there isn't", patch("merge", "/data/a"), &["spec.transform.jsonPatch[0].op"]),
+        ("a patch of the whole", patch("remove", ""), &["spec.transform.jsonPatch[0].path"]),
+        ("a patch of the kind", patch("remove", "/kind"), &["spec.transform.jsonPatch[0].path", "kind"]),
+        ("a patch of the name", patch("remove", "/metadata/name"), &["spec.transform.jsonPatch[0].path", "one label"]),
+        ("a patch of all labels", patch("remove", "/metadata/labels"), &["spec.transform.jsonPatch[0].path"]),
+        (
+            "a patch of a mark",
+            patch("remove", "/metadata/labels/mimeo.dev~1cluster-replication"),
+            &["spec.transform.jsonPatch[0].path", "mark"],
+        ),
+        ("a patch of the type", patch("remove", "/type"), &["spec.transform.jsonPatch[0].path", "transform.type"]),
+        ("a patch without its value", patch("add", "/data/a"), &["spec.transform.jsonPatch[0].value"]),
+        ("a patch without its origin", patch("move", "/data/a"), &["spec.transform.jsonPatch[0].from"]),
+        (
+            "too many operations",
+            transform(&json!({"jsonPatch": vec![json!({"op": "remove", "path": "/data/a"}); 33]})),
+            &["spec.transform.jsonPatch"],
+        ),
+        (
+            "an unknown variable in a patch",
+            transform(&json!({"jsonPatch": [{"op": "add", "path": "/data/a", "value": {"b": ["$(source.uid)"]}}]})),
+            &["spec.transform.jsonPatch[0].value", "$(source.uid)"],
+        ),
         ("an empty type", transform(&json!({"type": ""})), &["spec.transform.type"]),
         ("an invalid type", transform(&json!({"type": "a b"})), &["spec.transform.type"]),
         (
@@ -318,7 +345,7 @@ async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let path = file.path().display().to_string();
     let good = good(&scene, &scene.tag);
-    for (field, value) in [("transform", json!({"jsonPatch": []})), ("resyncSeconds", json!(60))] {
+    for (field, value) in [("transform", json!({"jsonMerge": {}})), ("resyncSeconds", json!(60))] {
         std::fs::write(file.path(), good.clone().set(field, value).object().to_string())?;
         let answer = kubectl(&scene.setting.control_plane, ["create", "-f", &path]);
         let refusal = format!("{:#}", answer.expect_err("an unknown field"));

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     schema::{self, rule, rule_of},
     selection::NamespaceSelection,
-    transform::Transform,
+    transform::CopyTransform,
 };
 
 /// What is copied, where to, and how the copies are kept.
@@ -74,8 +74,8 @@ pub struct ClusterReplicationSpec {
     pub targets: Vec<Target>,
 
     /// How the copies differ from their sources. If left out, they do not.
-    #[serde(default, skip_serializing_if = "Transform::is_noop")]
-    pub transform: Transform,
+    #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
+    pub transform: CopyTransform,
 
     /// How copies are written. Apply: by server-side apply, others may own further fields. Default: Apply.
     #[serde(default)]

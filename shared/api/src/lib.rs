@@ -23,7 +23,7 @@ pub use cluster_replication::{
 };
 pub use schema::crds;
 pub use selection::NamespaceSelection;
-pub use transform::{DataEdits, KeyEdits, Transform};
+pub use transform::{CopyTransform, DataEdits, JsonPatchOp, JsonPatchOperation, KeyEdits, Transform};
 pub use transform_policy::{
     FailurePolicy, MatchedKind, ObjectMatch, TransformPolicy, TransformPolicySpec, TransformPolicyStatus,
 };

@@ -149,6 +149,11 @@ pub(crate) fn annotation_values() -> Schema {
     })
 }
 
+/// Any JSON, and the server keeps what is in it.
+pub(crate) fn any_value(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"x-kubernetes-preserve-unknown-fields": true})
+}
+
 /// A label selector within limits; its own definition has none.
 pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::schema;
 
@@ -41,6 +42,73 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::finalizers")]
     pub finalizers: Vec<String>,
+}
+
+/// What is changed in a copy. The default changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyTransform {
+    /// What is changed first, in this order: type, labels, annotations, data, finalizers.
+    #[serde(flatten)]
+    pub common: Transform,
+
+    /// Operations of a JSON Patch (RFC 6902), applied last, to the copy without its identity and Mimeo's marks: all fields but
+    /// apiVersion, kind, status and a Secret's type and stringData; of metadata single labels and annotations, and both are
+    /// there, if only empty. A Secret's data stays in data. An operation that cannot be done, a test that fails among them,
+    /// refuses the source. In strings of values $(source.name), $(source.namespace), $(namespace.name) and
+    /// $(namespace.labels['key']) stand for the source's and the copy's namespace, in those of a test only the source's.
+    /// At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub json_patch: Vec<JsonPatchOperation>,
+}
+
+impl CopyTransform {
+    /// Whether the copy comes out as its source is.
+    pub fn is_noop(&self) -> bool {
+        self.common.is_noop() && self.json_patch.is_empty()
+    }
+}
+
+/// One operation of a JSON Patch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JsonPatchOperation {
+    /// What is done: add, remove, replace, move, copy or test.
+    pub op: JsonPatchOp,
+
+    /// JSON pointer (RFC 6901) to where it is done: /data/key, /spec/items/0, /metadata/labels/example.com~1team.
+    #[schemars(length(min = 1, max = 1024), regex(pattern = "^/"))]
+    pub path: String,
+
+    /// JSON pointer to what is moved or copied. Only for move and copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = "^/"))]
+    pub from: Option<String>,
+
+    /// What is added, put in place, or compared with; not null. Only for add, replace and test.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::any_value")]
+    pub value: Option<Value>,
+}
+
+/// What an operation of a JSON Patch does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum JsonPatchOp {
+    /// Adds a field or an item, or replaces a field.
+    Add,
+    /// Removes what is there.
+    Remove,
+    /// Replaces what is there.
+    Replace,
+    /// Removes it there and adds it here.
+    Move,
+    /// Adds it here, too.
+    Copy,
+    /// Compares.
+    #[default]
+    Test,
 }
 
 impl Transform {

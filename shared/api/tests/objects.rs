@@ -1,8 +1,8 @@
 //! Objects as people write them and as the API server stores them, read into the types and back.
 
 use mimeo_api::{
-    Barrier, ClusterReplication, ClusterReplicationStatus, ConflictPolicy, FailurePolicy, KeyEdits, Retention,
-    RetentionPolicy, Strategy, Transform, TransformPolicy,
+    Barrier, ClusterReplication, ClusterReplicationStatus, ConflictPolicy, CopyTransform, FailurePolicy, KeyEdits,
+    Retention, RetentionPolicy, Strategy, Transform, TransformPolicy,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ spec:
 #[test]
 fn what_is_left_out_has_its_default() {
     let spec = read::<ClusterReplication>(SHORTEST).spec;
-    assert_eq!(spec.transform, Transform::default());
+    assert_eq!(spec.transform, CopyTransform::default());
     assert!(spec.transform.is_noop());
     assert_eq!(spec.strategy, Strategy::Apply);
     assert_eq!(spec.conflict_policy, ConflictPolicy::Fail);
@@ -77,6 +77,7 @@ fn an_empty_struct_has_the_defaults_of_its_fields() {
     assert_eq!(read::<RetentionPolicy>("{}"), RetentionPolicy::default());
     assert_eq!(read::<KeyEdits>("{}"), KeyEdits { include: vec!["*".to_owned()], ..KeyEdits::default() });
     assert_eq!(read::<Transform>("{labels: {}}"), Transform::default());
+    assert_eq!(read::<CopyTransform>("{labels: {}}"), CopyTransform::default());
     assert_eq!(read::<ClusterReplicationStatus>("{}"), ClusterReplicationStatus::default());
 }
 
@@ -91,8 +92,8 @@ fn what_is_said_is_kept() {
     assert_eq!(exclude.namespace_pattern.as_deref(), Some("tmp-[0-9]+"));
     assert_eq!(edge.selection.namespaces, ["edge"]);
     assert!(edge.selection.namespace_selector.is_none());
-    assert!(spec.transform.labels.include.is_empty(), "an empty list keeps no key");
-    assert_eq!(spec.transform.annotations.include, ["*"]);
+    assert!(spec.transform.common.labels.include.is_empty(), "an empty list keeps no key");
+    assert_eq!(spec.transform.common.annotations.include, ["*"]);
     assert_eq!(spec.retention_policy.when_source_deleted, Retention::Retain);
     assert_eq!(spec.retention_policy.when_unmatched, Retention::Delete);
     assert_eq!(spec.retention_policy.source_grace_period_seconds, 0);

@@ -119,6 +119,8 @@ pub enum Why {
     Drifted,
     /// The object changed though nobody owns up to it.
     SilentlyChanged,
+    /// The object changed, and whether a field of ours did can't be told.
+    Unproven,
     /// Somebody removed the label that the watch selects by.
     LabelRemoved,
     /// The rule was deleted.
@@ -222,6 +224,8 @@ pub enum Reference {
     Asked,
     /// Not known, and nobody asked yet.
     Unknown,
+    /// Each copy has its own: values of its namespace may be among the keys of its fields.
+    Apart,
     /// Not known, and the checksum shall do: whoever only creates copies leaves drift to the reconciler.
     Waived,
 }
@@ -291,6 +295,8 @@ impl Cell {
         match reference {
             Reference::Unknown => Step::Learn(seen.uid),
             Reference::Asked => Step::Leave(Leave::Learning),
+            // Costs a request that changes nothing, if nothing of ours was changed.
+            Reference::Apart => Step::Apply(seen.uid, Why::Unproven),
             Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
             Reference::Known(_) if self.good.is_some_and(|good| good.managers == seen.managers) => {
                 Step::Apply(seen.uid, Why::SilentlyChanged)

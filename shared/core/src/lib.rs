@@ -12,6 +12,7 @@ pub mod kind;
 pub mod meta;
 pub mod names;
 pub mod outcome;
+mod patch;
 pub mod policy;
 pub mod registration;
 pub mod render;

@@ -88,6 +88,11 @@ impl Copies {
         }
     }
 
+    /// Whether two good copies may own different fields: only what is not in a list is known by its path alone.
+    pub fn own_fields_apart(&self) -> bool {
+        matches!(self, Self::Form(form) if form.apart)
+    }
+
     /// Checksum of the copy in one namespace. No bytes are moved for it.
     ///
     /// # Errors
@@ -121,7 +126,9 @@ pub struct Form {
     group: Box<str>,
     name: Template,
     /// Labels with blanks: what they may be is known, so that none but the right ones are sent.
-    labels: Vec<(String, Template)>,
+    labels: Vec<(String, Vec<Part>)>,
+    /// Whether a value may be among the keys by which the API server tells a list's items apart.
+    apart: bool,
     metadata: Vec<Part>,
     content: Vec<Part>,
 }
@@ -131,6 +138,17 @@ enum Part {
     Bytes(Bytes),
     Blank(Variable),
     Checksum,
+}
+
+impl Part {
+    /// A part of a label's value.
+    fn text_at<'a>(&'a self, place: Place<'a>) -> &'a str {
+        match self {
+            Self::Bytes(bytes) => std::str::from_utf8(bytes).unwrap_or_default(),
+            Self::Blank(variable) => variable.value(place).unwrap_or_default(),
+            Self::Checksum => "",
+        }
+    }
 }
 
 /// Not derived: the bytes may be a Secret's.
@@ -150,7 +168,8 @@ impl Form {
         let invalid = |what: String| move |why: String| failure(Reason::Invalid, format!("{what} {why}"));
         syntax::object_name(&self.group, &self.name.text_at(place)).map_err(invalid("the copy's name".into()))?;
         for (key, value) in &self.labels {
-            syntax::label_value(&value.text_at(place)).map_err(invalid(format!("the copy's label {key}")))?;
+            let value: String = value.iter().map(|part| part.text_at(place)).collect();
+            syntax::label_value(&value).map_err(invalid(format!("the copy's label {key}")))?;
         }
         Ok(Checksum::of(json!([self.checksum.to_string(), values]).to_string().as_bytes()))
     }
@@ -187,6 +206,22 @@ pub enum SourceRefused {
     /// Both can't have it, and which one is left out isn't for us to say.
     #[error("transform.data.rename brings two keys to the name {0:?}")]
     SameKey(String),
+    /// The author's patch doesn't fit. No data is told.
+    #[error("transform.jsonPatch[{number}] can't be applied: {why}")]
+    JsonPatch {
+        /// Which operation.
+        number: usize,
+        /// Why.
+        why: &'static str,
+    },
+    /// The author's patch made it of something else.
+    #[error("transform.jsonPatch makes something of metadata.{field}[{key}] that can't be there")]
+    Metadata {
+        /// Labels or annotations.
+        field: &'static str,
+        /// Which one.
+        key: String,
+    },
     /// Not an object at all.
     #[error("the source is not a JSON object")]
     NotAnObject,
@@ -205,8 +240,9 @@ pub fn render(
     let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, &name, object, cluster, show);
     let (metadata, body) = draft(&Variable::to_string)?;
     let content = json!([&metadata, &body]).to_string();
-    let variables: BTreeSet<Variable> = name.variables().chain(rule.transform.variables()).cloned().collect();
+    let variables: BTreeSet<Variable> = name.variables().cloned().chain(rule.transform.variables()).collect();
     if variables.is_empty() {
+        check_metadata(&metadata, |_| false)?;
         let checksum = Checksum::of(content.as_bytes());
         let [metadata, content] = texts(metadata, body, checksum.to_string()).map(|text| vec![text.into()]);
         return Ok(Copies::Alike(Arc::new(Rendering { checksum, metadata, content })));
@@ -214,12 +250,19 @@ pub fn render(
     let blanks = Blanks::unlike(&content, &variables);
     let (metadata, body) = draft(&|variable| blanks.of(variable))?;
     let checksum = Checksum::of(json!([&blanks.sign, &metadata, &body]).to_string().as_bytes());
-    let labels = rule.transform.set_labels().map(|(key, value)| (key.to_owned(), value.of_source(source)));
-    let labels = labels.filter(|(_, value)| value.literal().is_none()).collect();
-    let [metadata, content] = texts(metadata, body, blanks.of_checksum()).map(|text| blanks.split(text));
+    check_metadata(&metadata, |text| text.contains(&blanks.sign))?;
+    let labels = metadata["labels"].as_object().into_iter().flatten();
+    let labels = labels.filter_map(|(key, value)| Some((key, value.as_str()?)));
+    let labels = labels.filter(|(_, value)| value.contains(&blanks.sign));
+    let split = |value: &str| blanks.split(&Bytes::copy_from_slice(value.as_bytes()));
+    let labels = labels.map(|(key, value)| (key.clone(), split(value))).collect();
+    let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
+    let [metadata, content] = texts(metadata, body, blanks.of_checksum()).map(|text| blanks.split(&text.into()));
     let group = source.gvk.group.clone();
-    Ok(Copies::Form(Arc::new(Form { checksum, variables, group, name, labels, metadata, content })))
+    Ok(Copies::Form(Arc::new(Form { checksum, variables, group, name, labels, apart, metadata, content })))
 }
+
+type Fields = Map<String, Value>;
 
 /// Metadata and the other fields of the copies, without the checksum; `show` says what stands for variables of the namespace.
 fn draft(
@@ -229,15 +272,49 @@ fn draft(
     object: &Map<String, Value>,
     cluster: &str,
     show: &dyn Fn(&Variable) -> String,
-) -> Result<(Map<String, Value>, Map<String, Value>), SourceRefused> {
+) -> Result<(Fields, Fields), SourceRefused> {
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
         secret_type(rule, &mut body)?;
     }
     rule.transform.copy_data(&mut body).map_err(SourceRefused::SameKey)?;
+    let from = |field: &str| object.get("metadata").and_then(|m| m.get(field)).and_then(Value::as_object);
+    let mut metadata = Map::new();
+    metadata.insert("labels".into(), rule.transform.copy_labels(from("labels"), source, show).into());
+    metadata.insert("annotations".into(), rule.transform.copy_annotations(from("annotations"), source, show).into());
+    rule.transform.patch_copy(&mut metadata, &mut body, source, show)?;
+    // After the patch, which therefore can't change it.
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
-    Ok((metadata(rule, source, object, name, cluster, show), body))
+    mark(rule, source, cluster, &mut metadata);
+    metadata.insert("name".into(), name.text(|variable| show(variable).into()).into());
+    let finalizers = rule.transform.finalizers();
+    if !finalizers.is_empty() {
+        metadata.insert("finalizers".into(), finalizers.into());
+    }
+    Ok((metadata, body))
+}
+
+/// Checks what a patch may have made of labels and annotations. Values with blanks are checked where they are filled in.
+fn check_metadata(metadata: &Map<String, Value>, has_blanks: impl Fn(&str) -> bool) -> Result<(), SourceRefused> {
+    for field in ["labels", "annotations"] {
+        for (key, value) in metadata.get(field).and_then(Value::as_object).into_iter().flatten() {
+            let right = |text: &str| field != "labels" || has_blanks(text) || syntax::label_value(text).is_ok();
+            if !value.as_str().is_some_and(right) {
+                return Err(SourceRefused::Metadata { field, key: key.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether text with this sign is anywhere in a list.
+fn in_a_list(value: &Value, sign: &str) -> bool {
+    match value {
+        Value::Array(_) => value.to_string().contains(sign),
+        Value::Object(fields) => fields.values().any(|field| in_a_list(field, sign)),
+        _ => false,
+    }
 }
 
 /// What stands in a copy's text where a variable is to be filled in: a sign that nothing else in the text contains, and a number.
@@ -274,11 +351,10 @@ impl<'a> Blanks<'a> {
     }
 
     /// The text in parts, all of them slices of it.
-    fn split(&self, text: String) -> Vec<Part> {
-        let text = Bytes::from(text);
+    fn split(&self, text: &Bytes) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut from = 0;
-        for (at, _) in std::str::from_utf8(&text).unwrap_or_default().match_indices(&self.sign) {
+        for (at, _) in std::str::from_utf8(text).unwrap_or_default().match_indices(&self.sign) {
             let behind = at + self.sign.len();
             let digits = text[behind..].iter().take_while(|byte| byte.is_ascii_digit());
             let number = digits.fold(0_usize, |number, digit| number * 10 + usize::from(digit - b'0'));
@@ -354,37 +430,24 @@ fn secret_type(rule: &Rule, body: &mut Map<String, Value>) -> Result<(), SourceR
     }
 }
 
-fn metadata(
-    rule: &Rule,
-    source: &SourceRef,
-    object: &Map<String, Value>,
-    name: &Template,
-    cluster: &str,
-    show: &dyn Fn(&Variable) -> String,
-) -> Map<String, Value> {
-    let from = |field: &str| object.get("metadata").and_then(|m| m.get(field)).and_then(Value::as_object);
-    let mut labels = rule.transform.copy_labels(from("labels"), source, show);
-    labels.insert(names::MANAGED_BY.into(), names::MANAGED_BY_VALUE.into());
-    labels.insert(names::CLUSTER_REPLICATION.into(), label_value(&rule.id).into());
+/// Puts Mimeo's marks on a copy.
+fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<String, Value>) {
+    let mut mark = |field: &str, key: &str, value: String| {
+        if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
+            fields.insert(key.into(), value.into());
+        }
+    };
+    mark("labels", names::MANAGED_BY, names::MANAGED_BY_VALUE.into());
+    mark("labels", names::CLUSTER_REPLICATION, label_value(&rule.id));
     if rule.drift == DriftPolicy::Deny {
-        labels.insert(names::DRIFT.into(), names::DRIFT_DENY.into());
+        mark("labels", names::DRIFT, names::DRIFT_DENY.into());
     }
-    let mut annotations = rule.transform.copy_annotations(from("annotations"), source, show);
-    annotations.insert(names::RULE.into(), rule.id.to_string().into());
-    annotations.insert(names::SOURCE.into(), source.to_string().into());
-    annotations.insert(names::CLUSTER.into(), cluster.into());
+    mark("annotations", names::RULE, rule.id.to_string());
+    mark("annotations", names::SOURCE, source.to_string());
+    mark("annotations", names::CLUSTER, cluster.into());
     if let Some(retention) = rule.retention.annotation() {
-        annotations.insert(names::RETENTION.into(), retention.into());
+        mark("annotations", names::RETENTION, retention);
     }
-    let mut metadata = Map::new();
-    metadata.insert("name".into(), name.text(|variable| show(variable).into()).into());
-    metadata.insert("labels".into(), labels.into());
-    metadata.insert("annotations".into(), annotations.into());
-    let finalizers = rule.transform.finalizers();
-    if !finalizers.is_empty() {
-        metadata.insert("finalizers".into(), finalizers.into());
-    }
-    metadata
 }
 
 /// A label value has at most 63 characters, a rule's name 253: longer ones keep their beginning and end in a hash.

@@ -611,6 +611,11 @@ mod tests {
                 "spec.targets[0].name: the name of the copy of v1/Secret/platform",
             ),
             (with("/spec/targets/0/name", json!("$(source.x)")), "spec.targets[0].name: there is no variable"),
+            (with("/spec/targets/0/name", json!("A-$(namespace.name)")), "spec.targets[0].name: the name of the copy"),
+            (
+                with("/spec/transform", json!({"jsonPatch": [{"op": "remove", "path": "/kind"}]})),
+                "spec.transform.jsonPatch[0].path: must not be kind",
+            ),
             (with("/spec/transform", json!({"type": "a b"})), "spec.transform.type: \"a b\" is no type"),
             (
                 with("/spec/transform", json!({"finalizers": ["a"]})),

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, map::Entry};
 use crate::{
     kind::GroupVersionKind,
     names,
+    patch::JsonPatch,
+    render::SourceRefused,
     rule::{Refusal, Refusals, SourceRef, syntax},
     selection::Glob,
     template::{Template, Variable, check_sample},
@@ -83,6 +85,11 @@ pub fn is_copy_mark(key: &str) -> bool {
     COPY_MARKS.contains(&key)
 }
 
+/// Whether the key is one that Mimeo gives its copies.
+pub(crate) fn is_mark(key: &str) -> bool {
+    key == names::MANAGED_BY || is_ours(key)
+}
+
 /// Whether only Mimeo sets the key.
 fn is_ours(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
@@ -101,6 +108,7 @@ pub struct Transform {
     annotations: Edits,
     data: DataEdits,
     finalizers: Vec<String>,
+    json_patch: JsonPatch,
 }
 
 /// What text with variables is checked against.
@@ -114,8 +122,18 @@ enum Use<'a> {
 
 impl Transform {
     /// Compiles the transform of a rule, whose texts may name any of `sources`. Refusals name fields below `field`.
-    pub fn of_copies(spec: &mimeo_api::Transform, field: &str, sources: &[SourceRef]) -> Result<Self, Vec<Refusal>> {
-        Self::parse(spec, field, Use::Copies(sources), sources.iter().map(|source| &source.gvk))
+    pub fn of_copies(
+        spec: &mimeo_api::CopyTransform,
+        field: &str,
+        sources: &[SourceRef],
+    ) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::CopyTransform { common, json_patch } = spec;
+        let mut refusals = Refusals::default();
+        let parsed = Self::parse(common, field, Use::Copies(sources), sources.iter().map(|source| &source.gvk));
+        let parsed = refusals.all(parsed);
+        let secrets = sources.iter().any(|source| source.gvk.is_secret());
+        let json_patch = refusals.all(JsonPatch::parse(json_patch, &format!("{field}.jsonPatch"), secrets));
+        refusals.finish_with(parsed.zip(json_patch).map(|(parsed, json_patch)| Self { json_patch, ..parsed }))
     }
 
     /// Compiles the transform of a policy for objects of these kinds.
@@ -156,6 +174,7 @@ impl Transform {
             annotations,
             data,
             finalizers: finalizers.clone(),
+            json_patch: JsonPatch::default(),
         }))
     }
 
@@ -191,15 +210,24 @@ impl Transform {
         self.annotations.copy(from, source, show)
     }
 
-    /// Labels that are set, whatever the source has.
-    pub fn set_labels(&self) -> impl Iterator<Item = (&str, &Template)> {
-        self.labels.set.iter().map(|(key, value)| (&**key, value))
+    /// Patches a copy of `source`: `metadata` has labels and annotations alone, without Mimeo's own; `body` is without identity.
+    ///
+    /// # Errors
+    /// Why the copy can't be patched.
+    pub fn patch_copy(
+        &self,
+        metadata: &mut Map<String, Value>,
+        body: &mut Map<String, Value>,
+        source: &SourceRef,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Result<(), SourceRefused> {
+        self.json_patch.apply(metadata, body, source, show)
     }
 
     /// Variables of the namespace that stand anywhere.
-    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
+    pub fn variables(&self) -> BTreeSet<Variable> {
         let values = self.labels.set.values().chain(self.annotations.set.values());
-        values.flat_map(Template::variables)
+        values.flat_map(Template::variables).cloned().chain(self.json_patch.variables()).collect()
     }
 
     /// Edits the data of a copy.
@@ -244,9 +272,9 @@ impl Transform {
 
     /// Whether nothing is changed.
     pub fn is_noop(&self) -> bool {
-        let Self { secret_type, labels, annotations, data, finalizers } = self;
+        let Self { secret_type, labels, annotations, data, finalizers, json_patch } = self;
         let metadata = labels.is_noop() && annotations.is_noop() && finalizers.is_empty();
-        secret_type.is_none() && metadata && data.is_noop()
+        secret_type.is_none() && metadata && data.is_noop() && json_patch.is_noop()
     }
 }
 
@@ -483,7 +511,7 @@ fn parse_set(
     for (key, text) in set {
         let field = format!("{field}[{key}]");
         refusals.one(&field, (syntax.key)(key));
-        if key == names::MANAGED_BY || is_ours(key) {
+        if is_mark(key) {
             refusals.add(&field, "is Mimeo's own mark");
         }
         let Some(template) = refusals.one(&field, Template::parse(text)) else { continue };
@@ -692,6 +720,10 @@ mod tests {
                 "t.labels.set[a]: the value for v1/Secret/platform/r",
             ),
             (json!({"labels": {"set": {"a": "$(source.x)"}}}), "t.labels.set[a]: there is no variable"),
+            (
+                json!({"labels": {"set": {"a": "$(namespace.name)-"}}}),
+                "t.labels.set[a]: the value for v1/Secret/platform/registry \"x-\" is no label value",
+            ),
             (json!({"labels": {"set": {"mimeo.dev/rule": "x"}}}), "t.labels.set[mimeo.dev/rule]: is Mimeo's own mark"),
             (
                 json!({"annotations": {"set": {"x.mimeo.dev/y": ""}}}),
@@ -734,6 +766,12 @@ mod tests {
         assert_eq!(message, "t.data: is only for Secrets and ConfigMaps");
         let message = parse(json!({"labels": {"set": {"a": "$(source.name)"}}}), "Secret");
         assert_eq!(message, "t.labels.set[a]: there is no source here that a variable could stand for");
+        let message = parse(json!({"labels": {"set": {"a": "$(namespace.labels['b'])"}}}), "Secret");
+        let want = "t.labels.set[a]: the namespace's labels aren't known here, which $(namespace.labels['b']) needs";
+        assert_eq!(message, want);
+        let object = json!({"metadata": {"name": "n"}});
+        let spec = json!({"labels": {"set": {"at": "in-$(namespace.name)"}}});
+        assert_eq!(rewritten(spec, object, None)["metadata"]["labels"]["at"], "in-team");
         let mut config_map = source();
         config_map.gvk.kind = "ConfigMap".into();
         let spec = serde_json::from_value(json!({"type": "Opaque"})).unwrap();

@@ -307,6 +307,68 @@ fn a_copy_that_cannot_be_filled_in_holds_pods_as_one_that_cannot_be_written() {
 }
 
 #[test]
+fn a_patch_is_filled_in_and_marks_are_out_of_its_reach() {
+    let patch = json!([
+        {"op": "add", "path": "/spec", "value": {"at": ["$(namespace.name)"], "of": "$(source.name)"}},
+        {"op": "add", "path": "/metadata/labels/team", "value": "t-$(namespace.labels['team'])"},
+        {"op": "copy", "from": "/data/a", "path": "/data/b"},
+    ]);
+    let mut world = World::new(Role::Keeper, &["a"], &everywhere("a", &json!({"jsonPatch": patch})));
+    world.namespace("one", json!({"team": "red"}));
+    world.namespace("two", json!({"team": "-"}));
+    assert_eq!(world.run(), ["Create one/a"]);
+    let copy = &world.copies["one/a"];
+    assert_eq!(copy["spec"], json!({"at": ["one"], "of": "a"}));
+    assert_eq!(copy["data"], json!({"a": "aHVudGVyMg==", "b": "aHVudGVyMg=="}));
+    assert_eq!(copy["metadata"]["labels"]["team"], "t-red");
+    assert_eq!(copy["metadata"]["labels"]["app.kubernetes.io/managed-by"], "mimeo");
+    let failures = world.failures();
+    assert!(
+        matches!(&failures[..], [[namespace, _, reason]] if namespace == "two" && reason == "Invalid"),
+        "{failures:?}"
+    );
+}
+
+/// Which of its fields a copy owns says something of its namespace then; that of others is no measure.
+#[test]
+fn a_copy_with_values_in_a_list_is_written_again_when_in_doubt() {
+    for (value, verb) in [(json!(["$(namespace.name)"]), "Apply"), (json!("$(namespace.name)"), "Learn")] {
+        let patch = json!([{"op": "add", "path": "/spec", "value": value}]);
+        let mut world = World::new(Role::Keeper, &["a"], &everywhere("a", &json!({"jsonPatch": patch})));
+        world.namespace("one", json!({}));
+        assert_eq!(world.run(), ["Create one/a"]);
+        // As after a restart: nothing is known but what the watch shows.
+        let mut copy = world.copies["one/a"].clone();
+        let mut other = World::new(Role::Keeper, &["a"], &everywhere("a", &json!({"jsonPatch": patch})));
+        other.namespace("one", json!({}));
+        let meta = from_value(copy["metadata"].take()).unwrap();
+        other.engine.copy_applied(&secrets().gvk.group_kind(), &meta, other.now);
+        let Some(Action::Request(request)) = other.engine.next(other.now) else { panic!("no request") };
+        assert!(format!("{:?}", request.ticket.verb).starts_with(verb), "{:?}", request.ticket.verb);
+    }
+}
+
+#[test]
+fn a_patch_that_does_not_fit_refuses_the_source() {
+    for (patch, part) in [
+        (
+            json!({"op": "test", "path": "/data/a", "value": "MQ=="}),
+            "transform.jsonPatch[0] can't be applied: the test",
+        ),
+        (json!({"op": "add", "path": "/metadata/labels/x", "value": "a b"}), "metadata.labels[x]"),
+        (json!({"op": "add", "path": "/metadata/annotations/x", "value": 1}), "metadata.annotations[x]"),
+    ] {
+        let mut world = World::new(Role::Keeper, &["a"], &everywhere("a", &json!({"jsonPatch": [patch]})));
+        world.namespace("one", json!({}));
+        assert_eq!(world.run(), Vec::<String>::new());
+        world.now += Duration::from_secs(6);
+        let status = world.engine.statuses(world.now, Timestamp::UNIX_EPOCH).pop().unwrap().status;
+        let told = status.conditions.into_iter().find(|one| one.reason == "SourceRefused").unwrap().message;
+        assert!(told.contains(part) && !told.contains("aHVudGVyMg"), "{told}");
+    }
+}
+
+#[test]
 fn a_preview_counts_no_copy_that_cannot_be_filled_in() {
     let mut spec = everywhere("a-$(namespace.labels['team'])", &json!({}));
     spec["suspend"] = json!(true);

@@ -437,8 +437,8 @@ impl Engine {
                     source: source.clone(),
                     kind,
                     name: target.copy_name(source).into(),
+                    reference: first_reference(self.settings.role, &rendering),
                     rendering,
-                    reference: first_reference(self.settings.role),
                 };
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
@@ -515,8 +515,8 @@ impl Engine {
             if rendering == slot.rendering {
                 continue;
             }
+            slot.reference = first_reference(self.settings.role, &rendering);
             slot.rendering = rendering;
-            slot.reference = first_reference(self.settings.role);
             changed.insert(*id);
         }
         for id in &touched {
@@ -970,8 +970,9 @@ fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
     cells
 }
 
-fn first_reference(role: Role) -> Reference {
+fn first_reference(role: Role, rendering: &Result<Copies, NoRendering>) -> Reference {
     match role {
+        Role::Keeper if rendering.as_ref().is_ok_and(Copies::own_fields_apart) => Reference::Apart,
         Role::Keeper => Reference::Unknown,
         Role::Injector => Reference::Waived,
     }

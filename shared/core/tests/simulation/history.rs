@@ -5,7 +5,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     server::Res,
-    spec::{Clash, Hold, Keep, RuleSpec, Select, To},
+    spec::{Clash, Hold, Keep, RuleSpec, Select, TEAMS, To},
     world::{Act, Fate, Move},
 };
 
@@ -60,7 +60,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         hold,
         rare,
         rare,
-        option::weighted(0.2, select(vec!["gold", "iron"])),
+        option::weighted(0.2, select(vec!["gold", "iron", TEAMS])),
         prop::bool::weighted(0.04),
     )
         .prop_map(|(sources, targets, (clash, keep), grace, hold, suspend, finalizer, tier, invalid)| RuleSpec {
@@ -183,7 +183,7 @@ fn crowded_act() -> impl Strategy<Value = Act> {
     let place = || select(vec![1usize, 2, 2, 2]);
     let spec = (
         prop::bool::weighted(0.2),
-        option::of(Just("gold")),
+        option::of(select(vec!["gold", TEAMS])),
         any::<bool>(),
         prop::bool::weighted(0.1),
         0..3u8,

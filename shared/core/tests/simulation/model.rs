@@ -19,6 +19,8 @@ pub struct Want {
     pub rule: String,
     pub spec: Rc<RuleSpec>,
     pub source: usize,
+    /// What it is to have as its label `tier`, unless it takes a label of the namespace's that isn't there.
+    pub tier: Result<Option<String>, ()>,
     /// Whether other rules want it, too.
     pub contested: bool,
 }
@@ -65,7 +67,8 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
     for rule in server.of(Res::Rule) {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
         for (key, source) in cells_of(spec, &namespace.key.name, &namespace.labels()) {
-            let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, contested: false };
+            let tier = spec.tier_in(&namespace.labels());
+            let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, tier, contested: false };
             claims.entry(key).or_default().entry(rule.key.name.clone()).or_insert(want);
         }
     }
@@ -99,7 +102,7 @@ pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
     if want.spec.finalizer {
         set("fin/example.com/held".into(), "");
     }
-    if let Some(tier) = want.spec.tier {
+    if let Ok(Some(tier)) = &want.tier {
         set("label/tier".into(), tier);
     }
     set(format!("label/{}", names::MANAGED_BY), names::MANAGED_BY_VALUE);
@@ -192,6 +195,10 @@ fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
 pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<State, String> {
     let (was, is) = (before.get(key), after.get(key));
     let ours = was.filter(|was| was.ours());
+    let unset = want.tier.is_err() && source_of(after, want.source).is_some() && after.served(key.res);
+    if unset && !(want.contested && ours.is_some_and(|ours| !ours.labelled())) {
+        return same(was, is, "a label that it takes is missing").map(|()| State::Failed);
+    }
     if let Some(foreign) = was.filter(|was| !was.ours() && !becomes_ours(was, after, want)) {
         // A webhook replica sees no copy but in the answers to its own writes, for as long as their namespace waits: what is
         // taken from us meanwhile it may write once more.

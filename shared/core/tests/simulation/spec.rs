@@ -16,6 +16,9 @@ pub const SOURCES: [(Res, &str, &str); 5] = [
     (Res::Secret, "p", "s3"),
 ];
 
+/// A `tier` that is another one in the namespaces of each team, and none in those of no team.
+pub const TEAMS: &str = "of-$(namespace.labels['team'])";
+
 /// Which namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
@@ -119,7 +122,7 @@ pub struct RuleSpec {
     pub suspend: bool,
     /// Sets this finalizer.
     pub finalizer: bool,
-    /// Sets the label `tier`.
+    /// Sets the label `tier`, maybe to [`TEAMS`].
     pub tier: Option<&'static str>,
     /// Something that the parser refuses.
     pub invalid: bool,
@@ -144,6 +147,14 @@ impl RuleSpec {
 
     pub fn matches(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         self.targets.iter().any(|to| to.matches(name, labels))
+    }
+
+    /// The label `tier` of copies in a namespace with these labels; an error if it takes one that isn't there.
+    pub fn tier_in(&self, labels: &BTreeMap<String, String>) -> Result<Option<String>, ()> {
+        match self.tier {
+            Some(TEAMS) => labels.get("team").map(|team| Some(format!("of-{team}"))).ok_or(()),
+            tier => Ok(tier.map(str::to_owned)),
+        }
     }
 
     /// `mimeo.dev/retention` on the copies.
