@@ -77,6 +77,9 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     assert_eq!(reached, namespaces.iter().collect());
     let known =
         |event: &&&AuditEvent| is_status(event) || (event.resource == "configmaps" && event.name == "mimeo-kinds");
+    // Whoever deletes the source is to be warned from now on.
+    let (sources, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|event| event.name == "mimeo-sources");
+    assert_eq!(sources.len(), 1, "{sources:#?}");
     assert_eq!(others.iter().filter(known).count(), others.len(), "{others:#?}");
     let reads: Vec<_> =
         events.iter().filter(|event| event.verb == "get" && reached.contains(&event.namespace)).collect();
