@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
-use mimeo_tests::scenario::{SOON, Scene, Setting, apply, delete, label, merge, put, value, version};
+use mimeo_tests::scenario::{SOON, Scene, Setting, apply, delete, label, merge, put, value, version, wait_for};
 use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, Pair, create_namespace, create_secret, eventually};
 use serde_json::json;
 
@@ -68,6 +69,9 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     let rule = rule.set("transform", json!({"annotations": {"exclude": ["example.com/*"]}}));
     rule.create(&scene.client).await?;
     scene.wait_counts(&scene.tag, [COPIES, COPIES, 0]).await?;
+    let hooks: Api<ValidatingWebhookConfiguration> = Api::all(scene.client.clone());
+    let named = |hooks: &ValidatingWebhookConfiguration| hooks.webhooks.as_ref().is_some_and(|all| !all.is_empty());
+    wait_for(hooks, "mimeo-sources".to_owned(), named).await?;
 
     let events = asked(scene.setting, &mark).await?;
     let (copies, others) = writes(&events);
