@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt as _};
 use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{
     SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, of, put, relabel, rule, stranger, uid, value, version,
-    wait_gone,
+    wait_for, wait_gone,
 };
 use mimeo_tests::{
     AuditMark, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually, install_crd, unique,
@@ -88,8 +88,8 @@ async fn an_object_in_the_way_is_overwritten_if_the_rule_says_so_unless_it_is_a_
     let typed = json!({"metadata": {"name": "registry"}, "type": "example.com/other", "stringData": {"more": "yes"}});
     let typed = at(1).create(&PostParams::default(), &serde_json::from_value(typed)?).await?;
     let source = create_secret(&scene.client, &namespaces[2], "registry", &[("token", "theirs")]).await?;
-    let other = rule(&format!("{}-other", scene.tag)).secret(&namespaces[2], "registry").named("other");
-    other.target(json!({"namespaces": [scene.home]})).create(&scene.client).await?;
+    let other = rule(&format!("{}-other", scene.tag)).secret(&namespaces[2], "registry");
+    other.target(json!({"namespaces": [scene.home]})).named("other").create(&scene.client).await?;
 
     let failing = scene.rule().secret(&scene.home, "registry");
     failing.create(&scene.client).await?;
@@ -435,6 +435,70 @@ async fn copies_whose_rule_was_deleted_while_nothing_ran_are_collected_after_the
         if kinds.is_empty() { Ok(Some(())) } else { bail!("{kinds:?}") }
     })
     .await
+}
+
+#[tokio::test]
+async fn what_was_created_once_is_never_updated_restored_or_deleted_again() -> Result<()> {
+    let mut setting =
+        Setting::start(ControlPlane::builder().audit(true), Pair::builder().reconciler_args(QUICK)).await?;
+    let client = setting.control_plane.client().await?;
+    let (once, kept, tag, home, namespaces) = {
+        let scene = setting.scene("once").await?;
+        let namespaces = scene.namespaces(4).await?;
+        create_secret(&client, &namespaces[3], "registry", &[("token", "theirs")]).await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let once = scene.rule().secret(&scene.home, "registry").set("strategy", json!("CreateOnce"));
+        let kept = rule(&format!("{}-kept", scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, "registry");
+        let kept = kept.named("kept");
+        for rule in [&once, &kept] {
+            rule.create(&client).await?;
+            scene.wait_synced(&rule.name).await?;
+        }
+        (once, kept, scene.tag.clone(), scene.home.clone(), namespaces)
+    };
+    let at = |index: usize| of::<Secret>(&client, &namespaces[index]);
+    let remembers =
+        |namespace: &Namespace| namespace.annotations().get("mimeo.dev/seeded").is_some_and(|all| all.len() == 16);
+    for namespace in &namespaces {
+        wait_for(Api::all(client.clone()), namespace.clone(), remembers).await?;
+    }
+    let mark = setting.control_plane.audit_mark().await?;
+    let mine = put(&at(0), "registry", &[("token", "mine")]).await?;
+    delete(&at(1), "registry").await?;
+    stop_reconciler(&mut setting).await?;
+    delete(&at(2), "registry").await?;
+    delete(&at(3), "registry").await?;
+    put(&of(&client, &home), "registry", &[("token", "two")]).await?;
+
+    setting.pair.start_reconciler().await?;
+    let is_two = |copy: &Secret| value(copy, "token").as_deref() == Some("two");
+    let late = unique(&tag);
+    create_namespace(&client, &late, &[("scene", &tag)]).await?;
+    wait_for(of(&client, &late), "registry".to_owned(), is_two).await?;
+    for namespace in &namespaces {
+        wait_for(of(&client, namespace), "kept".to_owned(), is_two).await?;
+    }
+    setting.wait_synced(&client, &once.name).await?;
+
+    // When the copies of a rule deleted later are gone, those would be, too.
+    once.delete(&client).await?;
+    kept.delete(&client).await?;
+    for namespace in &namespaces {
+        wait_gone(of::<Secret>(&client, namespace), "kept").await?;
+    }
+    assert_eq!(version(&at(0).get("registry").await?), version(&mine));
+    of::<Secret>(&client, &late).get("registry").await?;
+    for index in 1..4 {
+        assert!(at(index).get_opt("registry").await?.is_none(), "{index}");
+    }
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let writes: Vec<_> = events
+        .iter()
+        .filter(|event| setting.is_ours(event) && event.is_write() && event.name == "registry")
+        .filter(|event| namespaces.contains(&event.namespace))
+        .collect();
+    assert!(writes.is_empty(), "{writes:#?}");
+    Ok(())
 }
 
 #[tokio::test]

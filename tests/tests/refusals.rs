@@ -275,6 +275,16 @@ fn bad_transforms() -> Vec<Case> {
 fn bad_choices() -> Vec<Case> {
     vec![
         ("a strategy to come", json!({"strategy": "Replace"}), &["spec.strategy"]),
+        (
+            "a retention of what always stays",
+            json!({"strategy": "CreateOnce", "retentionPolicy": {"whenUnmatched": "Retain"}}),
+            &["spec.retentionPolicy", "copies always stay"],
+        ),
+        (
+            "a guard of what is the namespace's",
+            json!({"strategy": "CreateOnce", "driftPolicy": "Deny"}),
+            &["spec.driftPolicy", "their namespace's"],
+        ),
         ("a conflict policy", json!({"conflictPolicy": "Steal"}), &["spec.conflictPolicy"]),
         ("a barrier", json!({"barrier": "Sometimes"}), &["spec.barrier"]),
         ("a retention", json!({"retentionPolicy": {"whenUnmatched": "Keep"}}), &["spec.retentionPolicy.whenUnmatched"]),

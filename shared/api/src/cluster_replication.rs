@@ -62,6 +62,16 @@ use crate::{
          || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
+    rule_of(
+        ".retentionPolicy",
+        "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
+        "with strategy CreateOnce copies always stay",
+    ),
+    rule_of(
+        ".driftPolicy",
+        "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
+        "with strategy CreateOnce copies are their namespace's",
+    ),
 ]))]
 pub struct ClusterReplicationSpec {
     /// The objects to copy. At least 1, at most 32.
@@ -77,7 +87,10 @@ pub struct ClusterReplicationSpec {
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply, others may own further fields. Default: Apply.
+    /// How copies are written. Apply: by server-side apply, others may own further fields. CreateOnce: created where nothing
+    /// has their name, and never updated, restored or deleted after that; what is there already counts as created, unless
+    /// conflictPolicy is Overwrite. What was created is remembered in the namespace's annotation mimeo.dev/seeded, for
+    /// as long as the namespace exists; without the annotation what is missing is created again. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
@@ -92,11 +105,13 @@ pub struct ClusterReplicationSpec {
     pub conflict_policy: ConflictPolicy,
 
     /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
-    /// unless the namespace is being deleted; what no webhook could refuse is put right. Default: Repair.
+    /// unless the namespace is being deleted; what no webhook could refuse is put right. Not with strategy CreateOnce,
+    /// whose copies are their namespace's. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
-    /// What becomes of copies that are no longer wanted. Default: all of them are deleted.
+    /// What becomes of copies that are no longer wanted. Not with strategy CreateOnce, whose copies always stay. Default:
+    /// all of them are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
@@ -174,6 +189,8 @@ pub enum Strategy {
     /// Server-side apply: fields that others own stay theirs.
     #[default]
     Apply,
+    /// Created once, and then its namespace's owner's.
+    CreateOnce,
 }
 
 /// What to do about an object in the way that is not ours.

@@ -68,6 +68,8 @@ pub struct Cell {
     pub stuck: bool,
     /// Whether what is here, not being ours, has the content that is wanted.
     pub content: Content,
+    /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
+    pub proven: bool,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
     pub repaired: u64,
 }
@@ -144,6 +146,8 @@ pub enum Why {
 pub enum Leave {
     /// The copy is as it should be.
     UpToDate,
+    /// It was created once, or something is there, and more isn't wanted.
+    Seeded,
     /// The copy is being deleted; what comes after is decided then.
     Deleting,
     /// What is there isn't ours.
@@ -248,6 +252,7 @@ impl Cell {
             condemned: None,
             stuck: false,
             content: Content::Unknown,
+            proven: false,
             repaired: 0,
         }
     }
@@ -268,6 +273,16 @@ impl Cell {
     /// Our copy, believed to be here.
     pub fn ours(&self) -> Option<&Seen> {
         self.seen().filter(|seen| seen.ours())
+    }
+
+    /// Whether what is known here shows that a copy need not be created (any more): ours was there, or anything is that isn't to be
+    /// overwritten, here to stay.
+    pub fn shows_seed(&self, policy: ConflictPolicy) -> bool {
+        match &self.belief {
+            Belief::Present(seen) => seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite),
+            Belief::Vanished(_) | Belief::Hidden(_) => true,
+            Belief::Unknown | Belief::Absent | Belief::Taken => false,
+        }
     }
 
     /// What makes this cell hold the rendering with that checksum, under that policy for what isn't ours.

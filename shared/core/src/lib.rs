@@ -19,6 +19,7 @@ pub mod render;
 pub mod review;
 pub mod rights;
 pub mod rule;
+pub mod seeds;
 pub mod selection;
 pub mod slot;
 pub mod sources;

@@ -94,8 +94,8 @@ pub fn version(text: Option<&str>) -> u64 {
 }
 
 /// What an object's metadata says that matters to its cell.
-#[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// The object's uid.
     pub uid: Uid,

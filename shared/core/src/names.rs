@@ -40,6 +40,11 @@ pub const CLUSTER: &str = "mimeo.dev/cluster";
 /// barrier's `namespaceSelector` asks for it, whoever finds all cells written removes it.
 pub const MARK: &str = "mimeo.dev/copies";
 
+/// Annotation on a namespace: what `strategy: CreateOnce` has created in it, as [`Seeds`](crate::seeds::Seeds) prints it. The
+/// reconciler writes it, both programs read it. Whoever may patch the namespace can forge it, and gains that such copies
+/// come again, or don't come.
+pub const SEEDED: &str = "mimeo.dev/seeded";
+
 /// Annotation by which a person confirms a held deletion; its value repeats the nonce of the `DeletionHeld` message. On the
 /// rule, or on the kinds `ConfigMap` for a rule that no longer exists.
 pub const CONFIRM_DELETION: &str = "mimeo.dev/confirm-deletion";

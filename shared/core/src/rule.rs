@@ -43,6 +43,8 @@ pub struct Rule {
     pub targets: Vec<Target>,
     /// How copies differ from their source.
     pub transform: Transform,
+    /// How copies are written.
+    pub strategy: Strategy,
     /// What happens to an object in a copy's place that isn't ours.
     pub conflict: ConflictPolicy,
     /// What happens when somebody else changes a copy.
@@ -79,10 +81,19 @@ impl Rule {
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
         let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources);
         let transform = refusals.all(transform);
+        let strategy = Strategy::from(spec.strategy);
+        if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
+            refusals.add("spec.retentionPolicy", "must be left out: with strategy CreateOnce copies always stay");
+        }
+        if strategy == Strategy::CreateOnce && spec.drift_policy == DriftPolicy::Deny {
+            refusals.add("spec.driftPolicy", "must not be Deny: with strategy CreateOnce copies are their namespace's");
+        }
         let retention =
             refusals.one("spec.retentionPolicy.sourceGracePeriodSeconds", Retention::parse(&spec.retention_policy));
-        // Written out so that a new choice doesn't compile before it means something here.
-        let mimeo_api::Strategy::Apply = spec.strategy;
+        let retention = retention.map(|retention| match strategy {
+            Strategy::Apply => retention,
+            Strategy::CreateOnce => Retention::ALWAYS,
+        });
         let annotation = |key| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
         refusals.finish_with(transform.zip(retention).map(|(transform, retention)| Self {
             id: RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() },
@@ -93,6 +104,7 @@ impl Rule {
             sources,
             targets,
             transform,
+            strategy,
             conflict: spec.conflict_policy.into(),
             drift: spec.drift_policy,
             retention,
@@ -327,6 +339,24 @@ fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: 
     }
 }
 
+/// How copies are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Strategy {
+    /// By server-side apply, whenever they aren't as they should be.
+    Apply,
+    /// Once, where nothing is. From then on they are their namespace's owner's.
+    CreateOnce,
+}
+
+impl From<mimeo_api::Strategy> for Strategy {
+    fn from(strategy: mimeo_api::Strategy) -> Self {
+        match strategy {
+            mimeo_api::Strategy::Apply => Self::Apply,
+            mimeo_api::Strategy::CreateOnce => Self::CreateOnce,
+        }
+    }
+}
+
 /// What happens to an object in a copy's place that isn't ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConflictPolicy {
@@ -380,6 +410,14 @@ pub struct Retention {
 }
 
 impl Retention {
+    /// Nothing is ever deleted.
+    pub const ALWAYS: Self = Self {
+        when_rule_deleted: Retain::Retain,
+        when_unmatched: Retain::Retain,
+        when_source_deleted: Retain::Retain,
+        source_grace: DEFAULT_GRACE,
+    };
+
     fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
         let grace = policy.source_grace_period_seconds;
         let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
@@ -545,6 +583,7 @@ mod tests {
             "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {names::CONFIRM_DELETION: "n-1"},
         });
         object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain", "sourceGracePeriodSeconds": 5});
+        object["spec"]["conflictPolicy"] = json!("Adopt");
         object["spec"]["barrier"] = json!("Required");
         object["spec"]["suspend"] = json!(true);
         let rule = parse(object).unwrap();
@@ -558,6 +597,7 @@ mod tests {
             (rule.retention.when_unmatched, rule.retention.source_grace),
             (Retain::Retain, Duration::from_secs(5))
         );
+        assert_eq!((rule.strategy, rule.conflict), (Strategy::Apply, ConflictPolicy::Adopt));
         assert_eq!((rule.barrier, rule.suspend), (Barrier::Required, true));
         assert!(rule.matches("team-a", &Labels::new()) && !rule.matches("other", &Labels::new()));
         assert!(rule.could_match(NameHint::Prefix("team-"), &Labels::new()));
@@ -568,8 +608,22 @@ mod tests {
         let rule = parse(good()).unwrap();
         assert_eq!((rule.barrier, rule.suspend, rule.retention.annotation()), (Barrier::BestEffort, false, None));
         assert_eq!(rule.retention.source_grace, DEFAULT_GRACE);
+        assert_eq!((rule.strategy, rule.conflict), (Strategy::Apply, ConflictPolicy::Fail));
         assert_eq!(rule.created, jiff::Timestamp::MAX);
         assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("registry"));
+    }
+
+    #[test]
+    fn what_is_created_once_always_stays() {
+        let mut object = with("/spec/strategy", json!("CreateOnce"));
+        let rule = parse(object.clone()).unwrap();
+        assert_eq!(rule.strategy, Strategy::CreateOnce);
+        assert_eq!(rule.retention.annotation().as_deref(), Some("rule=Retain,unmatched=Retain,source=Retain"));
+        object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain"});
+        assert!(parse(object).unwrap_err()[0].starts_with("spec.retentionPolicy: must be left out"));
+        let mut object = with("/spec/strategy", json!("CreateOnce"));
+        object["spec"]["driftPolicy"] = json!("Deny");
+        assert!(parse(object).unwrap_err()[0].starts_with("spec.driftPolicy: must not be Deny"));
     }
 
     #[test]

@@ -245,6 +245,13 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             };
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
+        Errand::NoteSeeds { namespace, seeds, version } => {
+            let answer = writer.note_seeds(&namespace, &seeds, version).await;
+            if let Err(error) = &answer {
+                warn!(%namespace, %error, "what was created once is not noted on the namespace");
+            }
+            handle.with(|engine, now| engine.seeds_noted(&namespace, matches!(answer, Ok(true)), now));
+        }
         Errand::Unmark { namespace, token, version } => {
             let answer = writer.unmark(&namespace, &token, version).await;
             if let Err(error) = &answer {

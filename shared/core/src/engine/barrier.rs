@@ -13,7 +13,6 @@ use crate::{
     rule::{Barrier, RuleId},
     selection::{Labels, NameHint},
     slot::SlotId,
-    template::Place,
 };
 
 /// How long a mark outlasts the budget. Pods that were told to come again until time ran out come a second later, or two.
@@ -264,7 +263,7 @@ impl Engine {
             let kind = &self.kinds[usize::from(cell.kind.0)].group_kind;
             let early = kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
             let label = format!("{kind} {}", cell.name);
-            match self.hold(id, namespace.place(name), cell) {
+            match self.hold(id, name, namespace, cell) {
                 Hold::None => {}
                 Hold::Writing => {
                     progress.waiting.push(label);
@@ -278,10 +277,10 @@ impl Engine {
         progress
     }
 
-    fn hold(&self, id: SlotId, place: Place<'_>, cell: &Cell) -> Hold {
-        match self.decide_wanted(id, place, cell) {
+    fn hold(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Hold {
+        match self.decide_wanted(id, name, namespace, cell) {
             // Being compared in detail, it is there all the same.
-            Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => Hold::None,
+            Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning) | Step::Learn(_) => Hold::None,
             Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
                 let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
                 hindrance.map_or(Hold::Writing, |why| Hold::Cannot(why.into()))

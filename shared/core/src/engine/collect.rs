@@ -245,6 +245,10 @@ impl Engine {
             return Step::Leave(Leave::Elsewhere);
         }
         let Some(id) = seen.rule.clone() else { return Step::Leave(Leave::Nothing) };
+        if self.remembers(namespace, &id, cell.kind, &cell.name) {
+            // Kept by its rule once, which has come to create once since: the marks on it are older than that.
+            return Step::Leave(Leave::Retained);
+        }
         let undecided = Step::Leave(Leave::Undecided);
         if !self.rules_listed {
             return undecided;

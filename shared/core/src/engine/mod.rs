@@ -46,6 +46,7 @@ use crate::{
     outcome::Unreadable,
     render::{Copies, render},
     rule::{Refusal, Rule, RuleId, SourceRef},
+    seeds::Seeds,
     selection::Labels,
     slot::{CopyName, KindId, NoRendering, Slot, SlotId},
     template::Place,
@@ -166,6 +167,8 @@ struct KindState {
     /// The watch of its copies: number of the listing under way or done, and whether it is done.
     listing: u8,
     listed: bool,
+    /// resourceVersion of the last one done.
+    listed_at: u64,
     /// Why its copies can't be watched now.
     unreadable: Option<Unreadable>,
 }
@@ -256,6 +259,8 @@ struct Namespace {
     /// None until its own watch has shown it.
     uid: Option<Uid>,
     version: u64,
+    /// Version at which it was first seen. What is older may have been in a former namespace of its name.
+    born: u64,
     labels: Labels,
     terminating: bool,
     /// Until then the keeper writes no copies: the webhook has just done so, and the watch of copies may yet have to say it.
@@ -264,6 +269,10 @@ struct Namespace {
     /// From when on this injector fills it.
     claim: Option<Tick>,
     cells: Vec<Cell>,
+    /// What was created in it once, as its annotation says.
+    seeds: Seeds,
+    /// Whether that is being written.
+    noting: bool,
     /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
     ended: bool,
     /// Which listing of the namespaces showed it last.
@@ -620,6 +629,7 @@ impl Engine {
             note: Note::Absent,
             listing: 0,
             listed: false,
+            listed_at: 0,
             unreadable: None,
         });
         self.kind_ids.insert(group_kind.clone(), id);
@@ -653,6 +663,9 @@ impl Engine {
             }
         }
         let known = entry.uid.is_some();
+        if !known {
+            entry.born = version;
+        }
         entry.uid = uid;
         entry.version = version;
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
@@ -662,6 +675,9 @@ impl Engine {
             fill_in_anew(entry, &name, &old, &self.slots);
         }
         entry.terminating = meta.deletion_timestamp.is_some();
+        let seeds = meta.annotations.as_ref().and_then(|annotations| annotations.get(names::SEEDED));
+        entry.seeds = seeds.map(|text| Seeds::parse(text)).unwrap_or_default();
+        entry.noting = false;
         if former.is_some() {
             self.leave_home(&name, former);
         }
@@ -761,8 +777,14 @@ impl Engine {
         let kind = self.kind_id(kind);
         let namespace = self.namespace_name(namespace);
         let Some(entry) = self.namespaces.get_mut(&namespace) else { return };
+        let born = entry.born;
         let Some(cell) = entry.cell_mut(kind, name) else { return };
-        if cell.vanish(Some(uid), version(meta.resource_version.as_deref())) {
+        let version = version(meta.resource_version.as_deref());
+        if cell.vanish(Some(uid), version) {
+            if version < born {
+                // It went with a former namespace of the name: in this one it never was.
+                cell.belief = Belief::Unknown;
+            }
             cell.release();
             self.dirty.insert(namespace);
             self.work.disturb();
@@ -775,6 +797,7 @@ impl Engine {
         let id = self.kind_id(kind);
         let state = &mut self.kinds[usize::from(id.0)];
         state.listed = true;
+        state.listed_at = at;
         let readable_again = state.unreadable.take().is_some();
         let listing = state.listing;
         for entry in self.namespaces.values_mut() {
@@ -966,6 +989,7 @@ fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
         cell.failure = None;
         cell.condemned = None;
         cell.stuck = false;
+        cell.proven = false;
     }
     cells
 }

@@ -5,13 +5,18 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use mimeo_api::DriftPolicy;
 
-use super::{Engine, Namespace, Role, RuleState, Served, Source, Tick, announce::Happening, work::Timer};
+use super::{
+    Engine, Namespace, Role, RuleState, Served, Source, Tick,
+    announce::Happening,
+    work::{Errand, Timer},
+};
 use crate::{
     cell::{Belief, Cell, Content, Leave, Phase, Spared, Step, Why},
     kind::GroupKind,
     meta::{Checksum, Seen},
     outcome::{Failure, Reason},
-    rule::{Barrier, Rule, RuleId},
+    rule::{Barrier, Rule, RuleId, Strategy},
+    seeds::Seed,
     selection::Labels,
     slot::{KindId, NoRendering, Slot, SlotId},
     template::Place,
@@ -50,6 +55,7 @@ impl Engine {
         let keeps = self.settings.role == Role::Keeper;
         namespace.cells.retain(|cell| cell.want.is_some() || (keeps && cell.seen().is_some()) || !cell.settled());
         self.plan_mark(name, &mut namespace);
+        self.plan_seeds(name, &mut namespace);
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
             self.namespaces.insert(name.clone(), namespace);
         }
@@ -258,7 +264,7 @@ impl Engine {
             return Step::Leave(Leave::Nothing);
         }
         let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
-        let step = self.decide_wanted(id, namespace.place(name), cell);
+        let step = self.decide_wanted(id, name, namespace, cell);
         if matches!(step, Step::Leave(Leave::NoSource)) {
             return self.decide_sourceless(id, name, cell);
         }
@@ -281,10 +287,19 @@ impl Engine {
         }
     }
 
-    pub(super) fn decide_wanted(&self, id: SlotId, place: Place<'_>, cell: &Cell) -> Step {
+    pub(super) fn decide_wanted(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Step {
         let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
+        let rule = self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok());
+        if rule.is_some_and(|rule| self.seeded(slot, rule, namespace, cell)) {
+            let keeps = self.settings.role == Role::Keeper && rule.is_some_and(|rule| !rule.suspend);
+            // Nothing that is only thought to be here is remembered for good.
+            let doubted = keeps
+                && !self.is_of_now(namespace, cell)
+                && self.served.get(slot.gvk()).and_then(Served::namespaced).is_some();
+            return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
+        }
         let checksum = match &slot.rendering {
-            Ok(copies) => copies.checksum_at(place),
+            Ok(copies) => copies.checksum_at(namespace.place(name)),
             Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
             Err(_) => return Step::Leave(Leave::NoSource),
         };
@@ -294,10 +309,9 @@ impl Engine {
         let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
         let kind = &self.kinds[usize::from(slot.kind.0)];
         let listed = kind.surveyed() || self.settings.role == Role::Injector;
-        let rule = self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok());
         let suspended = rule.is_none_or(|rule| rule.suspend);
         let step = match rule {
-            Some(rule) if listed => self.compare(slot, checksum, rule, place.name, cell),
+            Some(rule) if listed => self.compare(slot, checksum, rule, name, cell),
             _ => Step::Leave(Leave::NotListed),
         };
         if suspended {
@@ -322,6 +336,60 @@ impl Engine {
             return Step::Leave(Leave::KindNotRecorded);
         }
         step
+    }
+
+    /// Whether a rule that creates its copies once has nothing to do in a cell (any more).
+    pub(super) fn seeded(&self, slot: &Slot, rule: &Rule, namespace: &Namespace, cell: &Cell) -> bool {
+        rule.strategy == Strategy::CreateOnce
+            && (cell.shows_seed(rule.conflict) || self.remembers(namespace, &rule.id, slot.kind, &cell.name))
+    }
+
+    /// Whether what is seen in a cell is in this namespace, and not in a former one of its name whose end is yet to be told: it is
+    /// newer, or was asked for, or a later listing didn't show its end.
+    fn is_of_now(&self, namespace: &Namespace, cell: &Cell) -> bool {
+        let listed = self.kinds[usize::from(cell.kind.0)].listed_at;
+        cell.proven || listed >= namespace.born || cell.seen().is_none_or(|seen| seen.version > namespace.born)
+    }
+
+    /// Whether the namespace remembers that the rule created this copy in it, once and for all.
+    pub(super) fn remembers(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> bool {
+        let seed = || self.seed(namespace, rule, kind, name);
+        !namespace.seeds.is_empty() && seed().is_some_and(|seed| namespace.seeds.contains(seed))
+    }
+
+    fn seed(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> Option<Seed> {
+        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        Some(Seed::new(namespace.uid?, rule, kind, name))
+    }
+
+    /// Has the namespace remember what was created in it once: all of it with one write. A rule that has come to keep its copy is
+    /// forgotten; should it ever create once again, what is there then counts.
+    fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let keeps = self.settings.role == Role::Keeper;
+        if !keeps || namespace.noting || !namespace.alive() || !self.rules_listed || !self.in_charge(namespace) {
+            return;
+        }
+        let mut seeds = namespace.seeds.clone();
+        for cell in &namespace.cells {
+            let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { continue };
+            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
+            let once = rule.strategy == Strategy::CreateOnce;
+            if rule.suspend || (!once && seeds.is_empty()) {
+                continue;
+            }
+            if once && !cell.settled() {
+                return; // Its answer comes by here.
+            }
+            let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(namespace, cell);
+            if let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name).filter(|_| news) {
+                seeds.set(seed, once);
+            }
+        }
+        if seeds != namespace.seeds {
+            namespace.noting = true;
+            let version = namespace.version;
+            self.work.errands.push_back(Errand::NoteSeeds { namespace: name.clone(), seeds, version });
+        }
     }
 
     /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.

@@ -225,7 +225,8 @@ impl Engine {
                     let stray = cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive());
                     if stray.is_some() {
                         let goes = rule.retention.when_unmatched == Retain::Delete
-                            && !self.is_source(cell.kind, name, &cell.name);
+                            && !self.is_source(cell.kind, name, &cell.name)
+                            && !self.remembers(namespace, id, cell.kind, &cell.name);
                         tally.plan.delete += i32::from(goes);
                         let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
                         tally.fail(name, kind, cell, false);
@@ -233,7 +234,9 @@ impl Engine {
                     continue;
                 };
                 tally.copies.desired += 1;
+                let seeded = self.seeded(slot, rule, namespace, cell);
                 let step = match &slot.rendering {
+                    _ if seeded => Step::Leave(Leave::Seeded),
                     Ok(copies) => match copies.checksum_at(namespace.place(name)) {
                         Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
                         Err(_) => Step::Leave(Leave::Unfillable),
@@ -245,13 +248,15 @@ impl Engine {
                     Err(_) => Step::Leave(Leave::NoSource),
                 };
                 match step {
-                    Step::Leave(Leave::UpToDate | Leave::Learning) | Step::Learn(_) => tally.copies.synced += 1,
+                    Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning) | Step::Learn(_) => {
+                        tally.copies.synced += 1;
+                    }
                     Step::Leave(Leave::Foreign(_)) => tally.plan.conflict += 1,
                     Step::Create(_) => tally.plan.create += 1,
                     Step::Apply(..) | Step::Take(..) => tally.plan.update += 1,
                     _ => {}
                 }
-                tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok());
+                tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok() && !seeded);
             }
         }
         for (name, lost) in &state.conflicts {

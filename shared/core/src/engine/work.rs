@@ -14,6 +14,7 @@ use crate::{
     outcome::{Failure, Outcome, Reason},
     render::{Copies, Rendering},
     rule::{ConflictPolicy, RuleId, SourceRef},
+    seeds::Seeds,
     slot::{KindId, Slot, SlotId},
     template::Place,
 };
@@ -93,6 +94,16 @@ pub enum Errand {
     ConfirmRule(RuleId),
     /// Read a source and its namespace; answer by [`Engine::source_read`].
     ConfirmSource(SourceRef),
+    /// Write down in a namespace, if it is still of this version, what was created in it once; tell
+    /// [`Engine::seeds_noted`] if that fails.
+    NoteSeeds {
+        /// The namespace.
+        namespace: Arc<str>,
+        /// All of it.
+        seeds: Seeds,
+        /// The namespace's resourceVersion.
+        version: u64,
+    },
     /// Take the mark off a namespace, if it still has this token and version; tell [`Engine::unmarked`] if that fails.
     Unmark {
         /// The namespace.
@@ -220,6 +231,10 @@ impl Engine {
             let worth = match &errand {
                 Errand::Unmark { namespace, token, version } => self.still_removable(namespace, token, *version),
                 Errand::Unrecord(kind) => self.still_needless(kind),
+                // With the news came another plan.
+                Errand::NoteSeeds { namespace, version, .. } => {
+                    self.namespaces.get(namespace).is_some_and(|entry| entry.version == *version)
+                }
                 _ => true,
             };
             if worth {
@@ -422,6 +437,10 @@ impl Engine {
                 self.take_object(ticket, seen, cell);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
+            // Shown, and not there: the one or the other is old, and the watch will soon say which.
+            (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
+                self.work.put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
+            }
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // Refused was what isn't wanted any more.
             (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, place, cell) => {}
@@ -488,7 +507,7 @@ impl Engine {
             {
                 return;
             }
-            Verb::Create | Verb::Look if cell.seen().is_some() => return,
+            Verb::Create if cell.seen().is_some() => return,
             _ => {}
         }
         if let (Verb::Delete(..), Some(rule)) = (verb, cell.ours().and_then(|seen| seen.rule.clone())) {
@@ -529,12 +548,31 @@ impl Engine {
         cell.failure = Some(Box::new(failure));
     }
 
+    /// What was created once in a namespace could not be noted: the namespace changed under us, or the server didn't answer. When it
+    /// was, the namespace's watch tells.
+    pub fn seeds_noted(&mut self, namespace: &str, done: bool, now: Tick) {
+        self.at(now);
+        let Some((name, entry)) = self
+            .namespaces
+            .get_key_value(namespace)
+            .map(|(name, _)| name.clone())
+            .zip(self.namespaces.get_mut(namespace))
+        else {
+            return;
+        };
+        if !done && std::mem::take(&mut entry.noting) {
+            let due = self.now + self.settings.backoff * 4;
+            self.work.timer(due, Timer::Namespace(name));
+        }
+    }
+
     /// What went wrong since the last call, for the log: each cell's trouble once.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
     fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+        cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
             // Not ours any more; the watch will say so.
             Verb::Learn(_) if seen.entry.is_none() => {

@@ -50,12 +50,13 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         .prop_map(|(rule, unmatched, source)| Keep { rule, unmatched, source });
     let hold = prop_oneof![2 => Just(Hold::None), 2 => Just(Hold::BestEffort), 3 => Just(Hold::Required)];
     let clash = prop_oneof![4 => Just(Clash::Fail), 1 => Just(Clash::Adopt), 1 => Just(Clash::Overwrite)];
+    let once = prop::bool::weighted(0.15);
     let rare = prop::bool::weighted(0.08);
     let grace = select(vec![0, 0, 5, 60]);
     (
         sources(),
         vec(target(), 1..3),
-        (clash, keep),
+        (once, clash, keep),
         grace,
         hold,
         rare,
@@ -63,17 +64,20 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         option::weighted(0.2, select(vec!["gold", "iron", TEAMS])),
         prop::bool::weighted(0.04),
     )
-        .prop_map(|(sources, targets, (clash, keep), grace, hold, suspend, finalizer, tier, invalid)| RuleSpec {
-            sources,
-            targets,
-            clash,
-            keep,
-            grace,
-            hold,
-            suspend,
-            finalizer,
-            tier,
-            invalid,
+        .prop_map(|(sources, targets, (once, clash, keep), grace, hold, suspend, finalizer, tier, invalid)| {
+            RuleSpec {
+                sources,
+                targets,
+                once,
+                clash,
+                keep: if once { Keep::ALL } else { keep },
+                grace,
+                hold,
+                suspend,
+                finalizer,
+                tier,
+                invalid,
+            }
         })
 }
 
@@ -189,13 +193,16 @@ fn crowded_act() -> impl Strategy<Value = Act> {
         0..3u8,
         prop::bool::weighted(0.2),
         select(vec![Clash::Fail, Clash::Fail, Clash::Adopt, Clash::Overwrite]),
+        prop::bool::weighted(0.25),
     );
-    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer, clash)| RuleSpec {
+    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer, clash, once)| RuleSpec {
         targets: vec![To { select: if team { Select::Team("a") } else { Select::All }, exclude: None, renamed }],
         tier,
         suspend,
         finalizer,
         clash,
+        once,
+        keep: if once { Keep::ALL } else { Keep::default() },
         hold: [Hold::None, Hold::BestEffort, Hold::Required][usize::from(hold)],
         ..RuleSpec::of(0, Select::All)
     });

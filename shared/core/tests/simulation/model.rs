@@ -5,7 +5,11 @@ use std::{
     rc::Rc,
 };
 
-use mimeo_core::names;
+use mimeo_core::{
+    meta::Uid,
+    names,
+    seeds::{Seed, Seeds},
+};
 
 use super::{
     process::CLUSTER,
@@ -194,6 +198,11 @@ fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
 /// Checks one wanted cell.
 pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<State, String> {
     let (was, is) = (before.get(key), after.get(key));
+    if want.spec.once
+        && let Some(state) = check_seed(before, after, key, want)?
+    {
+        return Ok(state);
+    }
     let ours = was.filter(|was| was.ours());
     let unset = want.tier.is_err() && source_of(after, want.source).is_some() && after.served(key.res);
     if unset && !(want.contested && ours.is_some_and(|ours| !ours.labelled())) {
@@ -244,6 +253,48 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
     right(is, want, source).map(|()| State::Synced)
 }
 
+/// Whether the namespace remembers that the rule has created this copy.
+pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
+    let rule = format!("ClusterReplication/{rule}").parse().expect("a rule's name");
+    let uid = Uid::parse(&namespace.uid).expect("a uid");
+    let seed = Seed::new(uid, &rule, &key.res.gvk().group_kind(), &key.name);
+    namespace.annotation(names::SEEDED).is_some_and(|text| Seeds::parse(text).contains(seed))
+}
+
+/// Checks a cell of a rule that creates once; none if it is still to be created.
+fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want) -> Result<Option<State>, String> {
+    let (was, is) = (before.get(key), after.get(key));
+    let namespaces = [before, after].map(|server| server.namespace(&key.namespace));
+    let [noted_before, noted_after] =
+        namespaces.map(|namespace| namespace.is_some_and(|namespace| remembers(namespace, &want.rule, key)));
+    if want.contested && was.is_some_and(|was| was.ours() && !was.labelled()) {
+        return Ok(Some(State::Unsure));
+    }
+    if noted_before {
+        return same(was, is, "created once").map(|()| Some(State::Synced));
+    }
+    if want.spec.suspend {
+        return same(was, is, "suspended").map(|()| Some(State::Open));
+    }
+    let removed = namespaces[0].is_some_and(|home| after.meddled.contains(&(home.uid.clone(), key.clone())));
+    let possible = source_of(after, want.source).is_some() && after.served(key.res);
+    match was {
+        Some(was) if !was.ours() && (was.deleting || want.spec.clash == Clash::Overwrite) => Ok(None),
+        Some(object) => {
+            same(Some(object), is, "there already")?;
+            match noted_after {
+                true => Ok(Some(State::Synced)),
+                // Nothing makes anybody look for what no watch shows.
+                false if !object.labelled() && !possible => Ok(Some(State::Unsure)),
+                false => Err("isn't remembered".into()),
+            }
+        }
+        // Removed before that was noted: whoever saw it go remembers, who didn't creates it once more.
+        None if noted_after && is.is_none() && removed => Ok(Some(State::Synced)),
+        None => Ok(None),
+    }
+}
+
 /// Checks a copy that was there and that nobody wants.
 pub fn check_unwanted(
     before: &Server,
@@ -261,6 +312,9 @@ pub fn check_unwanted(
         return same(was, is, "another cluster's");
     }
     let Some(name) = rule_of(ours) else { return same(was, is, "no rule's") };
+    if before.namespace(&key.namespace).is_some_and(|namespace| remembers(namespace, name, key)) {
+        return same(was, is, "created once");
+    }
     let Some(rule) = after.get(&Key::new(Res::Rule, "", name)) else {
         if ours.annotation(names::RETENTION).is_some_and(|retention| retention.contains("rule=Retain")) {
             return same(was, is, "retained");

@@ -168,6 +168,7 @@ pub enum Answer {
     Rule(RuleRead),
     Source(Option<SourceRead>),
     Unmarked(bool),
+    SeedsNoted(bool),
     Unrecorded(bool),
     /// Noted in the kinds `ConfigMap`, whose watch tells.
     Noted,

@@ -606,6 +606,24 @@ impl Server {
         Ok(self.put(key, Some(Object { deleting: true, ..(*old).clone() })))
     }
 
+    /// What was created once in a namespace: a merge patch that names the namespace's version.
+    pub fn note_seeds(&mut self, namespace: &str, seeds: &str, version: u64) -> bool {
+        let key = Key::new(Res::Namespace, "", namespace);
+        let fits = self.get(&key).is_some_and(|object| object.version == version);
+        if fits {
+            self.writes.push(Write { key: key.clone(), verb: "seeds" });
+            let path = format!("ann/{}", names::SEEDED);
+            self.edit(&key, names::MANAGER, |object| {
+                drop(if seeds.is_empty() {
+                    object.fields.remove(&path)
+                } else {
+                    object.fields.insert(path, seeds.to_owned())
+                });
+            });
+        }
+        fits
+    }
+
     /// The mark's removal: a JSON patch that tests token and version.
     pub fn unmark(&mut self, namespace: &str, token: &str, version: u64) -> bool {
         let key = Key::new(Res::Namespace, "", namespace);

@@ -93,6 +93,10 @@ pub struct Keep {
     pub source: bool,
 }
 
+impl Keep {
+    pub const ALL: Self = Self { rule: true, unmatched: true, source: true };
+}
+
 /// `barrier`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
@@ -110,11 +114,14 @@ pub enum Clash {
 }
 
 /// A rule's spec.
+#[allow(clippy::struct_excessive_bools)] // As its author may choose, each on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     /// Indices into [`SOURCES`].
     pub sources: Vec<usize>,
     pub targets: Vec<To>,
+    /// Whether the strategy is `CreateOnce`. It keeps everything.
+    pub once: bool,
     pub clash: Clash,
     pub keep: Keep,
     pub grace: i32,
@@ -134,6 +141,7 @@ impl RuleSpec {
         Self {
             sources: vec![source],
             targets: vec![To { select, exclude: None, renamed: false }],
+            once: false,
             clash: Clash::Fail,
             keep: Keep::default(),
             grace: 0,
@@ -187,7 +195,7 @@ impl RuleSpec {
         let retain = |keep: bool| if keep { "Retain" } else { "Delete" };
         let finalizers: &[&str] = if self.finalizer { &["example.com/held"] } else { &[] };
         let set: BTreeMap<&str, &str> = self.tier.iter().map(|tier| ("tier", *tier)).collect();
-        json!({
+        let mut json = json!({
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
             "targets": self.targets.iter().map(target).collect::<Vec<_>>(),
             "transform": {"finalizers": finalizers, "labels": {"set": set}},
@@ -200,7 +208,12 @@ impl RuleSpec {
             },
             "barrier": match self.hold { Hold::None => "None", Hold::BestEffort => "BestEffort", Hold::Required => "Required" },
             "suspend": self.suspend,
-        })
+        });
+        if self.once {
+            json["strategy"] = "CreateOnce".into();
+            json["retentionPolicy"] = json!({});
+        }
+        json
     }
 }
 

@@ -400,6 +400,9 @@ impl World {
             (Errand::Unmark { namespace, .. }, answer) => {
                 process.engine.unmarked(namespace, matches!(answer, Some(Answer::Unmarked(true))), now);
             }
+            (Errand::NoteSeeds { namespace, .. }, answer) => {
+                process.engine.seeds_noted(namespace, matches!(answer, Some(Answer::SeedsNoted(true))), now);
+            }
             (Errand::Unrecord(kind), Some(answer)) => {
                 process.engine.unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
             }
@@ -913,19 +916,20 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         return Err("to a source".into());
     }
     let labels = namespace.labels();
-    // Of what isn't ours, that rule must want it which the request is sent for, and say that it may.
-    let sender = || {
-        let rule = process.view.rules.get(&*request.rule.as_ref()?.name)?;
-        rule.spec.as_deref().map(|spec| (spec.clash, !spec.suspend))
-    };
+    let sender = request.rule.as_ref().and_then(|rule| process.view.rules.get(&*rule.name));
+    let once = sender.is_some_and(|rule| rule.spec.as_ref().is_some_and(|spec| spec.once));
+    let remembered = || sender.is_some_and(|rule| model::remembers(namespace, &rule.key.name, key));
     if let Verb::Take(uid, version) | Verb::Compare(uid, version) = request.ticket.verb {
         let seen = process.view.copies.get(&uid.to_string()).ok_or("to an object that was never seen")?;
-        let (clash, active) = sender().ok_or("for a rule that was never shown")?;
+        // Of what isn't ours, that rule must say that it may which the request is sent for.
+        let spec = sender.and_then(|rule| rule.spec.as_deref()).ok_or("for a rule that was never shown")?;
+        let (clash, active) = (spec.clash, !spec.suspend);
         if seen.ours() || seen.deleting || seen.version != version {
             return Err("to an object that is ours, going, or another by now".into());
         }
         let (config, _) = body_of(request, key)?;
         return match request.ticket.verb {
+            Verb::Take(..) if once && remembered() => Err("though it was created once".into()),
             Verb::Take(..) if !active || !model::yields(seen, clash, &config) => {
                 Err("though its rule spares it".into())
             }
@@ -940,7 +944,9 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
     let uid = match request.ticket.verb {
         Verb::Look => return Ok(()),
         Verb::Create if !wanted => return Err("though no rule wants it".into()),
+        Verb::Create if once && remembered() => return Err("though it was created once".into()),
         Verb::Create => return Ok(()),
+        Verb::Apply(_) | Verb::Learn(_) if once => return Err("though its rule only creates".into()),
         Verb::Apply(_) | Verb::Learn(_) if !wanted => return Err("though no rule wants it".into()),
         Verb::Delete(..) if process.role == Role::Injector => return Err("by a webhook".into()),
         Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _) | Verb::Take(uid, _) | Verb::Compare(uid, _) => {
@@ -1018,6 +1024,9 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             Answer::Rule(RuleRead { found, crd: server.crd().map(|uid| uid.as_str().into()) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        Errand::NoteSeeds { namespace, seeds, version } => {
+            Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version))
+        }
         Errand::Unmark { namespace, token, version } => Answer::Unmarked(server.unmark(namespace, token, *version)),
     }
 }

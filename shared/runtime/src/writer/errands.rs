@@ -19,6 +19,7 @@ use mimeo_core::{
     meta::Uid,
     names,
     rule::{RuleId, RuleKind, SourceRef},
+    seeds::Seeds,
 };
 use serde::{
     Deserialize,
@@ -106,6 +107,18 @@ impl Writer {
             {"op": "remove", "path": mark},
         ]);
         match self.patch(&namespace_path(namespace), "application/json-patch+json", &patch).await {
+            Ok(()) | Err(ErrandError::NotFound) => Ok(true),
+            Err(ErrandError::Conflict) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes down in a namespace what was created in it once, if it is still of this version. False: it was changed, look again. A
+    /// namespace that is gone remembers nothing.
+    pub async fn note_seeds(&self, namespace: &str, seeds: &Seeds, version: u64) -> Answer<bool> {
+        let text = (!seeds.is_empty()).then(|| seeds.to_string());
+        let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
+        match self.patch(&namespace_path(namespace), "application/merge-patch+json", &patch).await {
             Ok(()) | Err(ErrandError::NotFound) => Ok(true),
             Err(ErrandError::Conflict) => Ok(false),
             Err(error) => Err(error),

@@ -1,16 +1,21 @@
-//! Objects in a copy's way that aren't ours: what each `conflictPolicy` does with them, and with which requests.
+//! What each `conflictPolicy` does with objects in a copy's way that aren't ours, and what `strategy: CreateOnce` does at all: with
+//! which requests.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_api::PlanCounts;
 use mimeo_core::{
     cell::Why,
-    engine::{Action, Engine, Request, Role, Settings, Verb},
+    engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
+    names,
     outcome::{Outcome, Reason},
     rule::Rule,
 };
@@ -22,6 +27,10 @@ const UID: &str = "00000000-0000-4000-8000-000000000002";
 struct Scene {
     engine: Engine,
     now: Duration,
+    /// What was to be noted of the namespace.
+    noted: Vec<String>,
+    /// Whether a rule was to be read.
+    asked: bool,
 }
 
 fn rule(name: &str, source: &str, spec: &Value) -> Rule {
@@ -65,7 +74,14 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     engine.copies_listed(&gvk.group_kind(), 6, NOW);
     let object = json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
     engine.source(&source, Some(object), NOW);
-    Scene { engine, now: NOW }
+    Scene { engine, now: NOW, noted: Vec::new(), asked: false }
+}
+
+fn team(version: u32, seeds: Option<&str>) -> ObjectMeta {
+    let annotations: BTreeMap<_, _> = seeds.iter().map(|seeds| (names::SEEDED, *seeds)).collect();
+    let uid = "00000000-0000-4000-8000-000000000001";
+    let meta = json!({"name": "team", "uid": uid, "resourceVersion": version.to_string(), "annotations": annotations});
+    from_value(meta).unwrap()
 }
 
 fn entry(manager: &str, operation: &str, fields: &Value) -> Value {
@@ -90,7 +106,8 @@ impl Scene {
         loop {
             match self.engine.next(self.now)? {
                 Action::Request(request) => return Some(request),
-                Action::Errand(_) => {}
+                Action::Errand(Errand::NoteSeeds { seeds, .. }) => self.noted.push(seeds.to_string()),
+                Action::Errand(errand) => self.asked |= matches!(errand, Errand::ConfirmRule(_)),
             }
         }
     }
@@ -338,4 +355,150 @@ fn a_suspended_rule_counts_what_it_would_take() {
         assert!(scene.next().is_none(), "{policy}");
         assert_eq!(scene.plan(), PlanCounts { update, conflict, ..PlanCounts::default() }, "{policy} {same:?}");
     }
+}
+
+// ---- strategy: CreateOnce ----
+
+fn once() -> Value {
+    json!({"strategy": "CreateOnce"})
+}
+
+impl Scene {
+    /// The rule gets another spec.
+    fn change(&mut self, spec: &Value) {
+        let changed = rule("rule", "home", spec);
+        let changed = Rule { generation: 2, ..changed };
+        self.engine.rule_applied(changed.id.clone(), Ok(changed), None, self.now);
+    }
+
+    /// The copy, created.
+    fn created(&mut self) {
+        let create = self.expect(Verb::Create, Some(Why::Missing));
+        self.taken(&create);
+        assert!(self.next().is_none());
+    }
+
+    /// The watch of copies shows the end of the copy.
+    fn removed(&mut self) {
+        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+        let mut last = foreign();
+        last["resourceVersion"] = "20".into();
+        self.engine.copy_gone(&gvk.group_kind(), &from_value(last).unwrap(), self.now);
+    }
+
+    /// The one note that was to be taken; the namespace's watch shows it.
+    #[track_caller]
+    fn note(&mut self) -> String {
+        let noted = std::mem::take(&mut self.noted);
+        assert_eq!(noted.len(), 1, "{noted:?}");
+        self.engine.namespace_applied(&team(30, Some(&noted[0])), self.now);
+        assert!(self.next().is_none() && self.noted.is_empty());
+        noted[0].clone()
+    }
+
+    fn synced(&mut self) -> bool {
+        let status = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH).pop().unwrap().status;
+        status.copies.is_some_and(|copies| (copies.desired, copies.synced) == (1, 1))
+    }
+}
+
+#[test]
+fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    let seeds = scene.note();
+    assert_eq!(seeds.len(), 16);
+    scene.removed();
+    assert!(scene.next().is_none());
+    assert!(scene.synced());
+    let source = rule("rule", "home", &once()).sources[0].clone();
+    scene.engine.source(&source, Some(json!({"metadata": {"resourceVersion": "31"}, "data": {"a": "c"}})), NOW);
+    assert!(scene.next().is_none());
+
+    for role in [Role::Keeper, Role::Injector] {
+        let mut restarted = self::scene(role, &once());
+        let mut meta = team(30, Some(&seeds));
+        meta.labels = (role == Role::Injector).then(|| [(names::MARK.to_owned(), "token".to_owned())].into());
+        restarted.engine.namespace_applied(&meta, NOW);
+        assert!(restarted.next().is_none(), "{role:?}");
+        assert!(restarted.noted.is_empty());
+        // In another namespace of the name it says nothing.
+        meta.uid = Some(UID.into());
+        meta.resource_version = Some("40".into());
+        restarted.engine.namespace_applied(&meta, NOW);
+        restarted.engine.claim("team", NOW);
+        restarted.expect(Verb::Create, Some(Why::Missing));
+    }
+}
+
+#[test]
+fn what_is_removed_before_that_is_noted_does_not_come_back_to_who_saw_it() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    scene.engine.seeds_noted("team", false, NOW);
+    scene.removed();
+    scene.noted.clear();
+    assert!(scene.next().is_none());
+    scene.now += Duration::from_secs(2);
+    assert!(scene.next().is_none());
+    scene.note();
+}
+
+#[test]
+fn what_is_there_counts_as_created_once() {
+    for policy in ["Fail", "Adopt"] {
+        let mut scene = scene(Role::Keeper, &json!({"strategy": "CreateOnce", "conflictPolicy": policy}));
+        scene.meet(foreign());
+        assert!(scene.next().is_none(), "{policy}");
+        scene.note();
+        assert!(scene.synced(), "{policy}");
+        assert!(scene.engine.notices().is_empty());
+    }
+    let mut scene = scene(Role::Keeper, &json!({"strategy": "CreateOnce", "conflictPolicy": "Overwrite"}));
+    scene.meet(foreign());
+    let write = scene.expect(take(7), Some(Why::Overwritten));
+    scene.taken(&write);
+    assert!(scene.next().is_none());
+    scene.note();
+}
+
+#[test]
+fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
+    for remembered in [true, false] {
+        let mut scene = scene(Role::Keeper, &json!({}));
+        scene.created();
+        assert!(scene.noted.is_empty());
+        scene.change(&once());
+        assert!(scene.next().is_none());
+        if remembered {
+            scene.note();
+        }
+        // Its marks still say that it goes with its rule: without the note that would be looked into.
+        let id = rule("rule", "home", &once()).id;
+        scene.engine.rule_gone(&id, NOW);
+        assert!(scene.next().is_none());
+        assert_eq!(scene.asked, !remembered);
+    }
+}
+
+#[test]
+fn a_rule_that_comes_to_keep_its_copies_brings_them_back_and_forgets() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    scene.note();
+    scene.removed();
+    assert!(scene.next().is_none());
+    scene.change(&json!({}));
+    let create = scene.expect(Verb::Create, Some(Why::Vanished));
+    assert_eq!(scene.noted, [""]);
+    scene.taken(&create);
+}
+
+#[test]
+fn a_suspended_rule_notes_nothing() {
+    let mut scene = scene(Role::Keeper, &json!({"strategy": "CreateOnce", "suspend": true}));
+    let look = scene.expect(Verb::Look, None);
+    scene.show(&look, foreign());
+    assert!(scene.next().is_none() && scene.noted.is_empty());
+    assert_eq!(scene.plan(), PlanCounts::default());
 }

@@ -1,0 +1,111 @@
+//! What rules with `strategy: CreateOnce` have created in a namespace: remembered in the namespace itself, so that what its owner
+//! deletes doesn't come back, whoever restarts.
+//!
+//! It is noted after the creation, not before: a program that ends in between leaves a copy that is there and noted next time.
+//! Only one that is deleted in that very moment comes back, once. The other way round a copy that was never made would count
+//! as made.
+
+use std::{collections::BTreeSet, fmt};
+
+use crate::{
+    kind::GroupKind,
+    meta::{Checksum, Uid},
+    rule::RuleId,
+};
+
+/// One copy that one rule has created in one namespace.
+///
+/// A hash, so that thousands have room in an annotation. The namespace's uid is in it: carried over to another namespace, be it
+/// by a manifest or a backup, it means nothing there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seed(u64);
+
+impl Seed {
+    /// That of a rule's copy of this kind and name in the namespace with this uid.
+    pub fn new(namespace: Uid, rule: &RuleId, kind: &GroupKind, name: &str) -> Self {
+        Self(Checksum::of(format!("{namespace} {rule} {kind} {name}").as_bytes()).short())
+    }
+}
+
+/// What has been created in a namespace. Prints as the value of [`SEEDED`](crate::names::SEEDED): 16 hexadecimal digits for each, in
+/// order, with commas between.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seeds(BTreeSet<Seed>);
+
+impl Seeds {
+    /// Reads an annotation. What it doesn't understand it passes over.
+    pub fn parse(text: &str) -> Self {
+        let is_seed = |word: &&str| word.len() == 16 && word.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let words = text.split(',').filter(is_seed);
+        Self(words.filter_map(|word| u64::from_str_radix(word, 16).ok()).map(Seed).collect())
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether that copy has been created.
+    pub fn contains(&self, seed: Seed) -> bool {
+        self.0.contains(&seed)
+    }
+
+    /// Notes that it has, or that it doesn't matter any more.
+    pub fn set(&mut self, seed: Seed, created: bool) {
+        if created {
+            self.0.insert(seed);
+        } else {
+            self.0.remove(&seed);
+        }
+    }
+}
+
+impl fmt::Display for Seeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, Seed(seed)) in self.0.iter().enumerate() {
+            write!(f, "{}{seed:016x}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    fn seed(namespace: &str, rule: &str, kind: &str, name: &str) -> Seed {
+        let kind = GroupKind { group: "".into(), kind: kind.into() };
+        Seed::new(Uid::parse(namespace).unwrap(), &rule.parse().unwrap(), &kind, name)
+    }
+
+    #[test]
+    fn what_is_printed_is_what_is_parsed() {
+        let uid = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+        let other = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c6";
+        let all = [
+            seed(uid, "ClusterReplication/a", "Secret", "x"),
+            seed(other, "ClusterReplication/a", "Secret", "x"),
+            seed(uid, "ClusterReplication/b", "Secret", "x"),
+            seed(uid, "ClusterReplication/a", "ConfigMap", "x"),
+            seed(uid, "ClusterReplication/a", "Secret", "y"),
+        ];
+        let mut seeds = Seeds::default();
+        assert_eq!(seeds.to_string(), "");
+        for (count, seed) in all.into_iter().enumerate() {
+            assert!(!seeds.contains(seed), "the {count}th is another than those before");
+            seeds.set(seed, true);
+            assert_eq!(seeds.to_string().len(), (count + 1) * 17 - 1);
+        }
+        assert_eq!(Seeds::parse(&seeds.to_string()), seeds);
+        seeds.set(all[0], false);
+        assert!(!seeds.contains(all[0]) && seeds.contains(all[1]));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_passed_over() {
+        assert!(Seeds::parse("").is_empty());
+        assert!(Seeds::parse("x,,+00000000000000f,0123, 0123456789abcdef,0123456789abcdef0").is_empty());
+        assert_eq!(Seeds::parse("junk,0123456789abcdef").to_string(), "0123456789abcdef");
+    }
+}
