@@ -89,8 +89,9 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
         events.iter().filter(|event| event.verb == "get" && reached.contains(&event.namespace)).collect();
     assert!(reads.is_empty(), "nothing is read to be written: {reads:#?}");
     assert_eq!(events.iter().filter(|event| event.verb == "list").count(), 0);
-    // May its author read the source, and create, update and delete copies?
-    assert_eq!(events.iter().filter(|event| event.resource == "subjectaccessreviews").count(), 4);
+    // May its author read the source, and create, update and delete copies? May the webhook read it and write copies (5), and the
+    // reconciler do all that it does with their kind (6)?
+    assert_eq!(events.iter().filter(|event| event.resource == "subjectaccessreviews").count(), 4 + 5 + 6);
     Ok(())
 }
 
