@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::core::Status;
 use kube::{Api, Client};
 use mimeo_tests::scenario::{
@@ -70,6 +70,8 @@ async fn what_mimeo_keeps_in_a_copy_nobody_else_changes() -> Result<()> {
         refused(secrets.patch(REGISTRY, &forced, &Patch::Apply(&object)).await)?.context(manager)?;
     }
     refused(secrets.delete(REGISTRY, &DeleteParams::default()).await)?.context("deleted")?;
+    let all = secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+    refused(all)?.context("deleted with all others")?;
     let after = secrets.get(REGISTRY).await?;
     assert_eq!(version(&before), version(&after), "nothing of it was stored");
     Ok(())

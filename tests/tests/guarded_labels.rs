@@ -42,7 +42,7 @@ async fn person(control_plane: &ControlPlane, admin: &Client) -> Result<Client> 
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "owner"},
         "rules": [
-            {"apiGroups": [""], "resources": ["namespaces", "namespaces/status", "namespaces/finalize"], "verbs": ["*"]},
+            {"apiGroups": [""], "resources": ["namespaces", "namespaces/status"], "verbs": ["*"]},
             {"apiGroups": ["mimeo.dev"], "resources": ["clusterreplications"], "resourceNames": ["open"], "verbs": ["target"]},
         ],
     });
@@ -85,6 +85,15 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
             "namespaceSelector": {}, "exclude": {"namespaceSelector": label("copies", "none")},
         })),
         rule("named").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})),
+        rule("names-but").secret("platform", "registry").target(json!({
+            "namespaces": ["ol?", "x-*"], "exclude": {"namespaceSelector": label("quiet", "yes")},
+        })),
+        rule("pattern-but").secret("platform", "registry").target(json!({
+            "namespacePattern": "o.d|y", "exclude": {"namespaceSelector": label("still", "yes")},
+        })),
+        rule("elsewhere-but").secret("platform", "registry").target(json!({
+            "namespacePattern": "older", "exclude": {"namespaceSelector": label("mute", "yes")},
+        })),
     ] {
         rule.create(&admin).await?;
     }
@@ -119,7 +128,9 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         assert_eq!(refused(namespaces.create(&try_out, &namespace(name, &[])).await)?, None, "{name}");
     }
 
-    create_namespace(&admin, "old", &[("stage", "lab"), ("copies", "none"), ("tier", "gold")]).await?;
+    let labels =
+        [("stage", "lab"), ("copies", "none"), ("tier", "gold"), ("quiet", "yes"), ("still", "yes"), ("mute", "yes")];
+    create_namespace(&admin, "old", &labels).await?;
     let params = PatchParams { dry_run: true, ..PatchParams::default() };
     for (labels, by) in [
         (json!({"team": "blue"}), Some("closed")),
@@ -131,6 +142,9 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         (json!({"stage": null}), Some("not-in")),
         (json!({"stage": "live"}), Some("not-in")),
         (json!({"copies": null}), Some("but")),
+        (json!({"quiet": null}), Some("names-but")),
+        (json!({"still": "no"}), Some("pattern-but")),
+        (json!({"mute": null}), None),
         (json!({"x": "", "y": ""}), None),
     ] {
         let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));

@@ -71,8 +71,8 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     warnings.extend(missing_sources(app, &rule, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse::<ClusterReplication, _>(old, Rule::parse).ok());
     warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
-    let needs = rights::needed(&rule.sources, |gvk| kinds.resource(gvk));
-    warnings.extend(warnings::missing_rights(app, needs, deadline).await);
+    let own = rights::needed(&rule.sources, |gvk| kinds.resource(gvk));
+    warnings.extend(warnings::missing_rights(app, own, deadline).await);
     Ok(warnings)
 }
 

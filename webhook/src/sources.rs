@@ -7,7 +7,7 @@ use std::time::Duration;
 use mimeo_core::{
     registration::Registration,
     review::{Operation, Request, Verdict},
-    rule::{Retain, Rule},
+    rule::Rule,
 };
 use mimeo_runtime::driver::Handle;
 use serde_json::Value;
@@ -42,15 +42,7 @@ pub(crate) fn decide(app: &App, request: &Request) -> Verdict {
 }
 
 fn warning(kind: &str, (rule, copies): &(&Rule, usize)) -> String {
-    let what = match (rule.suspend, rule.retention.when_source_deleted) {
-        (true, _) => "which is suspended: they stay until it is no more".to_owned(),
-        (false, Retain::Retain) => "which stay as they are".to_owned(),
-        (false, Retain::Delete) => {
-            format!("which are deleted {} seconds after it", rule.retention.source_grace.as_secs())
-        }
-    };
-    let copies = if *copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
-    format!("Mimeo: this {kind} feeds {copies} of {}, {what}", rule.id)
+    format!("Mimeo: this {kind} feeds {}", rule.bereft(*copies))
 }
 
 /// Keeps the names of the sources registered. Runs until dropped.

@@ -11,7 +11,7 @@ use futures::{StreamExt as _, stream};
 use mimeo_core::{
     engine::{Contest, Preview},
     review::User,
-    rights::{self, Need, Program},
+    rights::{self, Program, ProgramRight},
     rule::{Retain, Rule},
 };
 use mimeo_runtime::client::Fault;
@@ -69,14 +69,14 @@ fn contest(contest: &Contest) -> String {
 }
 
 /// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.
-pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<Need>, deadline: Instant) -> Vec<String> {
+pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<ProgramRight>, deadline: Instant) -> Vec<String> {
     let questions = needs.into_iter().take(RIGHTS).map(|need| missing(app, need, deadline));
-    let answers: Vec<Option<Need>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
+    let answers: Vec<Option<ProgramRight>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
     rights::explain(&answers.into_iter().flatten().collect())
 }
 
 /// The right, if any of the program's users lacks it; in doubt they don't.
-async fn missing(app: &App, need: Need, deadline: Instant) -> Option<Need> {
+async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
         match authority::is_allowed(&app.client, &user, &need.right(), deadline).await {
             Ok(true) => {}

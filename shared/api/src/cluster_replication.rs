@@ -98,7 +98,8 @@ pub struct ClusterReplicationSpec {
     /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
     /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it. It is written over in place, so
     /// with strategy Apply what only it has stays; a Secret, ConfigMap or RoleBinding that cannot be changed so is
-    /// deleted and created anew. What becomes a copy goes when copies go. An object that any rule names as its source is
+    /// deleted and created anew; names of copies must then have no labels of the namespace in them. What becomes a copy
+    /// goes when copies go. An object that any rule names as its source is
     /// always left alone. Copies of other rules are Mimeo's: of two rules that want the same name one has it and the
     /// other reports it, and what a rule no longer wants is taken over in place. Default: Fail.
     #[serde(default)]

@@ -348,6 +348,8 @@ impl Cell {
         if seen.version <= shown || refuted {
             return false;
         }
+        // What couldn't be changed was another one.
+        self.stuck &= self.seen().is_none_or(|known| known.uid == seen.uid);
         self.belief = Belief::Present(Box::new(seen));
         self.content = Content::Unknown;
         true

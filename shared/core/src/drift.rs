@@ -17,7 +17,8 @@ pub fn guard(request: &Request, guards: impl Fn(&RuleId, &GroupKind, &str, &str)
     // As it is stored: what the request makes of the annotation is part of the change.
     let copy = request.old_object.as_ref()?;
     let rule: RuleId = copy.pointer("/metadata/annotations")?.get(names::RULE)?.as_str()?.parse().ok()?;
-    let (namespace, name) = (request.namespace.as_deref()?, request.name.as_deref()?);
+    // A deletion of many has no name of its own.
+    let (namespace, name) = (request.namespace.as_deref()?, copy.pointer("/metadata/name")?.as_str()?);
     guards(&rule, &request.kind.group_kind(), namespace, name).then_some(rule)
 }
 
@@ -54,14 +55,14 @@ mod tests {
             "request": {
                 "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Secret"},
                 "resource": {"group": "", "version": "v1", "resource": "secrets"},
-                "name": "registry", "namespace": "team", "operation": operation, "object": object, "oldObject": old,
+                "namespace": "team", "operation": operation, "object": object, "oldObject": old,
             },
         });
         decode(review.to_string().as_bytes()).unwrap().request
     }
 
     fn copy(rule: &str) -> Value {
-        json!({"metadata": {"annotations": {"mimeo.dev/rule": rule}}})
+        json!({"metadata": {"name": "registry", "annotations": {"mimeo.dev/rule": rule}}})
     }
 
     #[test]
@@ -71,7 +72,7 @@ mod tests {
             ("UPDATE", copy("ClusterReplication/rule"), true),
             ("UPDATE", copy("ClusterReplication/other"), false),
             ("UPDATE", copy("nonsense"), false),
-            ("UPDATE", json!({"metadata": {}}), false),
+            ("UPDATE", json!({"metadata": {"name": "registry"}}), false),
             ("CREATE", Value::Null, false),
         ] {
             let request = request(operation, &old);

@@ -80,6 +80,28 @@ pub enum Copies {
 }
 
 impl Copies {
+    /// Takes the bytes behind the metadata from others that are made of the same source, if they are equal: targets differ in
+    /// the copies' names alone, and sources may be large. Others that have none like these are joined by them.
+    pub fn share(&mut self, others: &mut Vec<Self>) {
+        if !others.iter().any(|other| self.shares(other)) {
+            others.push(self.clone());
+        }
+    }
+
+    fn shares(&mut self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Alike(own), Self::Alike(other)) if own.content == other.content => {
+                *own = Arc::new(Rendering { content: other.content.clone(), ..(**own).clone() });
+                true
+            }
+            (Self::Form(own), Self::Form(other)) if own.content == other.content => {
+                *own = Arc::new(Form { content: other.content.clone(), ..(**own).clone() });
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Tells these copies from all others, whatever is filled in.
     pub fn checksum(&self) -> Checksum {
         match self {

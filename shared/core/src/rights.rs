@@ -20,9 +20,9 @@ pub enum Program {
     Reconciler,
 }
 
-/// A right that a program needs.
+/// A right that one of Mimeo's own programs needs; what a rule's author needs is [`authority`](crate::authority)'s.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Need {
+pub struct ProgramRight {
     /// Whose.
     pub program: Program,
     /// To do what.
@@ -33,7 +33,7 @@ pub struct Need {
     pub namespace: Option<Box<str>>,
 }
 
-impl Need {
+impl ProgramRight {
     /// The right itself, as the API server is asked for it.
     pub fn right(&self) -> Right {
         let Self { verb, resource: Resource { gvk, plural, .. }, namespace, .. } = self;
@@ -46,7 +46,10 @@ const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
 /// What is needed for copies of these sources; a kind that `look_up` doesn't find needs nothing yet.
-pub fn needed(sources: &[SourceRef], look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> BTreeSet<Need> {
+pub fn needed(
+    sources: &[SourceRef],
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> BTreeSet<ProgramRight> {
     let mut needs = BTreeSet::new();
     for source in sources {
         let Some(resource) = look_up(&source.gvk) else { continue };
@@ -55,7 +58,7 @@ pub fn needed(sources: &[SourceRef], look_up: impl Fn(&GroupVersionKind) -> Opti
         let webhook = READ.map(|verb| (Program::Webhook, verb, home)).into_iter();
         let webhook = webhook.chain(WRITE.map(|verb| (Program::Webhook, verb, None)));
         let reconciler = READ.into_iter().chain(WRITE).chain([DELETE]).map(|verb| (Program::Reconciler, verb, None));
-        needs.extend(webhook.chain(reconciler).map(|(program, verb, namespace)| Need {
+        needs.extend(webhook.chain(reconciler).map(|(program, verb, namespace)| ProgramRight {
             program,
             verb,
             resource: resource.clone(),
@@ -66,7 +69,7 @@ pub fn needed(sources: &[SourceRef], look_up: impl Fn(&GroupVersionKind) -> Opti
 }
 
 /// How to grant what is missing, each a sentence for people.
-pub fn explain(missing: &BTreeSet<Need>) -> Vec<String> {
+pub fn explain(missing: &BTreeSet<ProgramRight>) -> Vec<String> {
     let mut verbs: BTreeMap<(&Resource, &str), BTreeSet<&str>> = BTreeMap::new();
     for need in missing {
         // Both programs read and write the same.
@@ -95,15 +98,16 @@ mod tests {
         Resource { gvk, plural: "networkpolicies".into(), namespaced: true }
     }
 
-    fn needs() -> BTreeSet<Need> {
+    fn needs() -> BTreeSet<ProgramRight> {
         let source = |name: &str| SourceRef { gvk: policies().gvk, namespace: "home".into(), name: name.into() };
         needed(&[source("a"), source("b")], |_| Some(policies()))
     }
 
     #[test]
     fn each_program_needs_what_it_does() {
-        let told =
-            |need: &Need| format!("{:?} {} {}", need.program, need.verb, need.namespace.as_deref().unwrap_or("*"));
+        let told = |need: &ProgramRight| {
+            format!("{:?} {} {}", need.program, need.verb, need.namespace.as_deref().unwrap_or("*"))
+        };
         let told: Vec<String> = needs().iter().map(told).collect();
         assert_eq!(
             told,

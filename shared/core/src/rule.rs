@@ -11,7 +11,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
     selection::{Labels, NameHint, TargetSelection},
-    template::{Place, Template, check_sample},
+    template::{Place, Template, Variable, check_sample},
     transform::Transform,
 };
 
@@ -61,11 +61,24 @@ pub struct Rule {
 
 impl Rule {
     /// Whether that object is one of the rule's sources, in whatever version of its kind.
-    pub fn is_source(&self, gvk: &GroupVersionKind, namespace: &str, name: &str) -> bool {
+    pub fn is_source(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
         let same = |source: &SourceRef| {
-            *source.name == *name && *source.namespace == *namespace && source.gvk.group_kind() == gvk.group_kind()
+            *source.name == *name && *source.namespace == *namespace && source.gvk.group_kind() == *kind
         };
         self.sources.iter().any(same)
+    }
+
+    /// So many copies, and what becomes of them without their source, to people.
+    pub fn bereft(&self, copies: usize) -> String {
+        let number = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
+        let fate = match (self.suspend, self.retention.when_source_deleted) {
+            (true, _) => "which stay while the rule is suspended".to_owned(),
+            (false, Retain::Retain) => "which stay as they are".to_owned(),
+            (false, Retain::Delete) => {
+                format!("which are deleted {} seconds after it", self.retention.source_grace.as_secs())
+            }
+        };
+        format!("{number} of {}, {fate}", self.id)
     }
 
     /// Parses what the API server stored or is about to store.
@@ -84,6 +97,9 @@ impl Rule {
         let strategy = Strategy::from(spec.strategy);
         if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
             refusals.add("spec.retentionPolicy", "must be left out: with strategy CreateOnce copies always stay");
+        }
+        if spec.conflict_policy == mimeo_api::ConflictPolicy::Overwrite {
+            refuse_chosen_names(&spec.targets, &mut refusals);
         }
         if strategy == Strategy::CreateOnce && spec.drift_policy == DriftPolicy::Deny {
             refusals.add("spec.driftPolicy", "must not be Deny: with strategy CreateOnce copies are their namespace's");
@@ -121,12 +137,11 @@ impl Rule {
 
     /// Whether it wants a copy of this kind and name in that namespace.
     pub fn wants(&self, kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
-        let own = |source: &SourceRef| *source.namespace == *namespace && *source.name == *copy;
         let of_kind = || self.sources.iter().filter(|source| source.gvk.group_kind() == *kind);
         let place = Place { name: namespace, labels };
         let makes = |target: &Target| of_kind().any(|source| target.copy_name(source).text_at(place) == copy);
         // A source is never written.
-        !of_kind().any(own)
+        !self.is_source(kind, namespace, copy)
             && self.targets.iter().any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
@@ -321,6 +336,18 @@ impl Target {
 
 fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
     template.map_or_else(|| Template::of_text(&source.name), |template| template.of_source(source))
+}
+
+/// Refuses names that whoever labels a namespace makes up as they like: of what is overwritten there they would have the choice.
+fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
+    for (i, target) in targets.iter().enumerate() {
+        let name = target.name.as_deref().and_then(|name| Template::parse(name).ok());
+        if name.is_some_and(|name| name.variables().any(|variable| matches!(variable, Variable::Label(_)))) {
+            let why = "must not have labels of the namespace in it if conflictPolicy is Overwrite: who sets them would choose \
+                       what is overwritten";
+            refusals.add(format!("spec.targets[{i}].name"), why);
+        }
+    }
 }
 
 /// Refuses names that can't be, and sources that would share one copy in every namespace.
@@ -621,6 +648,11 @@ mod tests {
         assert_eq!(rule.retention.annotation().as_deref(), Some("rule=Retain,unmatched=Retain,source=Retain"));
         object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain"});
         assert!(parse(object).unwrap_err()[0].starts_with("spec.retentionPolicy: must be left out"));
+        let mut object = with("/spec/conflictPolicy", json!("Overwrite"));
+        object["spec"]["targets"][0]["name"] = json!("a-$(namespace.name)");
+        parse(object.clone()).unwrap();
+        object["spec"]["targets"][0]["name"] = json!("a-$(namespace.labels['b'])");
+        assert!(parse(object).unwrap_err()[0].starts_with("spec.targets[0].name: must not have labels"));
         let mut object = with("/spec/strategy", json!("CreateOnce"));
         object["spec"]["driftPolicy"] = json!("Deny");
         assert!(parse(object).unwrap_err()[0].starts_with("spec.driftPolicy: must not be Deny"));

@@ -265,7 +265,10 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
     let announced = world.announced();
     assert_eq!(kinds(&announced), ["ClusterReplication"]);
     assert_eq!((announced[0].type_, announced[0].reason), ("Warning", "SourceGone"));
-    assert_eq!(announced[0].note, "v1/Secret/home/s0 is gone; its copies (3) go 60 seconds later");
+    assert_eq!(
+        announced[0].note,
+        "v1/Secret/home/s0 is gone; it fed 3 copies of ClusterReplication/rule-0, which are deleted 60 seconds after it"
+    );
 
     let mut back = World::new(Role::Keeper, 1, 3);
     back.answer(|_| None);

@@ -1,28 +1,29 @@
-//! What a rule's own sources have to fear from its copies: nothing.
+//! A rule's sources and what is made of them.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use mimeo_core::{
-    engine::{Action, Engine, Role, Settings},
+    engine::{Action, Engine, Request, Role, Settings},
     kind::{GroupVersionKind, Resource},
+    render::Precondition,
     rule::Rule,
 };
-use serde_json::{from_value, json};
+use serde_json::{Value, from_value, json};
 
 const NOW: Duration = Duration::from_secs(1);
 
-#[test]
-fn a_copy_named_as_another_source_is_not_written_over_it() {
+fn source(namespace: &str, name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": name})
+}
+
+/// What is written for a rule with these sources and targets, where none of its copies is yet.
+fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
-    let source = |namespace: &str, name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": name});
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rule"},
-        "spec": {
-            "sources": [source("one", "a"), source("two", "a-copy")],
-            "targets": [{"namespaces": ["one", "two", "team"], "name": "$(source.name)-copy"}],
-        },
+        "spec": {"sources": sources, "targets": targets},
     });
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, sources) = (rule.id.clone(), rule.sources.clone());
@@ -41,14 +42,37 @@ fn a_copy_named_as_another_source_is_not_written_over_it() {
     engine.copies_listing(&gvk.group_kind(), NOW);
     engine.copies_listed(&gvk.group_kind(), 6, NOW);
     for source in &sources {
-        engine.source(source, Some(json!({"metadata": {"resourceVersion": "9"}})), NOW);
+        engine.source(source, Some(json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}})), NOW);
     }
-    let mut written = BTreeSet::new();
-    while let Some(action) = engine.next(NOW) {
-        if let Action::Request(request) = action {
-            written.insert(format!("{}/{}", request.ticket.namespace, request.ticket.name));
-        }
-    }
+    let actions = std::iter::from_fn(|| engine.next(NOW));
+    let request = |action| if let Action::Request(request) = action { Some(*request) } else { None };
+    actions.filter_map(request).collect()
+}
+
+#[test]
+fn a_copy_named_as_another_source_is_not_written_over_it() {
+    let targets = json!([{"namespaces": ["one", "two", "team"], "name": "$(source.name)-copy"}]);
+    let written = writes(&[source("one", "a"), source("two", "a-copy")], &targets);
+    let written: BTreeSet<String> =
+        written.iter().map(|request| format!("{}/{}", request.ticket.namespace, request.ticket.name)).collect();
     let want = ["one/a-copy", "one/a-copy-copy", "team/a-copy", "team/a-copy-copy", "two/a-copy-copy"];
     assert_eq!(written, want.map(str::to_owned).into());
+}
+
+#[test]
+fn what_targets_have_in_common_is_held_once() {
+    for b in ["b", "$(namespace.name)-b"] {
+        let targets = json!([
+            {"namespaces": ["team"], "name": "a"}, {"namespaces": ["one"], "name": b}, {"namespaces": ["two"], "name": b},
+        ]);
+        let written = writes(&[source("home", "s")], &targets);
+        let bodies = written.iter().map(|request| request.rendering.as_ref().unwrap().body(Precondition::Absent));
+        let ends: BTreeSet<(String, *const u8)> = bodies
+            .map(|body| body.last().unwrap().clone())
+            .map(|end| (String::from_utf8(end.to_vec()).unwrap(), end.as_ptr()))
+            .collect();
+        // A form's content is its own kind of thing.
+        let want = if b == "b" { 1 } else { 2 };
+        assert_eq!((written.len(), ends.len()), (3, want), "{ends:?}");
+    }
 }

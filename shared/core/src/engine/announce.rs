@@ -241,14 +241,7 @@ impl Engine {
                 let copies = pending.copies.max(self.copies_of(id, source));
                 let missing = matches!(self.sources.get(source), Some(Source::Missing { .. }));
                 let Some(rule) = rule.filter(|_| missing && copies > 0) else { return vec![] };
-                let note = match rule.retention.when_source_deleted {
-                    Retain::Delete => {
-                        let grace = rule.retention.source_grace.as_secs();
-                        format!("{source} is gone; its copies ({copies}) go {grace} seconds later")
-                    }
-                    Retain::Retain => format!("{source} is gone; its copies ({copies}) stay as they are"),
-                };
-                vec![about_rule(note, 1)]
+                vec![about_rule(format!("{source} is gone; it fed {}", rule.bereft(copies)), 1)]
             }
             Happening::DeletionHeld => {
                 let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else { return vec![] };
@@ -276,7 +269,7 @@ impl Engine {
             Happening::CopyFailed(Reason::RuleConflict) => {
                 let lost = self.rules.get(id)?.conflicts.get(namespace)?;
                 let cell = lost.iter().find(|cell| cell.kind == *kind && cell.name == *name)?;
-                format!("RuleConflict: {} has this copy", cell.winner)
+                format!("RuleConflict: {}", cell.message(id))
             }
             Happening::CopyFailed(reason) => {
                 let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;

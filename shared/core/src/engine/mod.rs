@@ -271,8 +271,10 @@ struct Namespace {
     cells: Vec<Cell>,
     /// What was created in it once, as its annotation says.
     seeds: Seeds,
-    /// Whether that is being written.
+    /// Whether that is being written, or waits to be tried again.
     noting: bool,
+    /// How often in a row it could not be.
+    note_streak: u8,
     /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
     ended: bool,
     /// Which listing of the namespaces showed it last.
@@ -432,12 +434,13 @@ impl Engine {
 
     fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<SlotId> {
         let mut added = Vec::with_capacity(rule.targets.len() * rule.sources.len());
+        let mut shared = Vec::new();
         for (index, target) in rule.targets.iter().enumerate() {
             for source in &rule.sources {
                 let kind = self.kind_id(&source.gvk.group_kind());
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
                 let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
-                let rendering = rendering(rule, source, target, state, &self.settings.cluster);
+                let rendering = rendering(rule, source, target, state, &self.settings.cluster, &mut shared);
                 self.last_slot += 1;
                 let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
                 let slot = Slot {
@@ -515,11 +518,12 @@ impl Engine {
         let Some(state) = self.sources.get(source) else { return };
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
+        let mut shared = Vec::new();
         for (id, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.source == *source) {
             let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
             let Some(target) = rule.targets.get(slot.target) else { continue };
             touched.insert(slot.rule.clone());
-            let rendering = rendering(rule, source, target, state, &self.settings.cluster);
+            let rendering = rendering(rule, source, target, state, &self.settings.cluster, &mut shared);
             // A source's edit that the copies don't carry ends here.
             if rendering == slot.rendering {
                 continue;
@@ -1002,16 +1006,22 @@ fn first_reference(role: Role, rendering: &Result<Copies, NoRendering>) -> Refer
     }
 }
 
+/// What a slot's copies are; bytes that they have in common with `shared` are shared.
 fn rendering(
     rule: &Rule,
     source: &SourceRef,
     target: &crate::rule::Target,
     state: &Source,
     cluster: &str,
+    shared: &mut Vec<Copies>,
 ) -> Result<Copies, NoRendering> {
     match state {
         Source::NotRead => Err(NoRendering::NotRead),
         Source::Missing { .. } => Err(NoRendering::SourceMissing),
-        Source::Found { object, .. } => render(rule, source, target, object, cluster).map_err(NoRendering::Refused),
+        Source::Found { object, .. } => {
+            let mut copies = render(rule, source, target, object, cluster).map_err(NoRendering::Refused)?;
+            copies.share(shared);
+            Ok(copies)
+        }
     }
 }

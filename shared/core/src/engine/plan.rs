@@ -30,6 +30,17 @@ pub(super) struct Lost {
     pub(super) winner: Arc<RuleId>,
 }
 
+impl Lost {
+    /// Who has it, to people who look at the rule that hasn't.
+    pub(super) fn message(&self, loser: &RuleId) -> String {
+        if *self.winner == *loser {
+            "another source of this rule has this copy".to_owned()
+        } else {
+            format!("{} has this copy", self.winner)
+        }
+    }
+}
+
 type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
 
 impl Engine {
@@ -125,7 +136,7 @@ impl Engine {
         for (id, state) in &self.rules {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
-                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(slot.gvk(), name, &copy)) {
+                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(&slot.gvk().group_kind(), name, &copy)) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
                 let key = (slot.kind, copy.clone());
@@ -174,13 +185,10 @@ impl Engine {
 
     /// Whether a rule wants a copy there that nobody else may change.
     pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        let Some(state) = self.rules.get(id) else { return false };
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return false };
         let Some(space) = self.namespaces.get(namespace) else { return false };
-        let denies = state.rule.as_ref().is_ok_and(|rule| rule.drift == DriftPolicy::Deny && !rule.suspend);
-        let wanted = |(_, slot): (SlotId, &Slot)| {
-            *slot.name.at(space.place(namespace)) == *name && slot.gvk().group_kind() == *kind
-        };
-        denies && space.alive() && self.slots_for(state, namespace, &space.labels).any(wanted)
+        let denies = rule.drift == DriftPolicy::Deny && !rule.suspend;
+        denies && space.alive() && rule.wants(kind, name, namespace, &space.labels)
     }
 
     /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
@@ -482,7 +490,10 @@ impl Cell {
 impl Why {
     /// Whether this write undoes what somebody else did: repeated quickly, it is a fight.
     pub(super) fn repairs(self) -> bool {
-        let undoes = matches!(self, Self::Drifted | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished);
+        let undoes = matches!(
+            self,
+            Self::Drifted | Self::Unproven | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished
+        );
         undoes || matches!(self, Self::Adopted | Self::Overwritten)
     }
 }

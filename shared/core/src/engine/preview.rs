@@ -48,8 +48,8 @@ impl Contest {
     }
 }
 
-/// Most questions whether another rule wants a copy in a namespace, too: some 10 ms.
-const QUESTIONS: usize = 20_000;
+/// Most names of copies that are compared to find out which other rules want the same: the engine does nothing else meanwhile.
+const QUESTIONS: usize = 50_000;
 
 impl Engine {
     /// What `rule` would meet among the namespaces and rules that are known; `before` is the rule as it is stored.
@@ -66,8 +66,12 @@ impl Engine {
                 continue;
             }
             preview.matching += 1;
-            for (index, rival) in rivals.iter().enumerate().take(QUESTIONS.saturating_sub(questions)) {
-                questions += 1;
+            for (index, rival) in rivals.iter().enumerate() {
+                questions +=
+                    [rule, rival.rule].iter().map(|rule| rule.targets.len() * rule.sources.len()).sum::<usize>();
+                if questions > QUESTIONS {
+                    break;
+                }
                 let copy = rival.name.text_at(Place { name, labels });
                 let wants = |rule: &Rule| rule.wants(&rival.kind, &copy, name, labels);
                 if wants(rival.rule) && wants(rule) && !before.is_some_and(wants) {
@@ -103,7 +107,7 @@ impl Engine {
                 let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
                 let names: BTreeSet<String> =
                     targets.map(|target| target.copy_name(source).text_at(Place { name: place, labels })).collect();
-                names.iter().filter(|copy| rule.wants(kind, copy, place, labels)).count()
+                names.iter().filter(|copy| !rule.is_source(kind, place, copy)).count()
             };
             let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
             Some(alive.map(|(place, namespace)| copies((place, &namespace.labels))).sum())

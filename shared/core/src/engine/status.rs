@@ -265,12 +265,8 @@ impl Engine {
                 tally.copies.failed += 1;
                 tally.plan.conflict += 1;
                 let kind = self.kinds[usize::from(cell.kind.0)].group_kind.kind.to_string();
-                let message = if cell.winner == *id {
-                    "another source of this rule has this copy".to_owned()
-                } else {
-                    format!("{} has this copy", cell.winner)
-                };
-                tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message.into()));
+                let message = cell.message(id).into();
+                tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message));
             }
         }
         tally

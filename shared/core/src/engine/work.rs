@@ -149,6 +149,8 @@ type CellRef = (Arc<str>, KindId, Arc<str>);
 pub(super) enum Timer {
     Cell(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
+    /// What was created once in a namespace may be noted again.
+    Note(Arc<str>),
     Rule(Arc<RuleId>),
     Sweep(Arc<RuleId>),
     /// The statuses of all rules.
@@ -276,6 +278,12 @@ impl Engine {
                 self.dirty.insert(namespace);
             }
             Timer::Namespace(name) => {
+                self.dirty.insert(name);
+            }
+            Timer::Note(name) => {
+                if let Some(entry) = self.namespaces.get_mut(&name) {
+                    entry.noting = false;
+                }
                 self.dirty.insert(name);
             }
             Timer::Rule(id) => {
@@ -548,21 +556,18 @@ impl Engine {
         cell.failure = Some(Box::new(failure));
     }
 
-    /// What was created once in a namespace could not be noted: the namespace changed under us, or the server didn't answer. When it
-    /// was, the namespace's watch tells.
+    /// Whether what was created once in a namespace could be noted. If not, the namespace changed under us, and its watch tells, or
+    /// the server refused or didn't answer: then it is tried again after a pause that grows. When it was, the watch tells, too.
     pub fn seeds_noted(&mut self, namespace: &str, done: bool, now: Tick) {
         self.at(now);
-        let Some((name, entry)) = self
-            .namespaces
-            .get_key_value(namespace)
-            .map(|(name, _)| name.clone())
-            .zip(self.namespaces.get_mut(namespace))
-        else {
-            return;
-        };
-        if !done && std::mem::take(&mut entry.noting) {
-            let due = self.now + self.settings.backoff * 4;
-            self.work.timer(due, Timer::Namespace(name));
+        let Some(name) = self.namespaces.get_key_value(namespace).map(|(name, _)| name.clone()) else { return };
+        let Some(entry) = self.namespaces.get_mut(namespace) else { return };
+        if done {
+            entry.note_streak = 0;
+        } else if entry.noting {
+            let due = self.now + delay(&self.settings, entry.note_streak);
+            entry.note_streak = entry.note_streak.saturating_add(1);
+            self.work.timer(due, Timer::Note(name));
         }
     }
 
@@ -670,5 +675,7 @@ fn refute(verb: Verb, cell: &mut Cell) {
         (Verb::Create, Belief::Vanished(uid)) => Belief::Hidden(*uid),
         _ => Belief::Taken,
     };
+    // It may be another object by now, which could be changed.
+    cell.stuck = false;
     cell.good = None;
 }
