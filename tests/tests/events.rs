@@ -123,7 +123,8 @@ async fn what_is_made_anew_and_what_lost_its_source_are_told() -> Result<()> {
     let note = told[0].note.clone().unwrap_or_default();
     assert!(
         note.contains(&format!("v1/Secret/{}/registry", scene.home))
-            && note.contains("its copies (1) go 60 seconds later"),
+            && note.contains("it fed 1 copy of ")
+            && note.contains(", which is deleted 60 seconds after it"),
         "{note}"
     );
     Ok(())

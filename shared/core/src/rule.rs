@@ -70,12 +70,15 @@ impl Rule {
 
     /// So many copies, and what becomes of them without their source, to people.
     pub fn bereft(&self, copies: usize) -> String {
-        let number = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
+        let (number, is, stays) = match copies {
+            1 => ("1 copy".to_owned(), "is", "stays"),
+            _ => (format!("{copies} copies"), "are", "stay"),
+        };
         let fate = match (self.suspend, self.retention.when_source_deleted) {
-            (true, _) => "which stay while the rule is suspended".to_owned(),
-            (false, Retain::Retain) => "which stay as they are".to_owned(),
+            (true, _) => format!("which {stays} while the rule is suspended"),
+            (false, Retain::Retain) => format!("which {stays} without it"),
             (false, Retain::Delete) => {
-                format!("which are deleted {} seconds after it", self.retention.source_grace.as_secs())
+                format!("which {is} deleted {} seconds after it", self.retention.source_grace.as_secs())
             }
         };
         format!("{number} of {}, {fate}", self.id)
