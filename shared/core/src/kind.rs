@@ -62,6 +62,11 @@ impl GroupVersionKind {
         GroupKind { group: self.group.clone(), kind: self.kind.clone() }
     }
 
+    /// Whether it is a version of that kind.
+    pub fn is_of(&self, kind: &GroupKind) -> bool {
+        self.group == kind.group && self.kind == kind.kind
+    }
+
     /// Whether this is the core group's `Secret`.
     pub fn is_secret(&self) -> bool {
         self.group.is_empty() && &*self.kind == "Secret"

@@ -62,10 +62,7 @@ pub struct Rule {
 impl Rule {
     /// Whether that object is one of the rule's sources, in whatever version of its kind.
     pub fn is_source(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        let same = |source: &SourceRef| {
-            *source.name == *name && *source.namespace == *namespace && source.gvk.group_kind() == *kind
-        };
-        self.sources.iter().any(same)
+        self.sources.iter().any(|source| source.is(kind, namespace, name))
     }
 
     /// So many copies, and what becomes of them without their source, to people.
@@ -140,7 +137,7 @@ impl Rule {
 
     /// Whether it wants a copy of this kind and name in that namespace.
     pub fn wants(&self, kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
-        let of_kind = || self.sources.iter().filter(|source| source.gvk.group_kind() == *kind);
+        let of_kind = || self.sources.iter().filter(|source| source.gvk.is_of(kind));
         let place = Place { name: namespace, labels };
         let makes = |target: &Target| of_kind().any(|source| target.copy_name(source).text_at(place) == copy);
         // A source is never written.
@@ -269,6 +266,11 @@ pub struct SourceRef {
 }
 
 impl SourceRef {
+    /// Whether it is that object, in whatever version of its kind.
+    pub fn is(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
+        *self.name == *name && *self.namespace == *namespace && self.gvk.is_of(kind)
+    }
+
     fn parse(source: &mimeo_api::Source, field: &str) -> Result<Self, Vec<Refusal>> {
         let mimeo_api::Source { api_version, kind, namespace, name } = source;
         let mut refusals = Refusals::default();

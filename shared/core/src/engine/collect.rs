@@ -276,8 +276,8 @@ impl Engine {
 
     /// Whether some rule names this object as a source.
     pub(super) fn is_source(&self, kind: KindId, namespace: &str, name: &str) -> bool {
-        let here = |slot: &Slot| *slot.source.namespace == *namespace && *slot.source.name == *name;
-        self.slots.values().any(|slot| slot.kind == kind && here(slot))
+        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        self.slots.values().any(|slot| slot.source.is(kind, namespace, name))
     }
 
     /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the
@@ -634,7 +634,7 @@ impl Engine {
     /// Whether every kind that may have copies was listed: only then is a rule that no copy names known to have none.
     fn every_copy_seen(&self) -> bool {
         let unserved = |kind: &super::KindState| {
-            let mut versions = self.served.iter().filter(|(gvk, _)| gvk.group_kind() == kind.group_kind);
+            let mut versions = self.served.iter().filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
             versions.all(|(_, served)| *served == Served::No)
         };
         self.kinds_known

@@ -11,7 +11,7 @@ use super::{
     work::{Errand, Timer},
 };
 use crate::{
-    cell::{Belief, Cell, Content, Leave, Phase, Spared, Step, Why},
+    cell::{Belief, Cell, Leave, Phase, Spared, Step, Why},
     kind::GroupKind,
     meta::{Checksum, Seen},
     outcome::{Failure, Reason},
@@ -107,12 +107,8 @@ impl Engine {
             let owners =
                 [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
             cell.want = want;
-            cell.condemned = None;
-            cell.stuck = false;
-            cell.content = Content::Unknown;
             cell.streak = 0;
-            cell.failure = None;
-            cell.release();
+            cell.start_over();
             if want.is_some() {
                 self.forgive(name, cell.kind, &cell.name);
             }
@@ -136,7 +132,8 @@ impl Engine {
         for (id, state) in &self.rules {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
-                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(&slot.gvk().group_kind(), name, &copy)) {
+                let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
+                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(kind, name, &copy)) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
                 let key = (slot.kind, copy.clone());

@@ -97,12 +97,9 @@ impl Engine {
 
     /// The rules that copy this object, and how many copies each has of it, or is about to have.
     pub fn feeds(&self, kind: &GroupKind, namespace: &str, name: &str) -> Vec<(&Rule, usize)> {
-        let is_it = |source: &&SourceRef| {
-            source.gvk.group_kind() == *kind && *source.namespace == *namespace && *source.name == *name
-        };
         let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
         let fed = |rule: &Rule| {
-            let source = rule.sources.iter().find(is_it)?;
+            let source = rule.sources.iter().find(|source| source.is(kind, namespace, name))?;
             let copies = |(place, labels): (&Arc<str>, &Labels)| {
                 let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
                 let names: BTreeSet<String> =
@@ -120,8 +117,8 @@ impl Engine {
         let own: Vec<(GroupKind, Template)> = rule.copies().collect();
         let mut found = BTreeSet::new();
         for slot in self.slots.values().filter(|slot| *slot.rule != rule.id) {
-            let kind = slot.gvk().group_kind();
-            let same = own.iter().enumerate().filter(|(_, (own, name))| *own == kind && slot.name.may_be(name));
+            let same =
+                own.iter().enumerate().filter(|(_, (kind, name))| slot.gvk().is_of(kind) && slot.name.may_be(name));
             found.extend(same.map(|(index, _)| (slot.rule.clone(), index)));
         }
         let known = |(id, index): (Arc<RuleId>, usize)| {

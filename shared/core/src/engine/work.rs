@@ -392,7 +392,7 @@ impl Engine {
             return Some(resource.clone());
         }
         let group_kind = &self.kinds.get(usize::from(kind.0))?.group_kind;
-        let mut served = self.served.iter().filter(|(gvk, _)| gvk.group_kind() == *group_kind);
+        let mut served = self.served.iter().filter(|(gvk, _)| gvk.is_of(group_kind));
         served.find_map(|(_, served)| served.namespaced()).cloned()
     }
 
