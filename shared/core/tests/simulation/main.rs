@@ -11,6 +11,7 @@
 // alike when the moves are.
 #![allow(unreachable_pub, clippy::panic, clippy::result_large_err, clippy::match_same_arms)]
 
+mod carry;
 mod found;
 mod history;
 mod model;

@@ -403,6 +403,32 @@ impl Process {
         }
     }
 
+    /// Tells the engine what came of an errand, if an answer came.
+    pub fn end_errand(&mut self, errand: Errand, answer: Option<Answer>, now: Tick) {
+        match (&errand, answer) {
+            (Errand::ConfirmRule(id), answer) => {
+                let read = answer.and_then(|answer| if let Answer::Rule(read) = answer { Some(read) } else { None });
+                self.engine.rule_read(id, read.as_ref(), now);
+            }
+            (Errand::ConfirmSource(source), answer) => {
+                let meant = answer.and_then(|answer| if let Answer::Source(meant) = answer { meant } else { None });
+                self.engine.source_read(source, meant, now);
+            }
+            (Errand::Unmark { namespace, .. }, answer) => {
+                self.engine.unmarked(namespace, matches!(answer, Some(Answer::Unmarked(true))), now);
+            }
+            (Errand::NoteSeeds { namespace, .. }, answer) => {
+                self.engine.seeds_noted(namespace, matches!(answer, Some(Answer::SeedsNoted(true))), now);
+            }
+            (Errand::Unrecord(kind), Some(answer)) => {
+                self.engine.unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
+            }
+            // The program tries these again by itself until they are done.
+            (_, None) => self.flights.push(Flight { what: What::Errand(errand), answer: None }),
+            (_, Some(_)) => {}
+        }
+    }
+
     /// Takes the Events that are due. Whatever happens, they are few, and the API server would take each.
     fn announce(&mut self, clock: Duration) {
         let now = self.tick(clock);

@@ -1,0 +1,108 @@
+//! What the server makes of the programs' requests and errands.
+
+use std::rc::Rc;
+
+use mimeo_core::{
+    engine::{Errand, Request, RuleRead, SourceRead, Verb},
+    meta::Uid,
+    outcome::Outcome,
+    rule::SourceRef,
+};
+
+use super::{
+    process::{Answer, What, body_of, key_of, verb_name},
+    server::{Key, Object, Refusal, Res, Server},
+};
+
+/// Has the server carry something out; also tells what it was.
+pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
+    match what {
+        What::Request(request) => {
+            let key = key_of(request);
+            let line = format!("{} {key}", verb_name(request.ticket.verb));
+            let (outcome, object) = carry_request(server, request, &key);
+            (Answer::Outcome(outcome, object), line)
+        }
+        What::Errand(errand) => (carry_errand(server, errand), format!("{errand:?}")),
+    }
+}
+
+fn carry_request(server: &mut Server, request: &Request, key: &Key) -> (Outcome, Option<Rc<Object>>) {
+    let secret = key.res == Res::Secret;
+    let read = |answer: Result<Rc<Object>, Refusal>| match answer {
+        Ok(object) => (Outcome::Object(Box::new(object.meta())), Some(object)),
+        Err((code, status)) => (Outcome::of_error(code, &status, None, secret), None),
+    };
+    match request.ticket.verb {
+        Verb::Look => read(server.look(key)),
+        Verb::Delete(uid, version) => match server.delete(key, &uid.to_string(), version) {
+            Ok(Some(object)) => read(Ok(object)),
+            Ok(None) => (Outcome::Absent, None),
+            Err(refusal) => read(Err(refusal)),
+        },
+        verb => match body_of(request, key) {
+            Ok((config, pre)) if matches!(verb, Verb::Compare(..)) => read(server.compare(key, &config, &pre)),
+            Ok((config, pre)) => read(server.apply(key, &config, &pre, matches!(verb, Verb::Learn(_)))),
+            Err(why) => {
+                server.violations.push(why);
+                (Outcome::Conflict, None)
+            }
+        },
+    }
+}
+
+fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
+    match errand {
+        Errand::Record(gvk) => {
+            server.note(|notes| {
+                notes.kinds.insert(gvk.clone());
+            });
+            Answer::Noted
+        }
+        Errand::Unrecord(kind) => {
+            // The program lists first, and leaves the note where something is found.
+            let res = Res::of(&kind.group, &kind.kind);
+            let clear = !server.of(res).any(|object| object.labelled());
+            if clear {
+                server.note(|notes| notes.kinds.retain(|noted| noted.group_kind() != *kind));
+            }
+            Answer::Unrecorded(clear)
+        }
+        Errand::RecordCrd(uid) => {
+            server.note(|notes| notes.crd = Some(uid.to_string()));
+            Answer::Noted
+        }
+        Errand::ConfirmRule(id) => {
+            let found = server.get(&Key::new(Res::Rule, "", &id.name)).is_some();
+            Answer::Rule(RuleRead { found, crd: server.crd().map(|uid| uid.as_str().into()) })
+        }
+        Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        Errand::NoteSeeds { namespace, seeds, version } => {
+            Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version))
+        }
+        Errand::Unmark { namespace, token, version } => Answer::Unmarked(server.unmark(namespace, token, *version)),
+    }
+}
+
+fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
+    let key = Key::new(Res::of(&source.gvk.group, &source.gvk.kind), &source.namespace, &source.name);
+    if !server.served(key.res) || server.get(&key).is_some() {
+        return None;
+    }
+    let home = server.namespace(&source.namespace).filter(|namespace| !namespace.deleting);
+    home.map_or(Some(SourceRead::Homeless), |home| Uid::parse(&home.uid).map(SourceRead::Absent))
+}
+
+pub fn describe(answer: &Answer) -> String {
+    match answer {
+        Answer::Outcome(outcome, _) => brief(outcome),
+        other => format!("{other:?}"),
+    }
+}
+
+pub fn brief(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Object(meta) => format!("v{}", meta.resource_version.as_deref().unwrap_or("?")),
+        other => format!("{other:?}"),
+    }
+}
