@@ -273,7 +273,7 @@ mod tests {
     /// A copy as it comes out: metadata and the other fields.
     fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
-        let source = SourceRef { gvk, namespace: "platform".into(), name: "registry".into() };
+        let source = SourceRef::named(gvk, "platform", "registry");
         let mut metadata = json!({"labels": {"a": "b"}, "annotations": {}}).as_object().unwrap().clone();
         let mut body = json!({"type": "Opaque", "data": data}).as_object().unwrap().clone();
         let patch = parse(operations).unwrap();

@@ -448,8 +448,7 @@ mod tests {
     fn of_very_many_sources_the_first_are_registered() {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
         let resource = Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true };
-        let source =
-            |number| SourceRef { gvk: gvk.clone(), namespace: "n".into(), name: format!("s{number:04}").into() };
+        let source = |number| SourceRef::named(gvk.clone(), "n", format!("s{number:04}"));
         let sources = (0..1000).map(|number| (source(number), resource.clone())).collect();
         let expression = registration().sources(&sources)["webhooks"][0]["matchConditions"][1]["expression"].clone();
         let expression = expression.as_str().unwrap();

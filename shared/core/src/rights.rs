@@ -99,7 +99,7 @@ mod tests {
     }
 
     fn needs() -> BTreeSet<ProgramRight> {
-        let source = |name: &str| SourceRef { gvk: policies().gvk, namespace: "home".into(), name: name.into() };
+        let source = |name: &str| SourceRef::named(policies().gvk, "home", name);
         needed(&[source("a"), source("b")], |_| Some(policies()))
     }
 

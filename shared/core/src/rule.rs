@@ -15,7 +15,10 @@ use crate::{
     transform::Transform,
 };
 
+mod source;
 pub(crate) mod syntax;
+
+pub use self::source::SourceRef;
 
 /// Most sources of one rule, and most targets.
 const ITEMS: usize = 32;
@@ -90,7 +93,7 @@ impl Rule {
         let mut refusals = Refusals::default();
         let name = metadata.name.as_deref().unwrap_or_default();
         refusals.one("metadata.name", syntax::dns_subdomain(name));
-        let sources = parse_sources(&spec.sources, &mut refusals);
+        let sources = source::parse(&spec.sources, &mut refusals);
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
         let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources);
         let transform = refusals.all(transform);
@@ -174,21 +177,6 @@ pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusa
     (!resource.namespaced).then(|| Refusal { field: "spec.sources".into(), message: message() })
 }
 
-/// The sources that can be parsed.
-fn parse_sources(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> Vec<SourceRef> {
-    refusals.count("spec.sources", sources.len());
-    let mut parsed: Vec<SourceRef> = Vec::new();
-    for (i, source) in sources.iter().enumerate() {
-        let Some(source) = refusals.all(SourceRef::parse(source, &format!("spec.sources[{i}]"))) else { continue };
-        if let Some(first) = parsed.iter().find(|first| first.is_same_object(&source)) {
-            refusals.add(format!("spec.sources[{i}]"), format!("{first} is there already"));
-            continue;
-        }
-        parsed.push(source);
-    }
-    parsed
-}
-
 /// The targets that can be parsed.
 fn parse_targets(targets: &[mimeo_api::Target], sources: &[SourceRef], refusals: &mut Refusals) -> Vec<Target> {
     refusals.count("spec.targets", targets.len());
@@ -249,63 +237,6 @@ impl FromStr for RuleId {
             }
             _ => Err(NotARuleId),
         }
-    }
-}
-
-/// A source: one object by kind, namespace and name.
-///
-/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SourceRef {
-    /// Its kind, in the version in which it is read and its copies are written.
-    pub gvk: GroupVersionKind,
-    /// Its namespace.
-    pub namespace: Box<str>,
-    /// Its name.
-    pub name: Box<str>,
-}
-
-impl SourceRef {
-    /// Whether it is that object, in whatever version of its kind.
-    pub fn is(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        *self.name == *name && *self.namespace == *namespace && self.gvk.is_of(kind)
-    }
-
-    fn parse(source: &mimeo_api::Source, field: &str) -> Result<Self, Vec<Refusal>> {
-        let mimeo_api::Source { api_version, kind, namespace, name } = source;
-        let mut refusals = Refusals::default();
-        let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
-        refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
-        if let Some(gvk) = &gvk {
-            if let Some(why) = never_copied(gvk) {
-                refusals.add(format!("{field}.kind"), why);
-            }
-            refusals.one(&format!("{field}.name"), syntax::object_name(&gvk.group, name));
-        }
-        let (namespace, name) = (namespace.as_str().into(), name.as_str().into());
-        refusals.finish_with(gvk.map(|gvk| Self { gvk, namespace, name }))
-    }
-
-    /// Whether it is the same object, though perhaps in another version.
-    fn is_same_object(&self, other: &Self) -> bool {
-        (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
-            == (&other.gvk.group, &other.gvk.kind, &other.namespace, &other.name)
-    }
-}
-
-impl fmt::Display for SourceRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gvk, namespace, name } = self;
-        write!(f, "{gvk}/{namespace}/{name}")
-    }
-}
-
-/// Why objects of the kind are never copied, if they aren't.
-fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
-    match (&*gvk.group, &*gvk.kind) {
-        ("", "Namespace") => Some("kind Namespace is never copied"),
-        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never copied"),
-        _ => None,
     }
 }
 

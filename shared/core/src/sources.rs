@@ -60,8 +60,7 @@ mod tests {
         let resource = Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true };
         let all = (0..namespaces).flat_map(|n| (0..each).map(move |s| (n, s)));
         all.map(|(n, s)| {
-            let source =
-                SourceRef { gvk: gvk.clone(), namespace: format!("n{n}").into(), name: format!("s{s}").into() };
+            let source = SourceRef::named(gvk.clone(), format!("n{n}"), format!("s{s}"));
             (source, resource.clone())
         })
         .collect()

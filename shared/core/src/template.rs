@@ -190,7 +190,7 @@ mod tests {
 
     fn source() -> SourceRef {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
-        SourceRef { gvk, namespace: "platform".into(), name: "registry".into() }
+        SourceRef::named(gvk, "platform", "registry")
     }
 
     #[test]

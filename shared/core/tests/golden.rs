@@ -138,7 +138,7 @@ fn sources() -> BTreeMap<SourceRef, Resource> {
     let source = |api_version, kind, namespace: &str, name: &str| {
         let gvk = GroupVersionKind::parse(api_version, kind).expect("a kind");
         let resource = look_up(&gvk).expect("one that is served");
-        (SourceRef { gvk, namespace: namespace.into(), name: name.into() }, resource)
+        (SourceRef::named(gvk, namespace, name), resource)
     };
     [
         source("v1", "Secret", "platform", "registry"),

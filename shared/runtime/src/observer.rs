@@ -404,12 +404,8 @@ impl Observer {
             })
             .collect();
         let find = |meta: &Meta| {
-            let named = SourceRef {
-                gvk: resource.gvk.clone(),
-                namespace: meta.metadata.namespace.as_deref()?.into(),
-                name: meta.metadata.name.as_deref()?.into(),
-            };
-            mine.get(&named).cloned()
+            let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
+            mine.get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
         };
         let reads = Reads::default();
         let mut missing = BTreeSet::new();
@@ -632,7 +628,7 @@ mod tests {
     }
 
     fn source(name: &str) -> SourceRef {
-        SourceRef { gvk: secrets().gvk, namespace: "platform".into(), name: name.into() }
+        SourceRef::named(secrets().gvk, "platform", name)
     }
 
     fn object(name: &str, version: u64) -> Value {

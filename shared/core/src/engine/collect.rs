@@ -265,7 +265,7 @@ impl Engine {
         if rule.retention.when_unmatched == Retain::Retain {
             return Step::Leave(Leave::Retained);
         }
-        let mut slots = state.slots.iter().filter_map(|slot| self.slots.get(slot));
+        let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
         let makes = slots.any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
         if makes || !rule.matches(name, &namespace.labels) {
             // A copy that the rule still makes, elsewhere: what has changed is the namespace, or the selection.
@@ -399,7 +399,7 @@ impl Engine {
         };
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
-        let slots = self.rules.get(id).map(|state| state.slots.len());
+        let slots = self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
         let lost = weight(sweep.cells.keys(), slots);
         let large = lost >= self.settings.sweep_limit && lost * 2 >= weight(self.cells_of(id).iter(), slots);
         let nonce = (large || slots.is_none()).then(|| self.nonce(id, sweep));

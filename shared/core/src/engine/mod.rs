@@ -143,8 +143,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct RuleState {
     rule: Result<Rule, Vec<Refusal>>,
-    /// Slots, target by target, source by source within each.
-    slots: Vec<SlotId>,
+    /// Slots of each target, source by source.
+    slots: Vec<Vec<SlotId>>,
     /// resourceVersion at which this generation was first seen.
     spec_version: u64,
     spec_seen: Tick,
@@ -370,7 +370,7 @@ impl Engine {
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(|| self.crd.certain(), |old| old.crd.clone());
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.retire(&old.slots, &slots);
+            self.retire(&old.slots.concat(), &slots.concat());
             old.status
         });
         book.observe(observed);
@@ -399,7 +399,7 @@ impl Engine {
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
-        self.retire(&old.slots, &[]);
+        self.retire(&old.slots.concat(), &[]);
         self.sweeps.remove(&id);
         self.work.disturb();
         self.gone.insert(id, collect::Gone::seen_under(old.crd, self.now));
@@ -432,10 +432,11 @@ impl Engine {
         self.rules.values().map(|state| state.spec_version).max().unwrap_or_default()
     }
 
-    fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<SlotId> {
-        let mut added = Vec::with_capacity(rule.targets.len() * rule.sources.len());
+    fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
+        let mut slots = Vec::with_capacity(rule.targets.len());
         let mut shared = Vec::new();
         for (index, target) in rule.targets.iter().enumerate() {
+            let mut added = Vec::with_capacity(rule.sources.len());
             for source in &rule.sources {
                 let kind = self.kind_id(&source.gvk.group_kind());
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
@@ -455,8 +456,9 @@ impl Engine {
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
             }
+            slots.push(added);
         }
-        added
+        slots
     }
 
     /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot with the same rendering.

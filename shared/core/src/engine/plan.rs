@@ -172,12 +172,9 @@ impl Engine {
         labels: &'a Labels,
     ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
         let rule = state.rule.as_ref().ok();
-        let matched = rule.into_iter().flat_map(move |rule: &Rule| {
-            let width = rule.sources.len();
-            let targets = rule.targets.iter().enumerate().filter(move |(_, t)| t.selection.matches(name, labels));
-            targets.flat_map(move |(index, _)| index * width..(index + 1) * width)
-        });
-        matched.filter_map(|at| state.slots.get(at)).filter_map(|id| Some((*id, self.slots.get(id)?)))
+        let targets = rule.into_iter().flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
+        let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
+        matched.flat_map(|(_, slots)| slots).filter_map(|id| Some((*id, self.slots.get(id)?)))
     }
 
     /// Whether a rule wants a copy there that nobody else may change.

@@ -171,7 +171,7 @@ impl Engine {
     }
 
     fn known(&self, state: &RuleState) -> bool {
-        let slots = state.slots.iter().filter_map(|id| self.slots.get(id));
+        let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
             && slots.into_iter().all(|slot| match self.served.get(slot.gvk()) {
                 Some(Served::At(resource)) if resource.namespaced => {

@@ -377,7 +377,7 @@ impl Process {
     }
 
     fn tell_source(&mut self, res: Res, namespace: &str, name: &str, message: &Message, now: Tick) {
-        let source = SourceRef { gvk: res.gvk(), namespace: namespace.into(), name: name.into() };
+        let source = SourceRef::named(res.gvk(), namespace, name);
         let topic = Topic::Source(res, namespace.into(), name.into());
         match message {
             Message::Listing => self.shown(&topic).clear(),

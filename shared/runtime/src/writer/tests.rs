@@ -238,7 +238,7 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
 
 #[tokio::test]
 async fn a_source_is_gone_only_by_a_clear_answer() {
-    let source = SourceRef { gvk: secrets().gvk, namespace: "platform".into(), name: "registry".into() };
+    let source = SourceRef::named(secrets().gvk, "platform", "registry");
     let there = || Script::json(200, &json!({"metadata": {"uid": UID}}));
     let going = || Script::json(200, &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
