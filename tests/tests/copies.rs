@@ -1099,7 +1099,7 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
     let found = condition(&status, "SourcesFound").context("no SourcesFound")?;
     assert_eq!((found.status.as_str(), found.reason.as_str()), ("True", "Found"));
     let types: BTreeSet<_> = status.conditions.iter().map(|one| one.type_.as_str()).collect();
-    assert_eq!(types, ["Ready", "SourcesFound", "BarrierActive"].into_iter().collect());
+    assert_eq!(types, ["Ready", "SourcesFound", "Authorized", "BarrierActive"].into_iter().collect());
     scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
 
     let table = kubectl(control_plane, ["get", "crepl", &scene.tag])?;

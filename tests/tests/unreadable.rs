@@ -37,6 +37,10 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     rules.create(&PostParams::default(), &serde_json::from_value(rule)?).await?;
     let found = condition(&client, "SourcesFound", "SourceRefused").await?;
     ensure!(found.contains("not granted watch on podtemplates"), "{found}");
+    let denied = condition(&client, "Authorized", "ControllerForbidden").await?;
+    let missing = "{apiGroups: [\"\"], resources: [podtemplates], verbs: [create, get, list, patch, watch]}";
+    ensure!(denied.contains(missing), "{denied}");
+    condition(&client, "Ready", "NotAuthorized").await?;
     condition(&client, "BarrierActive", "Active").await?;
 
     // A replica that starts now becomes ready all the same.
@@ -53,10 +57,19 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     })
     .await?;
 
+    // What it says is all that it takes; less is told anew.
     for (name, label, verbs) in [
-        ("templates", "mimeo.dev/aggregate-to-mimeo", json!(["get", "list", "watch", "create", "patch"])),
+        ("templates-read", "mimeo.dev/aggregate-to-mimeo", json!(["get", "list", "watch"])),
+        ("templates-write", "mimeo.dev/aggregate-to-mimeo", json!(["create", "patch"])),
         ("templates-delete", "mimeo.dev/aggregate-to-mimeo-reconciler", json!(["delete"])),
     ] {
+        if name == "templates-write" {
+            condition(&client, "SourcesFound", "Found").await?;
+            let denied =
+                told(&client, "Authorized", "ControllerForbidden", "denied copies of kind PodTemplate in team-a")
+                    .await?;
+            ensure!(denied.contains(missing), "{denied}");
+        }
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
             "metadata": {"name": name, "labels": {label: "true"}},
@@ -65,7 +78,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
         Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(role)?).await?;
     }
     condition(&client, "Ready", "Synced").await?;
-    condition(&client, "SourcesFound", "Found").await?;
+    condition(&client, "Authorized", "Allowed").await?;
     let second = pod("second");
     stubbornly(|| pods.create(&params, &second)).await?;
     Ok(())
@@ -73,12 +86,19 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
 
 /// Waits for a condition's reason; returns its message.
 async fn condition(client: &Client, type_: &str, reason: &str) -> Result<String> {
+    told(client, type_, reason, "").await
+}
+
+/// The same for one that says this.
+async fn told(client: &Client, type_: &str, reason: &str, words: &str) -> Result<String> {
     let path = "/apis/mimeo.dev/v1alpha1/clusterreplications/templates";
     eventually(SOON, format!("{type_} {reason}"), || async {
         let object: Value = client.request(http::Request::get(path).body(Vec::new())?).await?;
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        match conditions.iter().find(|one| one["type"] == type_ && one["reason"] == reason) {
-            Some(one) => Ok(Some(one["message"].as_str().unwrap_or_default().to_owned())),
+        let message = |one: &Value| one["message"].as_str().unwrap_or_default().to_owned();
+        let found = conditions.iter().find(|one| one["type"] == type_ && one["reason"] == reason).map(message);
+        match found.filter(|message| message.contains(words)) {
+            Some(message) => Ok(Some(message)),
             None => bail!("{conditions:?}"),
         }
     })

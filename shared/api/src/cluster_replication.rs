@@ -295,7 +295,7 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the rule: Ready, SourcesFound, BarrierActive, and only while they are true, Reconciling and Stalled.
+    /// State of the rule: Ready, SourcesFound, Authorized, BarrierActive, and only while they are true, Reconciling and Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

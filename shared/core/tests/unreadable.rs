@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, Engine, Errand, Progress, Role, Settings, StatusUpdate, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::Unreadable,
+    outcome::{Failure, Outcome, Reason, Unreadable},
     rule::{Rule, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -152,7 +152,14 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     assert_eq!(world.conditions(), [], "said once");
 
     world.show_source();
-    world.expect("Ready", "NotAuthorized", "copies cannot be watched: Mimeo is not granted watch on secrets");
+    let told = "copies cannot be watched: Mimeo is not granted watch on secrets (it needs get, list and watch); Mimeo lacks \
+                rights on Secret: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [\"\"], \
+                resources: [secrets], verbs: [create, get, list, patch, watch]}";
+    let conditions = world.conditions();
+    for (type_, reason) in [("Ready", "NotAuthorized"), ("Authorized", "ControllerForbidden")] {
+        let one = conditions.iter().find(|one| one.0 == type_).unwrap();
+        assert!(one.1 == "False" && one.2 == reason && one.3.starts_with(told), "{one:?}");
+    }
     world.list_copies();
     world.expect("Ready", "Pending", "0 of 1 copies");
 
@@ -163,6 +170,30 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     assert_eq!(world.requests(), [Verb::Create]);
     world.show_source();
     world.expect("SourcesFound", "Found", "");
+}
+
+#[test]
+fn a_rule_says_which_copies_mimeo_is_denied() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.show_source();
+    world.list_copies();
+    world.expect("Authorized", "Allowed", "");
+    world.now += Duration::from_secs(10);
+    let denied = Failure { reason: Reason::Forbidden, message: "not you".into() };
+    let mut written = 0;
+    while let Some(action) = world.engine.next(world.now) {
+        let Action::Request(request) = action else { continue };
+        world.engine.outcome(&request.ticket, Outcome::Refused(denied.clone()), world.now);
+        written += 1;
+    }
+    assert_eq!(written, 1);
+    world.expect(
+        "Authorized",
+        "ControllerForbidden",
+        "Mimeo is denied copies of kind Secret in team; Mimeo lacks rights",
+    );
+    world.now += Duration::from_hours(1);
+    assert_eq!(world.requests(), [Verb::Create], "it is tried again");
 }
 
 #[test]

@@ -11,9 +11,11 @@
 //! - `barrier`: namespaces that wait for their copies
 //! - `preview`: what a rule would meet that isn't stored yet
 //! - `status`: what a rule says about itself
+//! - `authorized`: whether a rule may do what it says
 //! - `announce`: what people are told by Events
 
 mod announce;
+mod authorized;
 mod barrier;
 mod collect;
 mod plan;

@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, PlanCounts, SourceStatus};
 
-use super::{Engine, RuleState, Served, Source, Tick, work::Timer};
+use super::{Engine, RuleState, Served, Source, Tick, authorized::Unauthorized, work::Timer};
 use crate::{
     cell::{Cell, Leave, Step},
     meta::{Seen, source_hash},
-    outcome::{Reason, Unreadable},
+    outcome::Reason,
     rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
     slot::{NoRendering, Slot},
 };
@@ -69,10 +69,10 @@ const FAILURES: usize = 20;
 
 /// What the cells of one rule come to.
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     copies: CopyCounts,
     plan: PlanCounts,
-    failures: BTreeMap<CellName, (Reason, Box<str>)>,
+    pub(super) failures: BTreeMap<CellName, (Reason, Box<str>)>,
 }
 
 impl Tally {
@@ -282,8 +282,10 @@ impl Engine {
     ) {
         let trouble = self.source_trouble(rule);
         let CopyCounts { desired, synced, failed } = tally.copies;
+        let unauthorized = self.unauthorized(rule, tally);
         let unwatched = self.unwatched_copies(rule);
-        let pending = trouble.is_none() && unwatched.is_none() && failed == 0 && synced < desired;
+        let hindered = trouble.is_some() || unauthorized.is_some() || unwatched.is_some();
+        let pending = !hindered && failed == 0 && synced < desired;
         match &trouble {
             _ if rule.suspend => {
                 let PlanCounts { create, update, delete, conflict } = tally.plan;
@@ -293,8 +295,11 @@ impl Engine {
                 );
                 conditions.set("Ready", false, "Suspended", &message);
             }
+            _ if let Some(Unauthorized { message, .. }) = &unauthorized => {
+                conditions.set("Ready", false, "NotAuthorized", message);
+            }
             Some((_, message)) => conditions.set("Ready", false, "SourceNotFound", message),
-            None if let Some((reason, message)) = unwatched => conditions.set("Ready", false, reason, &message),
+            None if let Some(message) = unwatched => conditions.set("Ready", false, "Pending", &message),
             None if failed > 0 => {
                 let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
                 names.dedup();
@@ -314,6 +319,10 @@ impl Engine {
         match &trouble {
             None => conditions.set("SourcesFound", true, "Found", "every source was found"),
             Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
+        }
+        match &unauthorized {
+            None => conditions.set("Authorized", true, "Allowed", "Mimeo may do what the rule takes"),
+            Some(Unauthorized { reason, message }) => conditions.set("Authorized", false, reason, message),
         }
         self.describe_barrier(state, rule, conditions);
         if pending && !rule.suspend {
@@ -397,17 +406,13 @@ impl Engine {
         })
     }
 
-    /// Whether copies of a rule can't be watched: reason and message.
-    fn unwatched_copies(&self, rule: &Rule) -> Option<(&'static str, String)> {
+    /// Whether watching copies of a rule fails for now.
+    fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
         rule.sources.iter().find_map(|source| {
             let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
             let kind = self.kind_ids.get(&source.gvk.group_kind())?;
             let why = self.kinds[usize::from(kind.0)].unreadable?;
-            let reason = match why {
-                Unreadable::Forbidden { .. } => "NotAuthorized",
-                Unreadable::Unavailable => "Pending",
-            };
-            Some((reason, format!("copies cannot be watched: {}", why.explain(&resource.to_string()))))
+            Some(format!("copies cannot be watched: {}", why.explain(&resource.to_string())))
         })
     }
 
