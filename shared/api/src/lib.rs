@@ -12,6 +12,8 @@
 
 pub mod cluster_replication;
 pub mod names;
+pub mod replication;
+pub mod replication_grant;
 mod schema;
 pub mod selection;
 pub mod transform;
@@ -21,6 +23,8 @@ pub use cluster_replication::{
     Barrier, ClusterReplication, ClusterReplicationSpec, ClusterReplicationStatus, ConflictPolicy, CopyCounts,
     CopyFailure, DriftPolicy, PlanCounts, Retention, RetentionPolicy, Source, SourceStatus, Strategy, Target,
 };
+pub use replication::{Replication, ReplicationSource, ReplicationSpec, ReplicationTarget};
+pub use replication_grant::{Access, GrantedNamespaces, GrantedObjects, ReplicationGrant, ReplicationGrantSpec};
 pub use schema::crds;
 pub use selection::NamespaceSelection;
 pub use transform::{CopyTransform, DataEdits, JsonPatchOp, JsonPatchOperation, KeyEdits, Transform};

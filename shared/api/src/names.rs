@@ -12,5 +12,11 @@ pub const API_VERSION: &str = "mimeo.dev/v1alpha1";
 /// Kind of the cluster-wide rule.
 pub const CLUSTER_REPLICATION: &str = "ClusterReplication";
 
+/// Kind of a namespace's own rule.
+pub const REPLICATION: &str = "Replication";
+
+/// Kind of the consent of a namespace to other namespaces' rules.
+pub const REPLICATION_GRANT: &str = "ReplicationGrant";
+
 /// Kind of the policy that rewrites objects as they are admitted.
 pub const TRANSFORM_POLICY: &str = "TransformPolicy";

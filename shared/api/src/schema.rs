@@ -94,6 +94,21 @@ pub(crate) fn namespace_names(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
+pub(crate) fn target_namespaces(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "minItems": 1, "maxItems": 32, "x-kubernetes-list-type": "set",
+        "items": namespace_name(generator),
+    })
+}
+
+/// Names of objects, with wildcards. Not empty: an empty list would mean any name, and look like none.
+pub(crate) fn object_globs(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "minItems": 1, "maxItems": 64, "x-kubernetes-list-type": "set",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253, "pattern": "^[^/%]+$"},
+    })
+}
+
 /// Not empty: an empty list would be a selection of nothing that looks like one that was left out.
 pub(crate) fn namespace_globs(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

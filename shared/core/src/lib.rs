@@ -8,6 +8,7 @@ pub mod authority;
 pub mod cell;
 pub mod drift;
 pub mod engine;
+pub mod grant;
 pub mod kind;
 pub mod meta;
 pub mod names;

@@ -18,6 +18,9 @@ pub const MANAGED_BY_VALUE: &str = "mimeo";
 /// `kubectl get -l`; Mimeo reads [`RULE`] instead.
 pub const CLUSTER_REPLICATION: &str = "mimeo.dev/cluster-replication";
 
+/// The same for a `Replication`: its namespace and name, with a dot between.
+pub const REPLICATION: &str = "mimeo.dev/replication";
+
 /// Label on copies that only Mimeo may change, value [`DRIFT_DENY`]: the API server asks about those alone. What the rule says
 /// then decides.
 pub const DRIFT: &str = "mimeo.dev/drift";

@@ -12,7 +12,7 @@ use crate::{
     meta::{Checksum, Uid},
     names,
     outcome::{Failure, Reason},
-    rule::{Rule, RuleId, SourceRef, Target, syntax},
+    rule::{Rule, RuleId, RuleKind, SourceRef, Target, syntax},
     template::{Place, Template, Variable},
 };
 
@@ -460,7 +460,11 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
         }
     };
     mark("labels", names::MANAGED_BY, names::MANAGED_BY_VALUE.into());
-    mark("labels", names::CLUSTER_REPLICATION, label_value(&rule.id));
+    let label = match rule.id.kind {
+        RuleKind::ClusterReplication => names::CLUSTER_REPLICATION,
+        RuleKind::Replication => names::REPLICATION,
+    };
+    mark("labels", label, label_value(&rule.id));
     if rule.drift == DriftPolicy::Deny {
         mark("labels", names::DRIFT, names::DRIFT_DENY.into());
     }
@@ -474,9 +478,12 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
 
 /// A label value has at most 63 characters, a rule's name 253: longer ones keep their beginning and end in a hash.
 fn label_value(id: &RuleId) -> String {
-    let name = &*id.name;
+    let name = match &id.namespace {
+        None => id.name.to_string(),
+        Some(namespace) => format!("{namespace}.{}", id.name),
+    };
     if name.len() <= 63 {
-        return name.into();
+        return name;
     }
     let beginning: String = name.chars().take(54).collect();
     format!("{beginning}-{:08x}", Checksum::of(name.as_bytes()).short() >> 32)

@@ -5,7 +5,8 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-use mimeo_api::{ClusterReplication, DriftPolicy};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_api::{ClusterReplication, ClusterReplicationSpec, DriftPolicy};
 
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
@@ -15,6 +16,7 @@ use crate::{
     transform::Transform,
 };
 
+mod replication;
 mod source;
 pub(crate) mod syntax;
 
@@ -89,10 +91,18 @@ impl Rule {
     /// # Errors
     /// Every reason why the rule is refused, in the order of the fields.
     pub fn parse(object: &ClusterReplication) -> Result<Self, Vec<Refusal>> {
-        let (metadata, spec) = (&object.metadata, &object.spec);
-        let mut refusals = Refusals::default();
-        let name = metadata.name.as_deref().unwrap_or_default();
-        refusals.one("metadata.name", syntax::dns_subdomain(name));
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let id = RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() };
+        Self::parse_spec(id, &object.metadata, &object.spec, Refusals::default())
+    }
+
+    fn parse_spec(
+        id: RuleId,
+        metadata: &ObjectMeta,
+        spec: &ClusterReplicationSpec,
+        mut refusals: Refusals,
+    ) -> Result<Self, Vec<Refusal>> {
+        refusals.one("metadata.name", syntax::dns_subdomain(&id.name));
         let sources = source::parse(&spec.sources, &mut refusals);
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
         let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources);
@@ -115,7 +125,7 @@ impl Rule {
         });
         let annotation = |key| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
         refusals.finish_with(transform.zip(retention).map(|(transform, retention)| Self {
-            id: RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() },
+            id,
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
             generation: metadata.generation.unwrap_or_default(),
             resource_version: metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or_default(),
@@ -171,6 +181,11 @@ impl Rule {
     }
 }
 
+fn labels_of_the_namespace(name: Option<&str>) -> bool {
+    let name = name.and_then(|name| Template::parse(name).ok());
+    name.is_some_and(|name| name.variables().any(|variable| matches!(variable, Variable::Label(_))))
+}
+
 /// What discovery refuses of a source's kind: objects that live outside namespaces can't be copied into them.
 pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
     let message = || format!("kind {} is cluster-scoped; only objects in namespaces are copied", gvk.group_kind());
@@ -189,19 +204,40 @@ fn parse_targets(targets: &[mimeo_api::Target], sources: &[SourceRef], refusals:
 pub enum RuleKind {
     /// The platform's, cluster-scoped.
     ClusterReplication,
+    /// A namespace's own, whose owner it takes no more than that to write. It comes second everywhere.
+    Replication,
+}
+
+impl RuleKind {
+    /// All of them, the first first.
+    pub const ALL: [Self; 2] = [Self::ClusterReplication, Self::Replication];
+
+    /// Its name in URLs and in authorization rules.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::ClusterReplication => "clusterreplications",
+            Self::Replication => "replications",
+        }
+    }
+
+    /// Name of its definition.
+    pub fn crd_name(self) -> String {
+        format!("{}.{}", self.plural(), mimeo_api::names::GROUP)
+    }
 }
 
 impl fmt::Display for RuleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ClusterReplication => mimeo_api::names::CLUSTER_REPLICATION,
+            Self::Replication => mimeo_api::names::REPLICATION,
         })
     }
 }
 
 /// What a rule is known by. Not its uid: a restored backup or a re-created rule keeps its copies.
 ///
-/// Prints as `ClusterReplication/registry`, and parses from that.
+/// Prints as `ClusterReplication/registry` and `Replication/team-a/registry`, and parses from that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId {
     /// Kind of the rule.
@@ -231,12 +267,18 @@ impl FromStr for RuleId {
     type Err = NotARuleId;
 
     fn from_str(text: &str) -> Result<Self, NotARuleId> {
-        match text.split_once('/') {
-            Some((mimeo_api::names::CLUSTER_REPLICATION, name)) if syntax::dns_subdomain(name).is_ok() => {
-                Ok(Self { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() })
+        let (kind, rest) = text.split_once('/').ok_or(NotARuleId)?;
+        let (kind, namespace, name) = match kind {
+            mimeo_api::names::CLUSTER_REPLICATION => (RuleKind::ClusterReplication, None, rest),
+            mimeo_api::names::REPLICATION => {
+                let (namespace, name) = rest.split_once('/').ok_or(NotARuleId)?;
+                syntax::dns_label(namespace).map_err(|_| NotARuleId)?;
+                (RuleKind::Replication, Some(namespace.into()), name)
             }
-            _ => Err(NotARuleId),
-        }
+            _ => return Err(NotARuleId),
+        };
+        syntax::dns_subdomain(name).map_err(|_| NotARuleId)?;
+        Ok(Self { kind, namespace, name: name.into() })
     }
 }
 
@@ -277,8 +319,7 @@ fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
 /// Refuses names that whoever labels a namespace makes up as they like: of what is overwritten there they would have the choice.
 fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
     for (i, target) in targets.iter().enumerate() {
-        let name = target.name.as_deref().and_then(|name| Template::parse(name).ok());
-        if name.is_some_and(|name| name.variables().any(|variable| matches!(variable, Variable::Label(_)))) {
+        if labels_of_the_namespace(target.name.as_deref()) {
             let why = "must not have labels of the namespace in it if conflictPolicy is Overwrite: who sets them would choose \
                        what is overwritten";
             refusals.add(format!("spec.targets[{i}].name"), why);
@@ -482,10 +523,15 @@ impl Refusals {
 
     /// Refuses a list without items, or with more than a rule may have.
     fn count(&mut self, field: &str, items: usize) {
+        self.at_most(field, items, ITEMS);
+    }
+
+    /// Refuses a list without items, or with more than these.
+    pub(crate) fn at_most(&mut self, field: &str, items: usize, most: usize) {
         match items {
             0 => self.add(field, "must not be empty"),
-            1..=ITEMS => {}
-            _ => self.add(field, format!("must not have more than {ITEMS} items")),
+            _ if items <= most => {}
+            _ => self.add(field, format!("must not have more than {most} items")),
         }
     }
 
@@ -724,6 +770,9 @@ mod tests {
 
     #[test]
     fn rule_ids_parse_as_they_print() {
+        let id: RuleId = "Replication/team/a.b".parse().unwrap();
+        assert_eq!((id.kind, id.namespace.as_deref(), &*id.name), (RuleKind::Replication, Some("team"), "a.b"));
+        assert_eq!(id.to_string(), "Replication/team/a.b");
         let id: RuleId = "ClusterReplication/a.b".parse().unwrap();
         assert_eq!(
             (id.kind, &*id.name, id.to_string().as_str()),

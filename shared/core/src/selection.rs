@@ -249,7 +249,7 @@ impl Glob {
     }
 
     /// The one text that it matches, if there is only one.
-    fn literal(&self) -> Option<&str> {
+    pub fn literal(&self) -> Option<&str> {
         (!self.0.contains(['*', '?'])).then_some(&*self.0)
     }
 }

@@ -18,7 +18,7 @@ use mimeo_core::{
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::Uid,
     names,
-    rule::{RuleId, RuleKind, SourceRef},
+    rule::{RuleId, SourceRef},
     seeds::Seeds,
 };
 use serde::{
@@ -129,8 +129,9 @@ impl Writer {
     /// answered.
     pub async fn read_rule(&self, id: &RuleId) -> Option<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
-        let crd =
-            self.look(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", crd_name(id))).await?;
+        let crd = self
+            .look(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", id.kind.crd_name()))
+            .await?;
         let crd = match crd {
             Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => crd.metadata.uid.map(Into::into),
             Look::Found(_) | Look::Absent => None,
@@ -356,17 +357,7 @@ fn namespace_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{}", encode(namespace))
 }
 
-fn plural(id: &RuleId) -> &'static str {
-    match id.kind {
-        RuleKind::ClusterReplication => "clusterreplications",
-    }
-}
-
-fn crd_name(id: &RuleId) -> String {
-    format!("{}.{GROUP}", plural(id))
-}
-
 fn rule_path(id: &RuleId) -> String {
     let namespace = id.namespace.as_deref().map_or_else(String::new, |name| format!("namespaces/{}/", encode(name)));
-    format!("/apis/{GROUP}/{VERSION}/{namespace}{}/{}", plural(id), encode(&id.name))
+    format!("/apis/{GROUP}/{VERSION}/{namespace}{}/{}", id.kind.plural(), encode(&id.name))
 }

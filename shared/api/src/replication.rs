@@ -1,0 +1,164 @@
+//! `Replication`: a tenant's rule, which copies objects into its own namespace, or between namespaces that consent.
+
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
+// their types.
+#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cluster_replication::{ClusterReplicationStatus, ConflictPolicy, DriftPolicy, RetentionPolicy, Strategy},
+    schema::{self, rule, rule_of},
+    transform::CopyTransform,
+};
+
+/// What is copied, where to, and how the copies are kept.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "mimeo.dev",
+    version = "v1alpha1",
+    kind = "Replication",
+    plural = "replications",
+    shortname = "repl",
+    category = "mimeo",
+    namespaced,
+    status = "ClusterReplicationStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    doc = "Replication keeps copies of objects in its own namespace and, where these consent by a ReplicationGrant, from and in others.",
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".status.copies.desired"),
+    printcolumn(name = "Synced", type_ = "integer", json_path = ".status.copies.synced"),
+    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.copies.failed"),
+    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
+        priority = 1
+    ),
+    printcolumn(name = "Last Sync", type_ = "date", json_path = ".status.lastSyncTime", priority = 1),
+    printcolumn(name = "Suspended", type_ = "boolean", json_path = ".spec.suspend", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    rule_of(
+        ".targets",
+        "size(self.sources) == 1 || !has(self.targets) \
+         || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
+        "with several sources, targets[].name must contain $(source.name)",
+    ),
+    rule_of(
+        ".transform.type",
+        "!has(self.transform) || !has(self.transform.type) \
+         || self.sources.all(s, s.apiVersion == 'v1' && s.kind == 'Secret')",
+        "transform.type is only for Secrets",
+    ),
+    rule_of(
+        ".transform.data",
+        "!has(self.transform) || !has(self.transform.data) \
+         || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
+        "transform.data is only for Secrets and ConfigMaps",
+    ),
+    rule_of(
+        ".retentionPolicy",
+        "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
+        "with strategy CreateOnce copies always stay",
+    ),
+    rule_of(
+        ".driftPolicy",
+        "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
+        "with strategy CreateOnce copies are their namespace's",
+    ),
+]))]
+pub struct ReplicationSpec {
+    /// The objects to copy. At least 1, at most 32.
+    #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub sources: Vec<ReplicationSource>,
+
+    /// Where the copies go. Never over one of the sources. At most 32. If left out, they go to this rule's own namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub targets: Vec<ReplicationTarget>,
+
+    /// How the copies differ from their sources. If left out, they do not.
+    #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
+    pub transform: CopyTransform,
+
+    /// How copies are written. Apply: by server-side apply, others may own further fields. CreateOnce: created where nothing
+    /// has their name, and never updated, restored or deleted after that, as with a ClusterReplication. Default: Apply.
+    #[serde(default)]
+    pub strategy: Strategy,
+
+    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Adopt:
+    /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
+    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it, as with a ClusterReplication; only
+    /// where every target is this rule's own namespace. An object that any rule names as its source, and may read, is
+    /// always left alone. A copy that a ClusterReplication wants, too, is the ClusterReplication's. Default: Fail.
+    #[serde(default)]
+    pub conflict_policy: ConflictPolicy,
+
+    /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
+    /// unless the namespace is being deleted; what no webhook could refuse is put right. Not with strategy CreateOnce,
+    /// whose copies are their namespace's. Default: Repair.
+    #[serde(default)]
+    pub drift_policy: DriftPolicy,
+
+    /// What becomes of copies that are no longer wanted. One that a namespace has ceased to grant counts as unmatched. Not
+    /// with strategy CreateOnce, whose copies always stay. Default: all of them are deleted.
+    #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
+    pub retention_policy: RetentionPolicy,
+
+    /// Stop writing and deleting for this rule. While it is true, status.plan says what would be done. Default: false.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+/// One object to copy, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    rule("self.kind != 'Namespace'", "kind Namespace is never copied"),
+    rule(
+        "!self.apiVersion.startsWith('rbac.authorization.k8s.io/')",
+        "a Replication copies nothing that gives rights",
+    ),
+]))]
+pub struct ReplicationSource {
+    /// API version of the source, with its group if it has one: v1, apps/v1.
+    #[schemars(schema_with = "schema::api_version")]
+    pub api_version: String,
+
+    /// Kind of the source. Any kind that lives in namespaces but those of rbac.authorization.k8s.io.
+    #[schemars(schema_with = "schema::kind")]
+    pub kind: String,
+
+    /// Namespace of the source. Another one than this rule's own must grant it by a ReplicationGrant with access Read; until it
+    /// does, the source is not read, and nothing is told of it. If left out, this rule's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::namespace_name")]
+    pub namespace: Option<String>,
+
+    /// Name of the source.
+    #[schemars(schema_with = "schema::object_name")]
+    pub name: String,
+}
+
+/// Namespaces that get copies, and the copies' name there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicationTarget {
+    /// Names of namespaces. Others than this rule's own must grant it by a ReplicationGrant with access Write; whether there is
+    /// such a namespace is not told. At least 1, at most 32.
+    #[schemars(schema_with = "schema::target_namespaces")]
+    pub namespaces: Vec<String>,
+
+    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) for that of
+    /// the copy's namespace. The source's name must be in it if the rule has several sources. Default: the source's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub name: Option<String>,
+}

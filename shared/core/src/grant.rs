@@ -1,0 +1,154 @@
+//! What the owner of a namespace lets Replications of other namespaces do in it.
+
+use mimeo_api::{Access, GrantedObjects, ReplicationGrant};
+
+use crate::{
+    kind::{GroupKind, GroupVersionKind},
+    rule::{Refusal, Refusals},
+    selection::{Glob, Labels, TargetSelection},
+};
+
+/// Most items of each list.
+const ITEMS: usize = 16;
+/// Most names of objects in one item.
+const NAMES: usize = 64;
+
+/// A consent, parsed.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// What may be done.
+    pub access: Access,
+    /// By Replications in which namespaces.
+    from: Vec<TargetSelection>,
+    /// With which objects.
+    pub to: Vec<Granted>,
+}
+
+/// Objects of one kind, in whatever version.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// The version in which the grant names the kind.
+    pub gvk: GroupVersionKind,
+    /// Names of the objects; any if empty.
+    names: Vec<Glob>,
+}
+
+impl Granted {
+    /// The names, if each is exact; `None` for more than can be listed.
+    pub fn exact_names(&self) -> Option<Vec<&str>> {
+        let names: Option<Vec<&str>> = self.names.iter().map(Glob::literal).collect();
+        names.filter(|names| !names.is_empty())
+    }
+
+    fn covers(&self, kind: &GroupKind, name: &str) -> bool {
+        self.gvk.is_of(kind) && (self.names.is_empty() || self.names.iter().any(|glob| glob.matches(name)))
+    }
+}
+
+impl Grant {
+    /// Parses what the API server stored or is about to store.
+    ///
+    /// # Errors
+    /// Every reason why it is refused, in the order of the fields. A refused grant grants nothing.
+    pub fn parse(object: &ReplicationGrant) -> Result<Self, Vec<Refusal>> {
+        let spec = &object.spec;
+        let mut refusals = Refusals::default();
+        refusals.at_most("spec.from", spec.from.len(), ITEMS);
+        let from = spec.from.iter().enumerate().filter_map(|(i, one)| {
+            refusals.all(TargetSelection::parse(&one.selection, None, &format!("spec.from[{i}]")))
+        });
+        let from = from.collect();
+        refusals.at_most("spec.to", spec.to.len(), ITEMS);
+        let to = spec.to.iter().enumerate().filter_map(|(i, one)| parse_objects(one, i, &mut refusals)).collect();
+        refusals.finish_with(Some(Self { access: spec.access, from, to }))
+    }
+
+    /// Whether a Replication in the namespace `home`, which has these labels, may do that with the object.
+    pub fn covers(&self, access: Access, home: &str, labels: &Labels, kind: &GroupKind, name: &str) -> bool {
+        self.access == access
+            && self.to.iter().any(|to| to.covers(kind, name))
+            && self.from.iter().any(|from| from.matches(home, labels))
+    }
+}
+
+fn parse_objects(objects: &GrantedObjects, index: usize, refusals: &mut Refusals) -> Option<Granted> {
+    let GrantedObjects { api_version, kind, names } = objects;
+    let field = format!("spec.to[{index}]");
+    let gvk = refusals.one(&field, GroupVersionKind::parse(api_version, kind));
+    if names.len() > NAMES {
+        refusals.add(format!("{field}.names"), format!("must not have more than {NAMES} items"));
+    }
+    if let Some(i) = names.iter().position(|name| name.is_empty() || name.len() > 253 || name.contains(['/', '%'])) {
+        refusals.add(format!("{field}.names[{i}]"), "must be a name of an object, with * and ? for other characters");
+    }
+    Some(Granted { gvk: gvk?, names: names.iter().map(|name| Glob::new(name)).collect() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn parse(spec: &Value) -> Result<Grant, Vec<String>> {
+        let object = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+            "metadata": {"namespace": "home", "name": "g"}, "spec": spec,
+        });
+        Grant::parse(&from_value(object).unwrap()).map_err(|all| all.iter().map(ToString::to_string).collect())
+    }
+
+    fn kind(api_version: &str, kind: &str) -> GroupKind {
+        GroupVersionKind::parse(api_version, kind).unwrap().group_kind()
+    }
+
+    #[test]
+    fn a_grant_covers_what_it_says_and_no_more() {
+        let from = json!([{"namespaces": ["team-*"]}, {"namespaceSelector": {"matchLabels": {"tier": "gold"}}}]);
+        let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db-*", "one"]}, {"apiVersion": "apps/v1", "kind": "Deployment"}]);
+        let grant = parse(&json!({"from": from, "to": to})).unwrap();
+        let (none, gold) = (Labels::new(), Labels::from([("tier".into(), "gold".into())]));
+        let secret = kind("v1", "Secret");
+        for (access, home, labels, kind, name, covered) in [
+            (Access::Read, "team-a", &none, &secret, "db-1", true),
+            (Access::Read, "team-a", &none, &secret, "one", true),
+            (Access::Read, "other", &gold, &secret, "one", true),
+            (Access::Read, "team-a", &none, &kind("apps/v1beta1", "Deployment"), "any", true),
+            (Access::Write, "team-a", &none, &secret, "one", false),
+            (Access::Read, "other", &none, &secret, "one", false),
+            (Access::Read, "team-a", &none, &secret, "another", false),
+            (Access::Read, "team-a", &none, &kind("v1", "ConfigMap"), "one", false),
+            (Access::Read, "team-a", &none, &kind("example.com/v1", "Secret"), "one", false),
+        ] {
+            assert_eq!(grant.covers(access, home, labels, kind, name), covered, "{access:?} {home} {kind} {name}");
+        }
+        assert_eq!(grant.to[0].exact_names(), None);
+        let exact =
+            parse(&json!({"from": from, "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["a"]}]})).unwrap();
+        assert_eq!(exact.to[0].exact_names(), Some(vec!["a"]));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let secrets = || json!([{"apiVersion": "v1", "kind": "Secret"}]);
+        for (spec, begins) in [
+            (json!({"from": [], "to": secrets()}), "spec.from: must not be empty"),
+            (json!({"from": [{}], "to": secrets()}), "spec.from[0]: exactly one of"),
+            (
+                json!({"from": vec![json!({"namespaces": ["a"]}); 17], "to": secrets()}),
+                "spec.from: must not have more than 16",
+            ),
+            (json!({"from": [{"namespacePattern": "("}], "to": secrets()}), "spec.from[0].namespacePattern: "),
+            (json!({"from": [{"namespaces": ["a"]}], "to": []}), "spec.to: must not be empty"),
+            (json!({"from": [{"namespaces": ["a"]}], "to": [{"apiVersion": "V", "kind": "Secret"}]}), "spec.to[0]: "),
+            (
+                json!({"from": [{"namespaces": ["a"]}], "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["a/b"]}]}),
+                "spec.to[0].names[0]: ",
+            ),
+        ] {
+            let refused = parse(&spec).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
+    }
+}

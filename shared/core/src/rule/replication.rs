@@ -1,0 +1,167 @@
+//! A namespace's own rule: what it means, and what it may not say.
+
+use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, ReplicationSpec};
+
+use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, labels_of_the_namespace, syntax};
+
+/// Group of Roles and `RoleBindings`.
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+impl Rule {
+    /// The same for a namespace's own rule: it means what a `ClusterReplication` would that says as much in more words, and may
+    /// say less. What it needs the consent of other namespaces for is not decided here.
+    ///
+    /// # Errors
+    /// As for [`Rule::parse`].
+    pub fn parse_replication(object: &Replication) -> Result<Self, Vec<Refusal>> {
+        let (metadata, spec) = (&object.metadata, &object.spec);
+        let mut refusals = Refusals::default();
+        let home = metadata.namespace.as_deref().unwrap_or_default();
+        refusals.one("metadata.namespace", syntax::dns_label(home));
+        refuse_to_tenants(spec, home, &mut refusals);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let id = RuleId { kind: RuleKind::Replication, namespace: Some(home.into()), name: name.into() };
+        Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)
+    }
+}
+
+/// A namespace's own rule as a `ClusterReplication` would say it.
+fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
+    let ReplicationSpec {
+        sources,
+        targets,
+        transform,
+        strategy,
+        conflict_policy,
+        drift_policy,
+        retention_policy,
+        suspend,
+    } = spec;
+    let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
+        api_version: source.api_version.clone(),
+        kind: source.kind.clone(),
+        namespace: source.namespace.clone().unwrap_or_else(|| home.to_owned()),
+        name: source.name.clone(),
+    };
+    let target = |namespaces: Vec<String>, name: Option<String>| mimeo_api::Target {
+        selection: NamespaceSelection { namespaces, ..NamespaceSelection::default() },
+        exclude: None,
+        name,
+    };
+    let mut targets: Vec<_> = targets.iter().map(|one| target(one.namespaces.clone(), one.name.clone())).collect();
+    if targets.is_empty() {
+        targets.push(target(vec![home.to_owned()], None));
+    }
+    ClusterReplicationSpec {
+        sources: sources.iter().map(source).collect(),
+        targets,
+        transform: transform.clone(),
+        strategy: *strategy,
+        conflict_policy: *conflict_policy,
+        drift_policy: *drift_policy,
+        retention_policy: retention_policy.clone(),
+        // No namespace's pods wait for what another namespace's owner has thought up.
+        barrier: mimeo_api::Barrier::None,
+        suspend: *suspend,
+    }
+}
+
+/// Refuses what only the platform's rules may say.
+fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals) {
+    for (i, source) in spec.sources.iter().enumerate() {
+        if source.api_version.split_once('/').is_some_and(|(group, _)| group == RBAC) {
+            refusals.add(format!("spec.sources[{i}].kind"), "must not be one that gives rights");
+        }
+    }
+    for (i, target) in spec.targets.iter().enumerate() {
+        let field = format!("spec.targets[{i}].namespaces");
+        if target.namespaces.len() > ITEMS {
+            refusals.add(&field, format!("must not have more than {ITEMS} items"));
+        }
+        for (j, name) in target.namespaces.iter().enumerate() {
+            refusals.one(&format!("{field}[{j}]"), syntax::dns_label(name));
+        }
+        // Whether it is granted would depend on such a label, and tell of it.
+        if labels_of_the_namespace(target.name.as_deref()) {
+            let why = "must not have labels of the namespace in it: they are not this rule's to know";
+            refusals.add(format!("spec.targets[{i}].name"), why);
+        }
+    }
+    let abroad = spec.targets.iter().flat_map(|target| &target.namespaces).any(|name| *name != home);
+    if abroad && spec.conflict_policy == mimeo_api::ConflictPolicy::Overwrite {
+        let why = "must not be Overwrite: that is only for rules whose targets are all their own namespace";
+        refusals.add("spec.conflictPolicy", why);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::{
+        rule::{Barrier, ConflictPolicy},
+        selection::Labels,
+    };
+
+    fn parse(spec: &Value) -> Result<Rule, Vec<String>> {
+        let object = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "metadata": {"namespace": "home", "name": "pull"}, "spec": spec,
+        });
+        Rule::parse_replication(&from_value(object).unwrap())
+            .map_err(|refusals| refusals.iter().map(ToString::to_string).collect())
+    }
+
+    fn secret(more: &Value) -> Value {
+        let mut source = json!({"apiVersion": "v1", "kind": "Secret", "name": "db"});
+        source.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        source
+    }
+
+    #[test]
+    fn what_is_left_out_is_its_own_namespace() {
+        let rule =
+            parse(&json!({"sources": [secret(&json!({})), secret(&json!({"namespace": "other"}))]})).unwrap_err();
+        assert!(rule[0].contains("both copies would be named"), "{rule:?}");
+        let rule = parse(&json!({"sources": [secret(&json!({"namespace": "other"}))]})).unwrap();
+        assert_eq!(rule.id.to_string(), "Replication/home/pull");
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/other/db");
+        let none = Labels::new();
+        assert!(rule.matches("home", &none) && !rule.matches("other", &none));
+        assert_eq!(rule.barrier, Barrier::None);
+        let targets = json!([{"namespaces": ["a", "b"], "name": "x"}]);
+        let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": targets})).unwrap();
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/home/db");
+        assert!(rule.matches("b", &none) && !rule.matches("home", &none));
+        assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("x"));
+    }
+
+    #[test]
+    fn what_only_the_platform_may_say_is_refused() {
+        let sources = || json!([secret(&json!({}))]);
+        let target = |target: Value| json!({"sources": sources(), "targets": [target]});
+        let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "r"});
+        let names: Vec<String> = (0..33).map(|i| format!("n{i}")).collect();
+        for (spec, begins) in [
+            (json!({"sources": [role]}), "spec.sources[0].kind: must not be one that gives rights"),
+            (target(json!({"namespaces": ["team-*"]})), "spec.targets[0].namespaces[0]: "),
+            (target(json!({"namespaces": names})), "spec.targets[0].namespaces: must not have more than 32"),
+            (target(json!({"namespaces": []})), "spec.targets[0]: exactly one of"),
+            (
+                target(json!({"namespaces": ["a"], "name": "x-$(namespace.labels['k'])"})),
+                "spec.targets[0].name: must not have labels of the namespace",
+            ),
+            (
+                json!({"sources": sources(), "targets": [{"namespaces": ["a"]}], "conflictPolicy": "Overwrite"}),
+                "spec.conflictPolicy: must not be Overwrite",
+            ),
+        ] {
+            let refused = parse(&spec).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
+        let own = json!({"sources": sources(), "targets": [{"namespaces": ["home"], "name": "x"}], "conflictPolicy": "Overwrite"});
+        assert_eq!(parse(&own).unwrap().conflict, ConflictPolicy::Overwrite);
+    }
+}
