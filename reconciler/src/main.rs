@@ -14,6 +14,7 @@ use mimeo_runtime::{
     lease::{Election, LeaseArgs},
     limiter::Limiter,
     observer::Observer,
+    reach::ReachArgs,
     server::{OpsArgs, Readiness, serve},
     shutdown::Shutdown,
     telemetry::{TelemetryArgs, registry},
@@ -33,6 +34,8 @@ struct Flags {
     identity: IdentityArgs,
     #[command(flatten)]
     lease: LeaseArgs,
+    #[command(flatten)]
+    reach: ReachArgs,
     #[command(flatten)]
     ops: OpsArgs,
     #[command(flatten)]
@@ -93,6 +96,7 @@ async fn main() -> anyhow::Result<()> {
         budget: flags.keep.barrier_budget,
         sweep: flags.keep.deletion_delay,
         sweep_limit: flags.keep.deletion_limit,
+        reach: flags.reach.reach(),
         ..Settings::new(Role::Keeper, identity.cluster)
     };
     let handle = Handle::new(Engine::new(settings), counts);

@@ -11,6 +11,7 @@ use mimeo_runtime::{
     client::ClientArgs,
     duration,
     identity::IdentityArgs,
+    reach::ReachArgs,
     server::OpsArgs,
     telemetry::TelemetryArgs,
     tls::DrainArgs,
@@ -28,6 +29,8 @@ pub(crate) struct Flags {
     pub(crate) endpoint: EndpointArgs,
     #[command(flatten)]
     pub(crate) hooks: HookArgs,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
     #[command(flatten)]
     pub(crate) certificate: CertificateArgs,
     #[command(flatten)]

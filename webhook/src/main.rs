@@ -86,7 +86,11 @@ async fn main() -> anyhow::Result<()> {
         found = asked => found,
         () = shutdown.triggered() => return Ok(()),
     };
-    let settings = Settings { budget: flags.hooks.barrier_budget, ..Settings::new(Role::Injector, &*identity.cluster) };
+    let settings = Settings {
+        budget: flags.hooks.barrier_budget,
+        reach: flags.reach.reach(),
+        ..Settings::new(Role::Injector, &*identity.cluster)
+    };
     let handle = Handle::new(Engine::new(settings), counts);
     let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username.clone());
     let registration = Registration {

@@ -62,17 +62,22 @@ fn parse<T: DeserializeOwned, P>(object: &Value, parse: fn(&T) -> Result<P, Vec<
 
 /// The author is asked for before anything is said of what exists: that is for those alone who may know.
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
-    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?;
+    let reach = app.handle.look(|engine, _| engine.reach().clone());
+    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?.within(&reach);
     let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authorize(app, request, &needs, deadline).await?;
     let mut warnings = kinds.warnings();
-    warnings.extend(missing_sources(app, &rule, &kinds, deadline).await);
+    let refused = rule.sources.iter().filter_map(|source| Some((source, reach.refuses(source)?)));
+    warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
+    let read: Vec<&SourceRef> = rule.sources.iter().filter(|source| reach.refuses(source).is_none()).collect();
+    warnings.extend(missing_sources(app, &read, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse::<ClusterReplication, _>(old, Rule::parse).ok());
+    let before = before.map(|rule| rule.within(&reach));
     warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
-    let own = rights::needed(&rule.sources, |gvk| kinds.resource(gvk));
-    warnings.extend(warnings::missing_rights(app, own, deadline).await);
+    let own = rights::needed(&read, &reach, |gvk| kinds.resource(gvk));
+    warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
     Ok(warnings)
 }
 
@@ -128,13 +133,13 @@ impl Kinds {
 }
 
 /// Sources that a read answers with 404, one warning each.
-async fn missing_sources(app: &App, rule: &Rule, kinds: &Kinds, deadline: Instant) -> Vec<String> {
-    let read = async |source: &SourceRef| {
+async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
+    let read = async |source: &&SourceRef| {
         let api = api_of(app, source, &kinds.resource(&source.gvk)?);
         let answer = timeout_at(deadline, api.get_metadata_opt(&source.name)).await.ok()?.ok()?;
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
-    join_all(rule.sources.iter().map(read)).await.into_iter().flatten().collect()
+    join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
 }
 
 fn api_of(app: &App, source: &SourceRef, resource: &Resource) -> Api<DynamicObject> {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use futures::{StreamExt as _, stream};
 use mimeo_core::{
     engine::{Contest, Preview},
+    reach::Reach,
     review::User,
     rights::{self, Program, ProgramRight},
     rule::{Retain, Rule},
@@ -69,10 +70,15 @@ fn contest(contest: &Contest) -> String {
 }
 
 /// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.
-pub(crate) async fn missing_rights(app: &App, needs: BTreeSet<ProgramRight>, deadline: Instant) -> Vec<String> {
+pub(crate) async fn missing_rights(
+    app: &App,
+    needs: BTreeSet<ProgramRight>,
+    reach: &Reach,
+    deadline: Instant,
+) -> Vec<String> {
     let questions = needs.into_iter().take(RIGHTS).map(|need| missing(app, need, deadline));
     let answers: Vec<Option<ProgramRight>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
-    rights::explain(&answers.into_iter().flatten().collect())
+    rights::explain(&answers.into_iter().flatten().collect(), reach)
 }
 
 /// The right, if any of the program's users lacks it; in doubt they don't.

@@ -1,6 +1,6 @@
 //! Kinds of objects: how rules and policies name them, and what discovery says of them.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use crate::rule::syntax;
 
@@ -19,6 +19,20 @@ impl fmt::Display for GroupKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { group, kind } = self;
         if group.is_empty() { write!(f, "{kind}") } else { write!(f, "{kind}.{group}") }
+    }
+}
+
+impl FromStr for GroupKind {
+    type Err = String;
+
+    /// Reads what it prints.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, group) = text.split_once('.').unwrap_or((text, ""));
+        syntax::kind(kind).map_err(|why| format!("kind {why}"))?;
+        if text.contains('.') {
+            syntax::dns_subdomain(group).map_err(|why| format!("the group {why}"))?;
+        }
+        Ok(Self { group: group.into(), kind: kind.into() })
     }
 }
 

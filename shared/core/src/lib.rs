@@ -15,6 +15,7 @@ pub mod names;
 pub mod outcome;
 mod patch;
 pub mod policy;
+pub mod reach;
 pub mod registration;
 pub mod render;
 pub mod review;

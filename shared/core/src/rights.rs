@@ -8,6 +8,7 @@ use crate::{
     authority::Right,
     kind::{GroupVersionKind, Resource},
     names,
+    reach::Reach,
     rule::SourceRef,
 };
 
@@ -45,47 +46,91 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
-/// What is needed for copies of these sources; a kind that `look_up` doesn't find needs nothing yet.
+/// What is needed for copies of these sources, where the installation acts; a kind that `look_up` doesn't find needs nothing yet.
 pub fn needed(
-    sources: &[SourceRef],
+    sources: &[&SourceRef],
+    reach: &Reach,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<ProgramRight> {
+    let targets: Vec<Option<&str>> = match &reach.targets {
+        None => vec![None],
+        Some(targets) => targets.iter().map(|name| Some(&**name)).collect(),
+    };
     let mut needs = BTreeSet::new();
     for source in sources {
         let Some(resource) = look_up(&source.gvk) else { continue };
-        let home = Some(&*source.namespace);
-        // The webhook watches no copies.
-        let webhook = READ.map(|verb| (Program::Webhook, verb, home)).into_iter();
-        let webhook = webhook.chain(WRITE.map(|verb| (Program::Webhook, verb, None)));
-        let reconciler = READ.into_iter().chain(WRITE).chain([DELETE]).map(|verb| (Program::Reconciler, verb, None));
-        needs.extend(webhook.chain(reconciler).map(|(program, verb, namespace)| ProgramRight {
-            program,
-            verb,
-            resource: resource.clone(),
-            namespace: namespace.map(Into::into),
-        }));
+        let mut need = |program, verbs: &[&'static str], namespace: Option<&str>| {
+            needs.extend(verbs.iter().map(|verb| ProgramRight {
+                program,
+                verb,
+                resource: resource.clone(),
+                namespace: namespace.map(Into::into),
+            }));
+        };
+        need(Program::Webhook, &READ, Some(&source.namespace));
+        if reach.targets.is_some() {
+            // Else it reads everywhere, for its copies.
+            need(Program::Reconciler, &READ, Some(&source.namespace));
+        }
+        for target in &targets {
+            // The webhook watches no copies, and deletes none.
+            need(Program::Webhook, &WRITE, *target);
+            need(Program::Reconciler, &WRITE, *target);
+            need(Program::Reconciler, &READ, *target);
+            need(Program::Reconciler, &[DELETE], *target);
+        }
     }
     needs
 }
 
+/// Most namespaces of which it is told one by one that a Role is missing in them.
+const PLACES: usize = 3;
+
 /// How to grant what is missing, each a sentence for people.
-pub fn explain(missing: &BTreeSet<ProgramRight>) -> Vec<String> {
-    let mut verbs: BTreeMap<(&Resource, &str), BTreeSet<&str>> = BTreeMap::new();
-    for need in missing {
-        // Both programs read and write the same.
-        let label = if need.verb == DELETE { names::AGGREGATE_TO_RECONCILER } else { names::AGGREGATE };
-        verbs.entry((&need.resource, label)).or_default().insert(need.verb);
+pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
+    let by_roles = reach.sources.is_some() || reach.targets.is_some();
+    let mut grants: BTreeMap<(&Resource, Grant<'_>), BTreeSet<&str>> = BTreeMap::new();
+    for ProgramRight { verb, resource, namespace, .. } in missing {
+        let grant = match namespace.as_deref().filter(|_| by_roles) {
+            Some(namespace) => Grant::Role(namespace),
+            // Both programs read and write the same.
+            None if *verb == DELETE => Grant::ClusterRole(names::AGGREGATE_TO_RECONCILER),
+            None => Grant::ClusterRole(names::AGGREGATE),
+        };
+        grants.entry((resource, grant)).or_default().insert(verb);
     }
-    let sentence = |((resource, label), verbs): ((&Resource, &str), BTreeSet<&str>)| {
+    let more = grants.len().saturating_sub(PLACES);
+    let sentence = |((resource, grant), verbs): ((&Resource, Grant<'_>), BTreeSet<&str>)| {
         let Resource { gvk, plural, .. } = resource;
         let verbs = verbs.into_iter().collect::<Vec<_>>().join(", ");
         let (kind, group) = (&gvk.kind, if gvk.group.is_empty() { "\"\"" } else { &*gvk.group });
-        format!(
-            "Mimeo lacks rights on {kind}: a ClusterRole labelled {label}=true must have the rule {{apiGroups: [{group}], \
-             resources: [{plural}], verbs: [{verbs}]}}"
-        )
+        let rule = format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [{verbs}]}}");
+        match grant {
+            Grant::ClusterRole(label) => {
+                format!("Mimeo lacks rights on {kind}: a ClusterRole labelled {label}=true must have the rule {rule}")
+            }
+            Grant::Role(namespace) => {
+                format!("Mimeo lacks rights on {kind} in namespace {namespace}: a Role there must have the rule {rule}")
+            }
+        }
     };
-    verbs.into_iter().map(sentence).collect()
+    if !by_roles {
+        return grants.into_iter().map(sentence).collect();
+    }
+    let mut told: Vec<String> = grants.into_iter().take(PLACES).map(sentence).collect();
+    if more > 0 {
+        told.push(format!("Mimeo: so it is in {more} more namespaces"));
+    }
+    told
+}
+
+/// What would grant a right.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Grant<'a> {
+    /// One with this label.
+    ClusterRole(&'a str),
+    /// One in this namespace.
+    Role(&'a str),
 }
 
 #[cfg(test)]
@@ -99,18 +144,25 @@ mod tests {
     }
 
     fn needs() -> BTreeSet<ProgramRight> {
+        needs_within(&Reach::default())
+    }
+
+    fn needs_within(reach: &Reach) -> BTreeSet<ProgramRight> {
         let source = |name: &str| SourceRef::named(policies().gvk, "home", name);
-        needed(&[source("a"), source("b")], |_| Some(policies()))
+        needed(&[&source("a"), &source("b")], reach, |_| Some(policies()))
+    }
+
+    fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
+        let told = |need: &ProgramRight| {
+            format!("{:?} {} {}", need.program, need.verb, need.namespace.as_deref().unwrap_or("*"))
+        };
+        needs.iter().map(told).collect()
     }
 
     #[test]
     fn each_program_needs_what_it_does() {
-        let told = |need: &ProgramRight| {
-            format!("{:?} {} {}", need.program, need.verb, need.namespace.as_deref().unwrap_or("*"))
-        };
-        let told: Vec<String> = needs().iter().map(told).collect();
         assert_eq!(
-            told,
+            told(&needs()),
             [
                 "Webhook create *",
                 "Webhook get home",
@@ -125,14 +177,32 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed(&[], |_| None).is_empty());
+        assert!(needed(&[], &Reach::default(), |_| None).is_empty());
+    }
+
+    #[test]
+    fn where_roles_are_given_they_are_asked_for_in_each_namespace() {
+        let reach = Reach { targets: Some(std::sync::Arc::new(["t1".into(), "t2".into()].into())), ..Reach::default() };
+        let needs = needs_within(&reach);
+        assert!(told(&needs).iter().all(|need| !need.ends_with('*')), "{needs:?}");
+        let sentences = explain(&needs, &reach);
+        assert_eq!(
+            sentences[1],
+            "Mimeo lacks rights on NetworkPolicy in namespace t1: a Role there must have the rule {apiGroups: \
+             [networking.k8s.io], resources: [networkpolicies], verbs: [create, delete, get, list, patch, watch]}"
+        );
+        let many = (0..9).map(|n| format!("t{n}").into()).collect();
+        let reach = Reach { targets: Some(std::sync::Arc::new(many)), ..Reach::default() };
+        let sentences = explain(&needs_within(&reach), &reach);
+        assert_eq!(sentences.last().map(String::as_str), Some("Mimeo: so it is in 7 more namespaces"));
+        assert_eq!(sentences.len(), PLACES + 1);
     }
 
     #[test]
     fn what_is_missing_is_named_with_the_rule_that_gives_it() {
-        assert!(explain(&BTreeSet::new()).is_empty());
+        assert!(explain(&BTreeSet::new(), &Reach::default()).is_empty());
         assert_eq!(
-            explain(&needs()),
+            explain(&needs(), &Reach::default()),
             [
                 "Mimeo lacks rights on NetworkPolicy: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the \
                  rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, get, list, patch, watch]}",
@@ -141,6 +211,6 @@ mod tests {
             ]
         );
         // The API server cuts a warning off at 256 characters.
-        assert!(explain(&needs()).iter().all(|sentence| sentence.len() <= 256));
+        assert!(explain(&needs(), &Reach::default()).iter().all(|sentence| sentence.len() <= 256));
     }
 }

@@ -11,6 +11,7 @@ use mimeo_api::{ClusterReplication, ClusterReplicationSpec, DriftPolicy};
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
+    reach::Reach,
     selection::{Labels, NameHint, TargetSelection},
     template::{Place, Template, Variable, check_sample},
     transform::Transform,
@@ -141,6 +142,15 @@ impl Rule {
             suspend: spec.suspend,
             confirm_deletion: annotation(names::CONFIRM_DELETION).map(|value| value.as_str().into()),
         }))
+    }
+
+    /// As much of it as an installation may carry out. Sources out of reach stay: they are the author's to hear of.
+    #[must_use]
+    pub fn within(mut self, reach: &Reach) -> Self {
+        for target in &mut self.targets {
+            target.selection.confine(reach.targets.as_ref());
+        }
+        self
     }
 
     /// Whether the namespace `name` with these labels is a target.

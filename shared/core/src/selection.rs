@@ -2,7 +2,10 @@
 //!
 //! Compiled when the rule is parsed; matching neither fails nor takes more than linear time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use mimeo_api::NamespaceSelection;
@@ -44,6 +47,8 @@ pub enum NameHint<'a> {
 pub struct TargetSelection {
     selection: Selection,
     exclude: Vec<Selection>,
+    /// Those that the installation may write into, unless that is all.
+    reach: Option<Arc<BTreeSet<Box<str>>>>,
 }
 
 impl TargetSelection {
@@ -70,14 +75,15 @@ impl TargetSelection {
             excluded = refusals.all(compile(exclude, &field)).unwrap_or_default();
         }
         let selection = selected.as_mut().and_then(Vec::pop);
-        refusals.finish_with(selection.map(|selection| Self { selection, exclude: excluded }))
+        refusals.finish_with(selection.map(|selection| Self { selection, exclude: excluded, reach: None }))
     }
 
     /// Whether the namespace `name` with these labels is a target.
     ///
     /// Exclusion wins. The system namespaces are matched by their exact names alone.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
-        (!SYSTEM_NAMESPACES.contains(&name) || self.selection.names(name))
+        self.reach.as_ref().is_none_or(|reach| reach.contains(name))
+            && (!SYSTEM_NAMESPACES.contains(&name) || self.selection.names(name))
             && self.selection.matches(name, labels)
             && !self.exclude.iter().any(|exclude| exclude.matches(name, labels))
     }
@@ -90,16 +96,29 @@ impl TargetSelection {
             NameHint::Exact(name) => self.matches(name, labels),
             NameHint::Prefix(prefix) => {
                 let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
-                self.selection.could_match(prefix, labels)
+                self.reach.as_ref().is_none_or(|reach| reach.iter().any(|name| name.starts_with(prefix)))
+                    && self.selection.could_match(prefix, labels)
                     && !self.exclude.iter().any(|exclude| exclude.matches_whatever_the_name(labels))
             }
         }
     }
 
-    /// The namespaces selected, if each is named; excluded ones among them.
+    /// Limits it to these namespaces.
+    pub(crate) fn confine(&mut self, reach: Option<&Arc<BTreeSet<Box<str>>>>) {
+        self.reach = reach.cloned();
+    }
+
+    /// The namespaces selected, if they are known by name whatever exists; excluded ones among them.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
-        let Selection::Names(globs) = &self.selection else { return None };
-        globs.iter().map(Glob::literal).collect()
+        match (&self.reach, &self.selection) {
+            (None, Selection::Names(globs)) => globs.iter().map(Glob::literal).collect(),
+            (None, _) => None,
+            (Some(reach), Selection::Labels(_)) => Some(reach.iter().map(|name| &**name).collect()),
+            (Some(reach), by_name) => {
+                let unlabelled = Labels::new();
+                Some(reach.iter().map(|name| &**name).filter(|name| by_name.matches(name, &unlabelled)).collect())
+            }
+        }
     }
 
     /// Whether it selects every namespace by an empty selector: worth a word to its author.

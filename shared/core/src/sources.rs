@@ -28,8 +28,8 @@ const PER_NAMESPACE: usize = 8;
 /// and this many watches of sources in all: each is a connection's stream and an API server's goroutine.
 const IN_ALL: usize = 64;
 
-/// The fewest and narrowest watches that show all of these sources.
-pub fn watches(sources: &BTreeMap<SourceRef, Resource>) -> BTreeSet<SourceWatch> {
+/// The fewest and narrowest watches that show all of these sources; `confined` if none may be wider than a namespace.
+pub fn watches(sources: &BTreeMap<SourceRef, Resource>, confined: bool) -> BTreeSet<SourceWatch> {
     let mut by_namespace: BTreeMap<(&Resource, &str), Vec<&SourceRef>> = BTreeMap::new();
     for (source, resource) in sources {
         by_namespace.entry((resource, &source.namespace)).or_default().push(source);
@@ -47,7 +47,15 @@ pub fn watches(sources: &BTreeMap<SourceRef, Resource>) -> BTreeSet<SourceWatch>
     if narrow.len() <= IN_ALL {
         return narrow;
     }
-    sources.values().map(|resource| SourceWatch::Cluster { resource: resource.clone() }).collect()
+    let wide = |(source, resource): (&SourceRef, &Resource)| {
+        let resource = resource.clone();
+        if confined {
+            SourceWatch::Namespace { resource, namespace: source.namespace.clone() }
+        } else {
+            SourceWatch::Cluster { resource }
+        }
+    };
+    sources.iter().map(wide).collect()
 }
 
 #[cfg(test)]
@@ -68,10 +76,12 @@ mod tests {
 
     #[test]
     fn few_by_name_many_by_kind() {
-        assert_eq!(watches(&sources(2, 8)).len(), 16);
-        assert!(matches!(watches(&sources(1, 9)).first(), Some(SourceWatch::Namespace { .. })));
-        assert_eq!(watches(&sources(8, 8)).len(), 64);
-        let many = watches(&sources(65, 1));
+        assert_eq!(watches(&sources(2, 8), false).len(), 16);
+        assert!(matches!(watches(&sources(1, 9), false).first(), Some(SourceWatch::Namespace { .. })));
+        assert_eq!(watches(&sources(8, 8), false).len(), 64);
+        let many = watches(&sources(65, 1), false);
         assert!(many.len() == 1 && matches!(many.first(), Some(SourceWatch::Cluster { .. })));
+        let confined = watches(&sources(65, 1), true);
+        assert!(confined.len() == 65 && confined.iter().all(|watch| matches!(watch, SourceWatch::Namespace { .. })));
     }
 }

@@ -61,8 +61,8 @@ impl World {
         engine.kinds_recorded(&[kind.clone()].into(), now);
         engine.kind(&kind, Some(secrets()), now);
         let _ = engine.demand();
-        engine.copies_listing(&kind.group_kind(), now);
-        engine.copies_listed(&kind.group_kind(), 6, now);
+        engine.copies_listing(&kind.group_kind().into(), now);
+        engine.copies_listed(&kind.group_kind().into(), 6, now);
         let mut world = Self { engine, sources, now, written: 0 };
         for number in 0..rules {
             world.source(number, "a");

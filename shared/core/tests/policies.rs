@@ -70,8 +70,8 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind(), NOW);
-    engine.copies_listed(&gvk.group_kind(), 6, NOW);
+    engine.copies_listing(&gvk.group_kind().into(), NOW);
+    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
     let object = json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
     engine.source(&source, Some(object), NOW);
     Scene { engine, now: NOW, noted: Vec::new(), asked: false }

@@ -47,8 +47,8 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: plural.into(), namespaced: true }), NOW);
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind(), NOW);
-    engine.copies_listed(&gvk.group_kind(), 6, NOW);
+    engine.copies_listing(&gvk.group_kind().into(), NOW);
+    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
     Scene { engine, source }
 }
 

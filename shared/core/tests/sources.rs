@@ -39,8 +39,8 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind(), NOW);
-    engine.copies_listed(&gvk.group_kind(), 6, NOW);
+    engine.copies_listing(&gvk.group_kind().into(), NOW);
+    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
     for source in &sources {
         engine.source(source, Some(json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}})), NOW);
     }

@@ -59,8 +59,8 @@ impl World {
     }
 
     fn list_copies(&mut self) {
-        self.engine.copies_listing(&secrets().gvk.group_kind(), self.now);
-        self.engine.copies_listed(&secrets().gvk.group_kind(), 5, self.now);
+        self.engine.copies_listing(&secrets().gvk.group_kind().into(), self.now);
+        self.engine.copies_listed(&secrets().gvk.group_kind().into(), 5, self.now);
     }
 
     fn show_source(&mut self) {
@@ -146,7 +146,7 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     let mut world = World::new(Role::Keeper, "None").served();
     assert_eq!(world.conditions(), []);
     world.engine.source_unreadable(&world.source, FORBIDDEN, world.now);
-    world.engine.copies_unreadable(&secrets().gvk.group_kind(), FORBIDDEN, world.now);
+    world.engine.copies_unreadable(&secrets().gvk.group_kind().into(), FORBIDDEN, world.now);
     let part = "v1/Secret/platform/registry: Mimeo is not granted watch on secrets";
     world.expect("SourcesFound", "SourceRefused", part);
     assert_eq!(world.conditions(), [], "said once");
@@ -219,9 +219,9 @@ fn the_copies_of_a_source_that_cannot_be_read_stay() {
         },
     });
     let kind = secrets().gvk.group_kind();
-    world.engine.copies_listing(&kind, world.now);
+    world.engine.copies_listing(&kind.clone().into(), world.now);
     world.engine.copy_applied(&kind, &from_value(copy).unwrap(), world.now);
-    world.engine.copies_listed(&kind, 5, world.now);
+    world.engine.copies_listed(&kind.clone().into(), 5, world.now);
     world.engine.source_unreadable(&world.source, FORBIDDEN, world.now);
     world.now += Duration::from_hours(1);
     assert_eq!(world.requests(), []);

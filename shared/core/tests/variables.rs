@@ -56,8 +56,8 @@ impl World {
         engine.kinds_recorded(&[secrets().gvk].into(), now);
         engine.kind(&secrets().gvk, Some(secrets()), now);
         let _ = engine.demand();
-        engine.copies_listing(&secrets().gvk.group_kind(), now);
-        engine.copies_listed(&secrets().gvk.group_kind(), 6, now);
+        engine.copies_listing(&secrets().gvk.group_kind().into(), now);
+        engine.copies_listed(&secrets().gvk.group_kind().into(), 6, now);
         let mut world = Self { engine, rule: id, role, copies: BTreeMap::new(), log: Vec::new(), version: 100, now };
         for source in &sources {
             world.source(source, "aHVudGVyMg==");

@@ -228,8 +228,8 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
     let writer = &tools.writer;
     match errand {
         Errand::Record(gvk) => retry("record kind", || writer.record(&gvk)).await,
-        Errand::Unrecord(kind) => {
-            let done = retry("unrecord kind", || writer.unrecord(&kind)).await;
+        Errand::Unrecord(kind, places) => {
+            let done = retry("unrecord kind", || writer.unrecord(&kind, &places)).await;
             handle.with(|engine, now| engine.unrecorded(&kind, done, now));
         }
         Errand::RecordCrd(uid) => retry("record CRD", || writer.record_crd(&uid)).await,

@@ -14,6 +14,7 @@ pub mod identity;
 pub mod lease;
 pub mod limiter;
 pub mod observer;
+pub mod reach;
 pub mod server;
 pub mod shutdown;
 pub mod telemetry;

@@ -10,8 +10,8 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::Client;
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
-    engine::{Demand, Engine, Observed, Webhooks},
-    kind::{GroupKind, GroupVersionKind, Resource},
+    engine::{CopyWatch, Demand, Engine, Observed, Webhooks},
+    kind::{GroupVersionKind, Resource},
     meta::version,
     names,
     outcome::Unreadable,
@@ -325,14 +325,14 @@ impl Observer {
     }
 
     fn follow(&self, demand: &Demand, open: &mut Open) {
-        open.copies.retain(|kind, task| demand.copies.get(kind) == Some(&task.resource) || task.stop());
-        for (kind, resource) in &demand.copies {
-            open.copies.entry(kind.clone()).or_insert_with(|| {
-                debug!(%kind, "watching copies");
-                Task::start(resource, self.clone().copies(kind.clone(), resource.clone()))
+        open.copies.retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
+        for (watch, resource) in &demand.copies {
+            open.copies.entry(watch.clone()).or_insert_with(|| {
+                debug!(kind = %watch.kind, namespace = watch.namespace, "watching copies");
+                Task::start(resource, self.clone().copies(watch.clone(), resource.clone()))
             });
         }
-        let wanted = watches(&demand.sources);
+        let wanted = watches(&demand.sources, demand.confined);
         // A kind's watch serves whichever sources are wanted; one that comes to be wanted needs a new listing to be seen.
         let members: BTreeSet<SourceRef> = demand.sources.keys().cloned().collect();
         let stale = |watch: &SourceWatch| !matches!(watch, SourceWatch::Named(_)) && open.members != members;
@@ -355,16 +355,17 @@ impl Observer {
         open.members = members;
     }
 
-    async fn copies(self, kind: GroupKind, resource: Resource) {
+    async fn copies(self, copies: CopyWatch, resource: Resource) {
         let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
-        let spec = cluster_wide(&resource_path(&resource, None, None), true, Some(selector), "copies");
-        watch::<Meta>(self.client.clone(), spec, |event| match event {
-            Event::Listing => self.handle.with(|engine, now| engine.copies_listing(&kind, now)),
-            Event::Applied(object) => self.handle.with(|engine, now| engine.copy_applied(&kind, &object.metadata, now)),
-            Event::Deleted(object) => self.handle.with(|engine, now| engine.copy_gone(&kind, &object.metadata, now)),
-            Event::Listed { version } => self.handle.with(|engine, now| engine.copies_listed(&kind, version, now)),
+        let path = resource_path(&resource, copies.namespace.as_deref(), None);
+        let kind = &copies.kind;
+        watch::<Meta>(self.client.clone(), cluster_wide(&path, true, Some(selector), "copies"), |event| match event {
+            Event::Listing => self.handle.with(|engine, now| engine.copies_listing(&copies, now)),
+            Event::Applied(object) => self.handle.with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
+            Event::Deleted(object) => self.handle.with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
+            Event::Listed { version } => self.handle.with(|engine, now| engine.copies_listed(&copies, version, now)),
             Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.copies_unreadable(&kind, why, now)),
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.copies_unreadable(&copies, why, now)),
         })
         .await;
     }
@@ -528,7 +529,7 @@ impl Failing {
 
 #[derive(Default)]
 struct Open {
-    copies: BTreeMap<GroupKind, Task>,
+    copies: BTreeMap<CopyWatch, Task>,
     sources: BTreeMap<SourceWatch, Task>,
     members: BTreeSet<SourceRef>,
 }

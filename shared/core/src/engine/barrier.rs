@@ -287,6 +287,11 @@ impl Engine {
             }
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match &cell.failure {
+                // An installation with Roles instead of a ClusterRole may get the one for a new namespace later than the namespace,
+                // and from a pod in it.
+                Some(failure) if failure.reason == Reason::Forbidden && self.settings.reach.targets.is_some() => {
+                    Hold::None
+                }
                 Some(failure) if !matches!(failure.reason, Reason::Timeout | Reason::ClusterUnreachable) => {
                     Hold::Cannot(failure.reason.to_string())
                 }

@@ -539,12 +539,14 @@ impl Engine {
         // A rule that is there may have lost the source of a copy that carries another's mark still.
         self.sweeps.retain(|id, _| owners.contains(id) || self.rules.contains_key(id));
         let wanted: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
-        for (index, kind) in self.kinds.iter_mut().enumerate() {
+        let places = self.watched_places();
+        let listed: Vec<bool> = self.kinds.iter().map(|kind| self.listed(kind)).collect();
+        for (index, (kind, listed)) in self.kinds.iter_mut().zip(listed).enumerate() {
             let id = KindId(u16::try_from(index).unwrap_or(u16::MAX));
-            let needless = kind.listed && !wanted.contains(&id) && !named.contains(&id);
+            let needless = listed && !wanted.contains(&id) && !named.contains(&id);
             if needless && matches!(kind.note, Note::Present { .. }) {
                 kind.note = Note::Removing;
-                self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone()));
+                self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone(), places.clone()));
             }
         }
         if self.ask_where_rules_live() && self.crd.current != self.crd.recorded && self.every_copy_seen() {
@@ -639,7 +641,9 @@ impl Engine {
         };
         self.kinds_known
             && self.primed()
-            && self.kinds.iter().all(|kind| !kind.recorded() || kind.listed || unserved(kind))
+            && self.kinds.iter().all(|kind| {
+                !kind.recorded() || self.listed(kind) || unserved(kind) || !self.settings.reach.copies(&kind.group_kind)
+            })
     }
 
     /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: whoever cleans up later must know

@@ -7,6 +7,7 @@
 //! - `mod.rs`: the world as far as it is known, and the events that tell of it
 //! - `plan`: which cell wants which copy, and what to do about it
 //! - `collect`: which copies nobody wants, and whether they may go
+//! - `survey`: which copies were seen
 //! - `work`: the queue, the back-off, and what an answer means
 //! - `barrier`: namespaces that wait for their copies
 //! - `preview`: what a rule would meet that isn't stored yet
@@ -21,6 +22,7 @@ mod collect;
 mod plan;
 mod preview;
 mod status;
+mod survey;
 mod work;
 
 use std::{
@@ -32,12 +34,14 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use self::survey::Surveys;
 pub use self::{
     announce::Announcement,
     barrier::{Awaited, Progress},
     collect::{RuleRead, SourceRead},
     preview::{Contest, Preview},
     status::{Observed, StatusUpdate, Webhooks},
+    survey::CopyWatch,
     work::{Action, Errand, Notice, Request, Ticket, Verb},
 };
 use crate::{
@@ -46,6 +50,7 @@ use crate::{
     meta::{Seen, Uid, version},
     names,
     outcome::Unreadable,
+    reach::Reach,
     render::{Copies, render},
     rule::{Refusal, Rule, RuleId, SourceRef},
     seeds::Seeds,
@@ -85,6 +90,8 @@ pub struct Settings {
     pub backoff: Duration,
     /// Longest back-off.
     pub backoff_limit: Duration,
+    /// Where it acts.
+    pub reach: Reach,
 }
 
 impl Settings {
@@ -99,6 +106,7 @@ impl Settings {
             budget: Duration::from_secs(10),
             backoff: Duration::from_millis(250),
             backoff_limit: Duration::from_mins(5),
+            reach: Reach::default(),
         }
     }
 }
@@ -166,13 +174,7 @@ struct RuleState {
 struct KindState {
     group_kind: GroupKind,
     note: Note,
-    /// The watch of its copies: number of the listing under way or done, and whether it is done.
-    listing: u8,
-    listed: bool,
-    /// resourceVersion of the last one done.
-    listed_at: u64,
-    /// Why its copies can't be watched now.
-    unreadable: Option<Unreadable>,
+    surveys: Surveys,
 }
 
 /// A kind's note in the kinds `ConfigMap`.
@@ -202,9 +204,9 @@ impl KindState {
         matches!(self.note, Note::Present { .. } | Note::Kept)
     }
 
-    /// Whether every copy of ours that is there has been seen.
-    fn surveyed(&self) -> bool {
-        self.listed || self.note == (Note::Present { fresh: true })
+    /// Whether every copy of ours that is in the namespace has been seen.
+    fn surveyed(&self, namespace: &str) -> bool {
+        self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
     }
 }
 
@@ -296,10 +298,12 @@ struct Mark {
 pub struct Demand {
     /// Kinds that discovery must find, and find again when they come and go.
     pub kinds: BTreeSet<GroupVersionKind>,
-    /// Kinds whose copies are watched.
-    pub copies: BTreeMap<GroupKind, Resource>,
+    /// Copies that are watched.
+    pub copies: BTreeMap<CopyWatch, Resource>,
     /// Sources that are watched.
     pub sources: BTreeMap<SourceRef, Resource>,
+    /// Whether sources may be watched in their own namespaces alone.
+    pub confined: bool,
 }
 
 impl Engine {
@@ -336,6 +340,11 @@ impl Engine {
         }
     }
 
+    /// Where it acts.
+    pub fn reach(&self) -> &Reach {
+        &self.settings.reach
+    }
+
     /// Moves the clock; it never goes back.
     fn at(&mut self, now: Tick) {
         self.now = self.now.max(now);
@@ -346,6 +355,7 @@ impl Engine {
     /// A rule exists, with this spec; `observed` is the status that it carries.
     pub fn rule_applied(&mut self, id: RuleId, rule: Result<Rule, Vec<Refusal>>, observed: Observed, now: Tick) {
         self.at(now);
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
         let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
         self.gone.remove(&id);
         let known = self.rules.get(&id);
@@ -635,10 +645,7 @@ impl Engine {
         self.kinds.push(KindState {
             group_kind: group_kind.clone(),
             note: Note::Absent,
-            listing: 0,
-            listed: false,
-            listed_at: 0,
-            unreadable: None,
+            surveys: Surveys::new(&self.settings.reach),
         });
         self.kind_ids.insert(group_kind.clone(), id);
         id
@@ -674,6 +681,7 @@ impl Engine {
         if !known {
             entry.born = version;
         }
+        let watched = !known && self.settings.reach.targets.is_some() && self.settings.reach.is_target(&name);
         entry.uid = uid;
         entry.version = version;
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
@@ -688,6 +696,9 @@ impl Engine {
         entry.noting = false;
         if former.is_some() {
             self.leave_home(&name, former);
+        }
+        if watched {
+            self.demand_changed();
         }
         self.see_mark(&name, changed);
         if changed {
@@ -710,6 +721,9 @@ impl Engine {
         let Some((name, mut old)) = self.namespaces.remove_entry(name) else { return };
         self.dirty.remove(&name);
         self.work.disturb();
+        if self.settings.reach.targets.is_some() {
+            self.demand_changed();
+        }
         self.leave_home(&name, old.uid);
         let touched: BTreeSet<Arc<RuleId>> =
             old.cells.iter().filter_map(|cell| self.slots.get(&cell.want?).map(|slot| slot.rule.clone())).collect();
@@ -747,21 +761,13 @@ impl Engine {
 
     // ---- copies ----
 
-    /// A listing of a kind's copies begins.
-    pub fn copies_listing(&mut self, kind: &GroupKind, now: Tick) {
-        self.at(now);
-        let id = self.kind_id(kind);
-        let state = &mut self.kinds[usize::from(id.0)];
-        state.listing = state.listing.wrapping_add(1);
-    }
-
     /// The watch of copies shows an object: one that carries our label, ours or not.
     pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
         let Some(mut seen) = Seen::read(meta, &self.settings.cluster) else { return };
         let kind = self.kind_id(kind);
-        let listing = self.kinds[usize::from(kind.0)].listing;
+        let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
         if let Some(rule) = &seen.rule {
             seen.rule = Some(self.rule_name(rule));
         }
@@ -796,38 +802,6 @@ impl Engine {
             cell.release();
             self.dirty.insert(namespace);
             self.work.disturb();
-        }
-    }
-
-    /// The listing is complete as of `at` (a resourceVersion): what it didn't show was gone then.
-    pub fn copies_listed(&mut self, kind: &GroupKind, at: u64, now: Tick) {
-        self.at(now);
-        let id = self.kind_id(kind);
-        let state = &mut self.kinds[usize::from(id.0)];
-        state.listed = true;
-        state.listed_at = at;
-        let readable_again = state.unreadable.take().is_some();
-        let listing = state.listing;
-        for entry in self.namespaces.values_mut() {
-            for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
-                // Our own write may be newer than the listing.
-                if cell.vanish(None, at) {
-                    cell.release();
-                }
-            }
-        }
-        if readable_again {
-            self.touch_rules(|slot| slot.kind == id);
-        }
-        self.everything_dirty();
-    }
-
-    /// The copies of a kind can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of them holds.
-    pub fn copies_unreadable(&mut self, kind: &GroupKind, why: Unreadable, now: Tick) {
-        self.at(now);
-        let id = self.kind_id(kind);
-        if self.kinds[usize::from(id.0)].unreadable.replace(why) != Some(why) {
-            self.touch_rules(|slot| slot.kind == id);
         }
     }
 
@@ -868,13 +842,7 @@ impl Engine {
     }
 
     fn forget_unwatched(&mut self, demand: &Demand) {
-        for kind in self.kinds.iter_mut().filter(|kind| !demand.copies.contains_key(&kind.group_kind)) {
-            kind.listed = false;
-            kind.unreadable = None;
-            if kind.note == (Note::Present { fresh: true }) {
-                kind.note = Note::Present { fresh: false };
-            }
-        }
+        self.forget_surveys(&demand.copies);
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
         self.sources.retain(|source, _| used.contains(source));
         self.unreadable.retain(|source, _| demand.sources.contains_key(source));
@@ -890,27 +858,24 @@ impl Engine {
     }
 
     fn demanded(&self) -> Demand {
-        let mut demand = Demand::default();
-        for slot in self.slots.values() {
+        let mut demand = Demand { confined: self.settings.reach.sources.is_some(), ..Demand::default() };
+        for slot in self.slots.values().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()) {
             demand.kinds.insert(slot.gvk().clone());
             if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
                 demand.sources.insert(slot.source.clone(), resource.clone());
-                demand.copies.entry(slot.gvk().group_kind()).or_insert_with(|| resource.clone());
+                self.demand_copies(&mut demand, resource);
             }
         }
         for (gvk, served) in &self.served {
-            let recorded =
-                self.kind_ids.get(&gvk.group_kind()).is_some_and(|id| self.kinds[usize::from(id.0)].recorded());
-            if !recorded {
+            let kind = gvk.group_kind();
+            let recorded = self.kind_ids.get(&kind).is_some_and(|id| self.kinds[usize::from(id.0)].recorded());
+            if !recorded || !self.settings.reach.copies(&kind) {
                 continue;
             }
             demand.kinds.insert(gvk.clone());
             if let Some(resource) = served.namespaced() {
-                demand.copies.entry(gvk.group_kind()).or_insert_with(|| resource.clone());
+                self.demand_copies(&mut demand, resource);
             }
-        }
-        if self.settings.role == Role::Injector {
-            demand.copies.clear();
         }
         demand
     }

@@ -296,7 +296,7 @@ impl Engine {
             let keeps = self.settings.role == Role::Keeper && rule.is_some_and(|rule| !rule.suspend);
             // Nothing that is only thought to be here is remembered for good.
             let doubted = keeps
-                && !self.is_of_now(namespace, cell)
+                && !self.is_of_now(name, namespace, cell)
                 && self.served.get(slot.gvk()).and_then(Served::namespaced).is_some();
             return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
         }
@@ -310,7 +310,7 @@ impl Engine {
         }
         let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
         let kind = &self.kinds[usize::from(slot.kind.0)];
-        let listed = kind.surveyed() || self.settings.role == Role::Injector;
+        let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
         let suspended = rule.is_none_or(|rule| rule.suspend);
         let step = match rule {
             Some(rule) if listed => self.compare(slot, checksum, rule, name, cell),
@@ -348,8 +348,8 @@ impl Engine {
 
     /// Whether what is seen in a cell is in this namespace, and not in a former one of its name whose end is yet to be told: it is
     /// newer, or was asked for, or a later listing didn't show its end.
-    fn is_of_now(&self, namespace: &Namespace, cell: &Cell) -> bool {
-        let listed = self.kinds[usize::from(cell.kind.0)].listed_at;
+    fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
+        let listed = self.kinds[usize::from(cell.kind.0)].surveys.of(name).listed_at;
         cell.proven || listed >= namespace.born || cell.seen().is_none_or(|seen| seen.version > namespace.born)
     }
 
@@ -382,7 +382,7 @@ impl Engine {
             if once && !cell.settled() {
                 return; // Its answer comes by here.
             }
-            let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(namespace, cell);
+            let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(name, namespace, cell);
             if let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name).filter(|_| news) {
                 seeds.set(seed, once);
             }
@@ -409,6 +409,9 @@ impl Engine {
 
     /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
     pub(super) fn hindrance(&self, slot: &Slot) -> Option<&'static str> {
+        if self.settings.reach.refuses(&slot.source).is_some() {
+            return Some("OutOfReach");
+        }
         match (self.served.get(slot.gvk()), &slot.rendering) {
             (None | Some(Served::Unknown), _) => None,
             (Some(Served::Unanswered(why)), _) => Some(why.reason()),

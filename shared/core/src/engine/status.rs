@@ -9,8 +9,10 @@ use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, PlanCounts, S
 use super::{Engine, RuleState, Served, Source, Tick, authorized::Unauthorized, work::Timer};
 use crate::{
     cell::{Cell, Leave, Step},
+    kind::Resource,
     meta::{Seen, source_hash},
     outcome::Reason,
+    outcome::Unreadable,
     rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
     slot::{NoRendering, Slot},
 };
@@ -173,14 +175,16 @@ impl Engine {
     fn known(&self, state: &RuleState) -> bool {
         let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
-            && slots.into_iter().all(|slot| match self.served.get(slot.gvk()) {
-                Some(Served::At(resource)) if resource.namespaced => {
-                    let kind = &self.kinds[usize::from(slot.kind.0)];
-                    let listed = kind.listed || kind.unreadable.is_some();
-                    listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
+            && slots.into_iter().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
+                match self.served.get(slot.gvk()) {
+                    Some(Served::At(resource)) if resource.namespaced => {
+                        let kind = &self.kinds[usize::from(slot.kind.0)];
+                        let listed = self.listed(kind) || kind.surveys.unreadable().is_some();
+                        listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
+                    }
+                    Some(Served::Unknown) | None => false,
+                    _ => true,
                 }
-                Some(Served::Unknown) | None => false,
-                _ => true,
             })
     }
 
@@ -373,6 +377,9 @@ impl Engine {
     /// The first thing that is wrong with the sources: reason and message.
     fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
         rule.sources.iter().find_map(|source| {
+            if let Some(why) = self.settings.reach.refuses(source) {
+                return Some(("SourceRefused", format!("{source}: {why}")));
+            }
             let resource = match self.served.get(&source.gvk) {
                 Some(Served::At(resource)) if !resource.namespaced => {
                     return Some(("SourceRefused", format!("{source}: the kind is cluster-scoped")));
@@ -411,8 +418,8 @@ impl Engine {
         rule.sources.iter().find_map(|source| {
             let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
             let kind = self.kind_ids.get(&source.gvk.group_kind())?;
-            let why = self.kinds[usize::from(kind.0)].unreadable?;
-            Some(format!("copies cannot be watched: {}", why.explain(&resource.to_string())))
+            let (namespace, why) = self.kinds[usize::from(kind.0)].surveys.unreadable()?;
+            Some(unwatched(namespace, why, resource))
         })
     }
 
@@ -437,6 +444,12 @@ impl Engine {
             resource_version: version,
         }
     }
+}
+
+/// That copies can't be watched, somewhere or at all.
+pub(super) fn unwatched(namespace: Option<&str>, why: Unreadable, resource: &Resource) -> String {
+    let place = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
+    format!("copies cannot be watched{place}: {}", why.explain(&resource.to_string()))
 }
 
 fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {

@@ -86,8 +86,8 @@ pub enum Verb {
 pub enum Errand {
     /// Note in the kinds `ConfigMap` that copies of this kind may exist. The `ConfigMap`'s watch tells when it is done.
     Record(GroupVersionKind),
-    /// Remove the note, unless there are copies; answer by [`Engine::unrecorded`].
-    Unrecord(GroupKind),
+    /// Remove the note, unless there are copies in one of these namespaces (none named: in any); answer by [`Engine::unrecorded`].
+    Unrecord(GroupKind, Vec<Option<Box<str>>>),
     /// Note the uid of the CRD of rules.
     RecordCrd(Box<str>),
     /// Read a rule and its CRD; answer by [`Engine::rule_read`].
@@ -232,7 +232,7 @@ impl Engine {
         while let Some(errand) = self.work.errands.pop_front() {
             let worth = match &errand {
                 Errand::Unmark { namespace, token, version } => self.still_removable(namespace, token, *version),
-                Errand::Unrecord(kind) => self.still_needless(kind),
+                Errand::Unrecord(kind, _) => self.still_needless(kind),
                 // With the news came another plan.
                 Errand::NoteSeeds { namespace, version, .. } => {
                     self.namespaces.get(namespace).is_some_and(|entry| entry.version == *version)

@@ -59,7 +59,7 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             });
             Answer::Noted
         }
-        Errand::Unrecord(kind) => {
+        Errand::Unrecord(kind, _) => {
             // The program lists first, and leaves the note where something is found.
             let res = Res::of(&kind.group, &kind.kind);
             let clear = !server.of(res).any(|object| object.labelled());

@@ -581,7 +581,7 @@ fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
 fn a_note_that_could_not_be_removed_is_tried_again() {
     let (mut world, _) = one_copy();
     world.act(&Act::DeleteRule(0));
-    while !world.programs[0].flights.iter().any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(_)))) {
+    while !world.programs[0].flights.iter().any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(..)))) {
         assert!(world.round(), "{}", world.report("the note is never removed"));
     }
     world.act(&Act::Foreign(0, 1, true, true, "theirs"));

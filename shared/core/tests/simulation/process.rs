@@ -237,7 +237,7 @@ impl Process {
         let demand = self.engine.demand();
         let mut wanted = BTreeSet::from([Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd]);
         wanted.extend(demand.kinds.iter().map(|gvk| Topic::Kind(Res::of(&gvk.group, &gvk.kind))));
-        wanted.extend(demand.copies.keys().map(|kind| Topic::Copies(Res::of(&kind.group, &kind.kind))));
+        wanted.extend(demand.copies.keys().map(|watch| Topic::Copies(Res::of(&watch.kind.group, &watch.kind.kind))));
         wanted.extend(demand.sources.keys().map(|source| {
             Topic::Source(
                 Res::of(&source.gvk.group, &source.gvk.kind),
@@ -365,13 +365,13 @@ impl Process {
     fn tell_copy(&mut self, res: Res, message: &Message, now: Tick) {
         let kind: GroupKind = res.gvk().group_kind();
         match message {
-            Message::Listing => self.engine.copies_listing(&kind, now),
+            Message::Listing => self.engine.copies_listing(&kind.into(), now),
             Message::Applied(object) => {
                 self.see(object);
                 self.engine.copy_applied(&kind, &object.meta(), now);
             }
             Message::Gone(object) => self.engine.copy_gone(&kind, &object.meta(), now),
-            Message::Listed(at) => self.engine.copies_listed(&kind, *at, now),
+            Message::Listed(at) => self.engine.copies_listed(&kind.into(), *at, now),
             _ => {}
         }
     }
@@ -420,7 +420,7 @@ impl Process {
             (Errand::NoteSeeds { namespace, .. }, answer) => {
                 self.engine.seeds_noted(namespace, matches!(answer, Some(Answer::SeedsNoted(true))), now);
             }
-            (Errand::Unrecord(kind), Some(answer)) => {
+            (Errand::Unrecord(kind, _), Some(answer)) => {
                 self.engine.unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
             }
             // The program tries these again by itself until they are done.

@@ -174,8 +174,9 @@ impl Writer {
         self.note(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
     }
 
-    /// Takes that note back. False: there is a copy after all, or nothing can be said because the kind isn't served.
-    pub async fn unrecord(&self, kind: &GroupKind) -> Answer<bool> {
+    /// Takes that note back, if there are no copies in these namespaces; `None` is all. False: there is a copy after all, or
+    /// nothing can be said because the kind isn't served.
+    pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> Answer<bool> {
         let key = kind.to_string();
         let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(true) };
         let Some(gvk) = parse_kinds(&map).0.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
@@ -183,8 +184,10 @@ impl Writer {
         };
         let found = Discovery::new(self.client.clone()).find(&gvk).await;
         let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(false) };
-        if self.has_copies(&resource).await? {
-            return Ok(false);
+        for place in places {
+            if self.has_copies(&resource, place.as_deref()).await? {
+                return Ok(false);
+            }
         }
         // As it was read: a note made since then stays.
         let version = map.metadata.resource_version;
@@ -263,9 +266,9 @@ impl Writer {
     }
 
     /// Whether any namespace has an object with our label.
-    async fn has_copies(&self, resource: &Resource) -> Answer<bool> {
+    async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> Answer<bool> {
         let selector = encode(&format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE));
-        let path = format!("{}?limit=1&labelSelector={selector}", resource_path(resource, None, None));
+        let path = format!("{}?limit=1&labelSelector={selector}", resource_path(resource, namespace, None));
         let answer = self.send(call::read(Method::GET, &path, METADATA_LIST)).await?;
         let Page { metadata, items } =
             answer.parse().ok_or_else(|| ErrandError::Silent("the list can't be decoded".into()))?;

@@ -48,8 +48,8 @@ fn request(verb: Verb) -> Request {
     let meta = from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
     engine.namespace_applied(&meta, now);
     engine.namespaces_listed(&["team".into()].into(), now);
-    engine.copies_listing(&secrets().gvk.group_kind(), now);
-    engine.copies_listed(&secrets().gvk.group_kind(), 5, now);
+    engine.copies_listing(&secrets().gvk.group_kind().into(), now);
+    engine.copies_listed(&secrets().gvk.group_kind().into(), 5, now);
     loop {
         match engine.next(now).expect("something to do") {
             Action::Errand(Errand::Record(gvk)) => engine.kinds_recorded(&[gvk].into(), now),
@@ -292,7 +292,7 @@ async fn a_kind_with_copies_stays_noted() {
         let group = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": served});
         let answers = [Script::json(200, &map), Script::json(200, &group), script, status(200, &json!({}))];
         let server = Server::start(answers).await;
-        assert_eq!(writer(&server).unrecord(&secrets().gvk.group_kind()).await, want);
+        assert_eq!(writer(&server).unrecord(&secrets().gvk.group_kind(), &[None]).await, want);
         let came = server.came();
         assert_eq!(came.len(), requests);
         let list = "GET /api/v1/secrets?limit=1&labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmimeo";

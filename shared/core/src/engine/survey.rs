@@ -1,0 +1,191 @@
+//! Which copies have been seen: what the watches of copies have listed so far.
+
+use std::collections::BTreeMap;
+
+use super::{Demand, Engine, KindState, Note, Role, Tick};
+use crate::{
+    kind::{GroupKind, Resource},
+    outcome::Unreadable,
+    reach::Reach,
+};
+
+/// One watch of copies.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CopyWatch {
+    /// Their kind.
+    pub kind: GroupKind,
+    /// Where; everywhere if `None`.
+    pub namespace: Option<Box<str>>,
+}
+
+impl From<GroupKind> for CopyWatch {
+    /// Everywhere.
+    fn from(kind: GroupKind) -> Self {
+        Self { kind, namespace: None }
+    }
+}
+
+/// What one watch has shown.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    /// Number of the listing under way or done.
+    pub(super) listing: u8,
+    /// Whether it is done.
+    pub(super) listed: bool,
+    /// resourceVersion of the last one done.
+    pub(super) listed_at: u64,
+    /// Why it can't be watched now.
+    pub(super) unreadable: Option<Unreadable>,
+}
+
+/// What the watches of one kind have shown.
+#[derive(Debug)]
+pub(super) enum Surveys {
+    /// There is one for all namespaces.
+    Everywhere(Survey),
+    /// Each namespace in reach has its own; `other` is that of all others, which never sees anything.
+    Each { places: BTreeMap<Box<str>, Survey>, other: Survey },
+}
+
+impl Surveys {
+    pub(super) fn new(reach: &Reach) -> Self {
+        match &reach.targets {
+            None => Self::Everywhere(Survey::default()),
+            Some(targets) => Self::Each {
+                places: targets.iter().map(|name| (name.clone(), Survey::default())).collect(),
+                other: Survey::default(),
+            },
+        }
+    }
+
+    /// The one that shows a namespace's copies.
+    pub(super) fn of(&self, namespace: &str) -> &Survey {
+        match self {
+            Self::Everywhere(survey) => survey,
+            Self::Each { places, other } => places.get(namespace).unwrap_or(other),
+        }
+    }
+
+    /// That of a watch, if there is such a one.
+    fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut Survey> {
+        match (self, namespace) {
+            (Self::Everywhere(survey), None) => Some(survey),
+            (Self::Each { places, .. }, Some(namespace)) => places.get_mut(namespace),
+            _ => None,
+        }
+    }
+
+    fn all(&mut self) -> Vec<(Option<&str>, &mut Survey)> {
+        match self {
+            Self::Everywhere(survey) => vec![(None, survey)],
+            Self::Each { places, .. } => places.iter_mut().map(|(name, survey)| (Some(&**name), survey)).collect(),
+        }
+    }
+
+    /// Why copies can't be watched somewhere, and where.
+    pub(super) fn unreadable(&self) -> Option<(Option<&str>, Unreadable)> {
+        match self {
+            Self::Everywhere(survey) => survey.unreadable.map(|why| (None, why)),
+            Self::Each { places, .. } => {
+                places.iter().find_map(|(name, survey)| survey.unreadable.map(|why| (Some(&**name), why)))
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// A listing of copies begins.
+    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
+        self.at(now);
+        if let Some(survey) = self.survey(watch) {
+            survey.listing = survey.listing.wrapping_add(1);
+        }
+    }
+
+    /// The listing is complete as of `at` (a resourceVersion): what it didn't show was gone then.
+    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
+        self.at(now);
+        let id = self.kind_id(&watch.kind);
+        let Some(survey) = self.survey(watch) else { return };
+        survey.listed = true;
+        survey.listed_at = at;
+        let readable_again = survey.unreadable.take().is_some();
+        let listing = survey.listing;
+        let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
+        for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
+            for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
+                // Our own write may be newer than the listing.
+                if cell.vanish(None, at) {
+                    cell.release();
+                }
+            }
+        }
+        if readable_again {
+            self.touch_rules(|slot| slot.kind == id);
+        }
+        self.everything_dirty();
+    }
+
+    /// Copies can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of them holds.
+    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
+        self.at(now);
+        let id = self.kind_id(&watch.kind);
+        if self.survey(watch).is_some_and(|survey| survey.unreadable.replace(why) != Some(why)) {
+            self.touch_rules(|slot| slot.kind == id);
+        }
+    }
+
+    fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
+        let id = self.kind_id(&watch.kind);
+        self.kinds[usize::from(id.0)].surveys.of_watch(watch.namespace.as_deref())
+    }
+
+    /// Asks for the watches of a kind's copies. Whoever only fills namespaces watches none.
+    pub(super) fn demand_copies(&self, demand: &mut Demand, resource: &Resource) {
+        if self.settings.role == Role::Injector {
+            return;
+        }
+        let kind = resource.gvk.group_kind();
+        for namespace in self.watched_places() {
+            demand.copies.entry(CopyWatch { kind: kind.clone(), namespace }).or_insert_with(|| resource.clone());
+        }
+    }
+
+    /// Where copies are watched: everywhere by one watch, or in each namespace in reach. One that doesn't exist has no copies, and
+    /// its Role isn't there either.
+    pub(super) fn watched_places(&self) -> Vec<Option<Box<str>>> {
+        let Some(targets) = &self.settings.reach.targets else { return vec![None] };
+        let exists = |name: &str| self.namespaces.get(name).is_some_and(|entry| entry.uid.is_some());
+        targets.iter().filter(|name| exists(name)).cloned().map(Some).collect()
+    }
+
+    /// What isn't watched any more says nothing any more.
+    pub(super) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
+        for KindState { group_kind, note, surveys } in &mut self.kinds {
+            let mut any = false;
+            for (namespace, survey) in surveys.all() {
+                let watch = CopyWatch { kind: group_kind.clone(), namespace: namespace.map(Into::into) };
+                let kept = watched.contains_key(&watch);
+                any |= kept;
+                if !kept {
+                    survey.listed = false;
+                    survey.unreadable = None;
+                }
+            }
+            if !any && *note == (Note::Present { fresh: true }) {
+                *note = Note::Present { fresh: false };
+            }
+        }
+    }
+
+    /// Whether every copy of the kind that there can be has been listed.
+    pub(super) fn listed(&self, kind: &KindState) -> bool {
+        match &kind.surveys {
+            Surveys::Everywhere(survey) => survey.listed,
+            Surveys::Each { .. } => {
+                let places = self.watched_places();
+                self.namespaces_listed && places.iter().flatten().all(|name| kind.surveys.of(name).listed)
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What an installation may not reach it neither asks for nor waits for, and says so.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use mimeo_core::{
+    engine::{Action, CopyWatch, Engine, Request, Role, Settings, Verb},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, Outcome, Reason},
+    reach::Reach,
+    rule::{Rule, SourceRef},
+    selection::NameHint,
+};
+use serde_json::{from_value, json};
+
+const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+const NOW: Duration = Duration::from_secs(1);
+
+fn secrets() -> Resource {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    Resource { gvk, plural: "secrets".into(), namespaced: true }
+}
+
+fn watch(namespace: &str) -> CopyWatch {
+    CopyWatch { kind: secrets().gvk.group_kind(), namespace: Some(namespace.into()) }
+}
+
+/// Sources in platform, copies in a and b, Secrets alone.
+fn confined() -> Reach {
+    Reach {
+        sources: Some(["platform".into()].into()),
+        targets: Some(Arc::new(["a".into(), "b".into()].into())),
+        kinds: Some([secrets().gvk.group_kind()].into()),
+    }
+}
+
+/// An engine with a rule that copies `kind` from `home` everywhere, its source read, and namespaces of these names, all marked.
+fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&str]) -> Engine {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "registry", "uid": UID, "generation": 1, "resourceVersion": "2"},
+        "spec": {
+            "barrier": "Required",
+            "sources": [{"apiVersion": "v1", "kind": kind, "namespace": home, "name": "registry"}],
+            "targets": [{"namespaceSelector": {}}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+    let mut engine = Engine::new(Settings { reach, ..Settings::new(role, "cluster") });
+    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rules_listed(&[id].into(), NOW);
+    engine.kinds_recorded(&[secrets().gvk].into(), NOW);
+    for (version, name) in (3..).zip(namespaces) {
+        let labels = json!({"mimeo.dev/copies": "token"});
+        let uid = format!("0f3e4d5c-1a2b-3c4d-5e6f-{version:012}");
+        let meta = json!({"name": name, "uid": uid, "resourceVersion": version.to_string(), "labels": labels});
+        engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+    }
+    engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), NOW);
+    engine.kind(&secrets().gvk, Some(secrets()), NOW);
+    engine.demand();
+    let object = json!({"metadata": {"name": "registry", "resourceVersion": "9"}, "data": {"a": "aHVudGVyMg=="}});
+    engine.source(&source, Some(object), NOW);
+    engine
+}
+
+fn requests(engine: &mut Engine, now: Duration) -> Vec<Request> {
+    let mut requests = Vec::new();
+    while let Some(action) = engine.next(now) {
+        if let Action::Request(request) = action {
+            requests.push(*request);
+        }
+    }
+    requests
+}
+
+fn created(requests: &[Request]) -> Vec<&str> {
+    requests.iter().filter(|request| request.ticket.verb == Verb::Create).map(|one| &*one.ticket.namespace).collect()
+}
+
+#[test]
+fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
+    let later = NOW + Duration::from_secs(5);
+    let mut engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a", "b", "c"]);
+    assert_eq!(engine.demand().copies.keys().collect::<Vec<_>>(), [&watch("a"), &watch("b")]);
+    assert!(engine.demand().confined);
+    assert!(created(&requests(&mut engine, later)).is_empty(), "nothing was listed yet");
+    engine.copies_listing(&watch("b"), later);
+    engine.copies_listed(&watch("b"), 20, later);
+    assert_eq!(created(&requests(&mut engine, later)), ["b"]);
+    engine.copies_listing(&watch("a"), later);
+    engine.copies_listed(&watch("a"), 21, later);
+    assert_eq!(created(&requests(&mut engine, later)), ["a"]);
+    let rules = |engine: &Engine, name| engine.barrier_rules(NameHint::Exact(name), &[].into()).len();
+    assert_eq!((rules(&engine, "a"), rules(&engine, "c")), (1, 0), "no target, no mark");
+}
+
+#[test]
+fn a_namespace_is_watched_once_it_exists() {
+    let mut engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a"]);
+    let before = engine.demand_version();
+    assert_eq!(engine.demand().copies.len(), 1);
+    let meta = json!({"name": "b", "uid": UID, "resourceVersion": "30"});
+    engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+    assert!(engine.demand_version() > before);
+    assert_eq!(engine.demand().copies.len(), 2);
+    engine.namespace_gone("b", NOW);
+    assert_eq!(engine.demand().copies.len(), 1);
+}
+
+#[test]
+fn what_is_out_of_reach_is_not_asked_for_and_told() {
+    for (what, flag) in [(("Secret", "team"), "--source-namespaces"), (("ConfigMap", "platform"), "--kinds")] {
+        let mut engine = engine(Role::Keeper, confined(), what, &["a"]);
+        let demand = engine.demand();
+        let asked = demand.sources.keys().map(|source: &SourceRef| source.to_string()).collect::<Vec<_>>();
+        assert!(asked.is_empty(), "{asked:?}");
+        assert!(demand.kinds.iter().all(|gvk| gvk.is_secret()), "the recorded kind alone: {:?}", demand.kinds);
+        let now = NOW + Duration::from_mins(1);
+        assert!(requests(&mut engine, now).is_empty());
+        assert!(engine.informed());
+        let conditions = engine.statuses(now, Timestamp::UNIX_EPOCH).remove(0).status.conditions;
+        let found = conditions.iter().find(|one| one.type_ == "SourcesFound").unwrap();
+        assert_eq!(found.reason, "SourceRefused");
+        assert!(found.message.contains(flag), "{}", found.message);
+        let denied = engine.progress("a", now).denied;
+        assert!(denied.len() == 1 && denied[0].contains("OutOfReach"), "{denied:?}");
+    }
+}
+
+/// The Role for a new namespace may come after it, from a pod that runs in it.
+#[test]
+fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
+    for (reach, held) in [(confined(), false), (Reach::default(), true)] {
+        let mut engine = engine(Role::Injector, reach, ("Secret", "platform"), &["a"]);
+        engine.claim("a", NOW);
+        let request = requests(&mut engine, NOW).remove(0);
+        assert_eq!(request.ticket.verb, Verb::Create);
+        let failure = Failure { reason: Reason::Forbidden, message: "denied".into() };
+        engine.outcome(&request.ticket, Outcome::Refused(failure), NOW);
+        let progress = engine.progress("a", NOW);
+        assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
+        assert!(progress.settled());
+    }
+}
