@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write, copy},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subject};
 use kube::{Api, api::PostParams};
 use serde::Deserialize;
 
@@ -32,7 +33,7 @@ pub struct PairBuilder {
     reconciler: bool,
     webhook_args: Vec<String>,
     reconciler_args: Vec<String>,
-    shipped_rights: bool,
+    rights: Option<PathBuf>,
     quiet: bool,
 }
 
@@ -43,7 +44,7 @@ impl Default for PairBuilder {
             reconciler: true,
             webhook_args: Vec::new(),
             reconciler_args: Vec::new(),
-            shipped_rights: false,
+            rights: None,
             quiet: false,
         }
     }
@@ -80,8 +81,14 @@ impl PairBuilder {
 
     /// Both programs may do what `manifests/kustomize` lets them, and no more. Default: everything.
     #[must_use]
-    pub fn shipped_rights(mut self) -> Self {
-        self.shipped_rights = true;
+    pub fn shipped_rights(self) -> Self {
+        self.rights_of(Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/kustomize"))
+    }
+
+    /// Likewise by this kustomization.
+    #[must_use]
+    pub fn rights_of(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.rights = Some(folder.into());
         self
     }
 
@@ -104,11 +111,11 @@ impl PairBuilder {
         let user = |name: &str| {
             // RBAC and flow control know a service account by its user name, whatever it authenticates with.
             let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
-            control_plane.user(if self.shipped_rights { &account } else { name }, &[])
+            control_plane.user(if self.rights.is_some() { &account } else { name }, &[])
         };
         let (webhook_user, reconciler_user) = (user("mimeo-webhook")?, user("mimeo-reconciler")?);
-        if self.shipped_rights {
-            install_rights(control_plane)?;
+        if let Some(folder) = &self.rights {
+            install_rights(control_plane, folder).await?;
         } else {
             for user in [&webhook_user, &reconciler_user] {
                 grant(&client, user).await?;
@@ -280,11 +287,10 @@ fn get(port: u16, path: &str) -> Result<String> {
 }
 
 /// What the manifests say about rights and flow control.
-fn install_rights(control_plane: &ControlPlane) -> Result<()> {
+async fn install_rights(control_plane: &ControlPlane, folder: &Path) -> Result<()> {
     const KINDS: [&str; 6] =
         ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "PriorityLevelConfiguration", "FlowSchema"];
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/kustomize");
-    let rendered = run(control_plane.kubectl()?.args(["kustomize", folder]))?;
+    let rendered = run(control_plane.kubectl()?.arg("kustomize").arg(folder))?;
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(&rendered) {
         let object = serde_json::Value::deserialize(document).context("failed to read a manifest")?;
@@ -295,7 +301,17 @@ fn install_rights(control_plane: &ControlPlane) -> Result<()> {
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": documents});
     let mut file = tempfile::NamedTempFile::with_suffix(".json").context("failed to make a file")?;
     file.write_all(list.to_string().as_bytes()).context("failed to write a file")?;
-    run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path())).map(drop)
+    run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path()))?;
+    // The controller manager adds up the rights on objects.
+    let roles: Api<ClusterRole> = Api::all(control_plane.client().await?);
+    for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
+        eventually(STARTING, format!("the rules of ClusterRole {name}"), || async {
+            let rules = roles.get(name).await?.rules.unwrap_or_default();
+            Ok((!rules.is_empty()).then_some(()))
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 fn run(command: &mut Command) -> Result<String> {

@@ -118,7 +118,7 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
         let demand = engine.demand();
         let asked = demand.sources.keys().map(|source: &SourceRef| source.to_string()).collect::<Vec<_>>();
         assert!(asked.is_empty(), "{asked:?}");
-        assert!(demand.kinds.iter().all(|gvk| gvk.is_secret()), "the recorded kind alone: {:?}", demand.kinds);
+        assert!(demand.kinds.iter().all(GroupVersionKind::is_secret), "the recorded kind alone: {:?}", demand.kinds);
         let now = NOW + Duration::from_mins(1);
         assert!(requests(&mut engine, now).is_empty());
         assert!(engine.informed());
