@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use http::Request;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use mimeo_api::TransformPolicy;
+use mimeo_api::{ClusterReplicationStatus, TransformPolicy};
 use mimeo_tests::scenario::{
     SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, of, put, relabel, rule, stranger, uid, value, version,
     wait_for, wait_gone,
@@ -263,7 +264,7 @@ async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> 
 }
 
 #[tokio::test]
-async fn what_is_in_a_secret_is_in_no_log_no_status_no_metric_and_no_answer() -> Result<()> {
+async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_answer() -> Result<()> {
     let scene = STAGE.scene("silent").await?;
     let namespaces = scene.namespaces(3).await?;
     let secret = unique("hunter");
@@ -292,10 +293,11 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_metric_and_no_answer() ->
     put(&scene.secrets(&namespaces[1]), "registry", &[("token", &format!("{secret}-theirs"))]).await?;
     scene.wait_secret(&namespaces[1], "registry", |copy| value(copy, "token").as_ref() == Some(&secret)).await?;
     let taken = scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    let (patched, mut answers) = patch_adopt_and_guard(&scene, &namespaces, &secret).await?;
     // What people are told: on a pod that goes without a copy, and of reviews that nobody can read to their end.
     scene.wait_condition(&invalid.name, "BarrierActive", "True", "Active").await?;
     let args = ["run", "first", "--image=example.com/app:1", "--namespace", &scene.namespace().await?];
-    let mut answers = kubectl(&scene.setting.control_plane, args)?;
+    answers += &kubectl(&scene.setting.control_plane, args)?;
     assert!(answers.contains("Warning:") && answers.contains("invalid"), "{answers}");
     let webhook = stranger(&scene.setting.pair.url())?;
     for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
@@ -312,11 +314,55 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_metric_and_no_answer() ->
     // The last character may carry over into what follows.
     let encoded = encoded.as_str().context("no text")?.trim_end_matches('=').to_owned();
     let encoded = &encoded[..encoded.len() - 1];
-    let told = scene.setting.log() + &metrics + &answers + &json!([rejected, taken, policy]).to_string();
+    let events: Api<Event> = Api::all(scene.client.clone());
+    let events = eventually(SOON, "an Event about the rule", || async {
+        let told = events.list(&ListParams::default()).await?.items;
+        let about = |event: &Event| event.regarding.iter().any(|object| object.name.as_deref() == Some(&scene.tag));
+        Ok(told.iter().any(about).then_some(told))
+    })
+    .await?;
+    let told = scene.setting.log() + &metrics + &answers + &json!([rejected, taken, policy, patched]).to_string();
     assert!(told.contains(&scene.tag) && told.contains("TRACE"), "it is told at all");
+    let told = told + &serde_json::to_string(&events)?;
     let betrayed: Vec<_> = told.lines().filter(|line| line.contains(&secret) || line.contains(encoded)).collect();
     assert!(betrayed.is_empty(), "{betrayed:#?}");
     Ok(())
+}
+
+/// A Secret's content meets a patch that doesn't fit it, an object that may be adopted and one that may not, and a copy that
+/// nobody may change. What a status and the answers say of that.
+async fn patch_adopt_and_guard(
+    scene: &Scene<'_>,
+    namespaces: &[String],
+    secret: &str,
+) -> Result<(Vec<ClusterReplicationStatus>, String)> {
+    let named = |name: &str| {
+        let rule = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+        rule.secret(&scene.home, "registry").named(name)
+    };
+    let unlike = json!([{"op": "test", "path": "/data/token", "value": "bm90aGluZw=="}]);
+    let unlike = named("patched").set("transform", json!({"jsonPatch": unlike}));
+    unlike.create(&scene.client).await?;
+    let patched = scene.wait_condition(&unlike.name, "SourcesFound", "False", "SourceRefused").await?;
+
+    create_secret(&scene.client, &namespaces[0], "adopted", &[("token", secret)]).await?;
+    create_secret(&scene.client, &namespaces[1], "adopted", &[("token", &format!("{secret}-else"))]).await?;
+    let adopting = named("adopted").set("conflictPolicy", json!("Adopt"));
+    adopting.create(&scene.client).await?;
+    let adopted = scene.wait_condition(&adopting.name, "Ready", "False", "CopiesFailed").await?;
+    assert_eq!(adopted.copies.map(|copies| copies.failed), Some(1), "{adopted:#?}");
+
+    let guarding = named("guarded").set("driftPolicy", json!("Deny"));
+    guarding.create(&scene.client).await?;
+    scene.wait_synced(&guarding.name).await?;
+    let edit = json!({"stringData": {"token": format!("{secret}-edited")}});
+    let refused = eventually(SOON, "the edit to be refused", || async {
+        let edited =
+            scene.secrets(&namespaces[2]).patch("guarded", &PatchParams::default(), &Patch::Merge(&edit)).await;
+        Ok(edited.err())
+    })
+    .await?;
+    Ok((vec![patched, adopted], format!("{refused:?}\n{refused}\n")))
 }
 
 // ---- races ----
