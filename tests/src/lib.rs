@@ -22,6 +22,7 @@
 //! ```
 
 mod audit;
+pub mod author;
 mod binaries;
 mod control_plane;
 mod guard;

@@ -1,100 +1,19 @@
 //! A rule has Mimeo do nothing that its author may not: users of limited rights, who may all write rules and policies.
 
 use anyhow::{Result, bail};
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 use mimeo_api::{ClusterReplication, TransformPolicy};
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Stage, apply, create, merge, rule, value};
+use mimeo_tests::author::{Author, WRITE, grant, secrets};
+use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Stage, create, merge, rule, value};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
 
 /// With the rights that are shipped: asking what users may do is one of them.
 static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipped_rights());
 
-/// Everything that a rule does with Secrets, but for reading its source.
-const WRITE: [&str; 3] = ["create", "update", "delete"];
-
-fn secrets(verbs: &[&str]) -> Value {
-    json!({"apiGroups": [""], "resources": ["secrets"], "verbs": verbs})
-}
-
 fn of_rbac(resources: &[&str], verbs: &[&str]) -> Value {
     json!({"apiGroups": ["rbac.authorization.k8s.io"], "resources": resources, "verbs": verbs})
-}
-
-/// Somebody who may write rules and policies, and nothing else yet.
-struct Author<'a> {
-    scene: &'a Scene<'a>,
-    name: String,
-    client: Client,
-}
-
-impl<'a> Author<'a> {
-    async fn new(scene: &'a Scene<'a>, groups: &[&str]) -> Result<Self> {
-        let name = unique(&scene.tag);
-        let client = scene.setting.control_plane.user(&name, groups)?.client().await?;
-        let author = Self { scene, name, client };
-        let kinds = ["clusterreplications", "transformpolicies"];
-        let rules =
-            json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["get", "create", "update", "patch"]});
-        author.may(None, &rules).await?;
-        Ok(author)
-    }
-
-    /// From now on they may do this, too: there, or everywhere.
-    async fn may(&self, namespace: Option<&str>, rules: &Value) -> Result<()> {
-        grant(self.scene, "User", &self.name, namespace, rules).await
-    }
-
-    /// Waits until creating the rule is refused with these words. What was granted takes a moment to be known.
-    async fn refused(&self, rule: &RuleSpec, words: &[&str]) -> Result<String> {
-        self.refused_as(&PostParams::default(), rule, words).await
-    }
-
-    async fn refused_as(&self, params: &PostParams, rule: &RuleSpec, words: &[&str]) -> Result<String> {
-        let (rules, object) =
-            (Api::<ClusterReplication>::all(self.client.clone()), serde_json::from_value(rule.object())?);
-        let message = eventually(SOON, format!("{} refused: {words:?}", rule.name), || async {
-            match rules.create(params, &object).await {
-                Err(kube::Error::Api(status)) if status.code == 403 => {
-                    let so = words.iter().all(|word| status.message.contains(word));
-                    if so { Ok(Some(status.message.clone())) } else { bail!("{}", status.message) }
-                }
-                Err(error) => bail!("{error}"),
-                Ok(_) => bail!("it was accepted"),
-            }
-        })
-        .await?;
-        let rules: Api<ClusterReplication> = Api::all(self.scene.client.clone());
-        assert!(rules.get_opt(&rule.name).await?.is_none(), "refused and stored");
-        Ok(message)
-    }
-
-    /// Waits until the rule is accepted.
-    async fn accepted(&self, rule: &RuleSpec) -> Result<()> {
-        eventually(SOON, format!("{} accepted", rule.name), || async {
-            Ok(Some(create(&self.client, "clusterreplications", &rule.object()).await?))
-        })
-        .await?;
-        Ok(())
-    }
-}
-
-/// Lets a user or a group do this: there, or everywhere.
-async fn grant(scene: &Scene<'_>, to: &str, name: &str, namespace: Option<&str>, rules: &Value) -> Result<()> {
-    let (role, binding) =
-        if namespace.is_some() { ("Role", "RoleBinding") } else { ("ClusterRole", "ClusterRoleBinding") };
-    let (api_version, called) = ("rbac.authorization.k8s.io/v1", unique(&scene.tag));
-    let metadata = json!({"name": called, "namespace": namespace});
-    let role_ref = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": called});
-    let subject = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": to, "name": name});
-    let role = json!({"apiVersion": api_version, "kind": role, "metadata": metadata, "rules": [rules]});
-    apply(&scene.client, &role).await?;
-    let binding = json!({
-        "apiVersion": api_version, "kind": binding, "metadata": metadata, "roleRef": role_ref, "subjects": [subject],
-    });
-    apply(&scene.client, &binding).await?;
-    Ok(())
 }
 
 /// A rule of the scene's source, without targets yet.

@@ -2,72 +2,48 @@
 //!
 //! Fails closed: what can't be asked isn't held.
 
+use std::collections::BTreeMap;
+
 use futures::future::try_join_all;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use kube::{Api, Client, api::PostParams};
+use kube::Client;
 use mimeo_core::{
     admission::{come_again, forbid},
-    authority::{Need, Right},
+    authority::{Finding, Need, Right, find, lacks},
     review::{User, Verdict},
 };
-use mimeo_runtime::client::{Fault, status, within};
+use mimeo_runtime::{
+    authority::is_allowed,
+    client::{Fault, status},
+};
 use tokio::time::Instant;
 use tracing::warn;
 
 /// Reviews at once. The API server answers each from memory.
 const PARALLEL: usize = 16;
-/// Most missing rights that one refusal names.
-const NAMED: usize = 5;
 
 /// Asks for all that is needed, at most twice in a row: for each need, and where that is denied, for what is enough instead.
 ///
 /// # Errors
 /// The refusal, with what is missing; or that nobody could say.
 pub(crate) async fn check(client: &Client, user: &User, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
-    let denied = denied(client, user, needs, |need| &need.right, deadline).await?;
-    let (partial, whole): (Vec<&Need>, Vec<&Need>) = denied.into_iter().partition(|need| !need.instead.is_empty());
-    let instead: Vec<&Right> = partial.into_iter().flat_map(|need| &need.instead).collect();
-    let mut missing: Vec<&Right> = whole.into_iter().map(|need| &need.right).collect();
-    missing.extend(self::denied(client, user, &instead, |right| right, deadline).await?.into_iter().copied());
-    if missing.is_empty() {
-        return Ok(());
+    let mut answers: BTreeMap<&Right, bool> = BTreeMap::new();
+    loop {
+        let open = match find(needs, |right| answers.get(right).copied()) {
+            Finding::Held => return Ok(()),
+            Finding::Lacks(missing) => {
+                return Err(forbid(format!(
+                    "{}; whoever writes it must hold these rights",
+                    lacks(&user.name, &missing)
+                )));
+            }
+            Finding::Ask(open) => open,
+        };
+        for some in open.chunks(PARALLEL) {
+            let asked = some.iter().map(|right| is_allowed(client, user, right, deadline));
+            let answered = try_join_all(asked).await.map_err(|error| unanswered(user, &error))?;
+            answers.extend(some.iter().copied().zip(answered));
+        }
     }
-    Err(forbid(refusal(&user.name, &missing)))
-}
-
-fn refusal(user: &str, missing: &[&Right]) -> String {
-    let named: Vec<String> = missing.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = match missing.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("user {user:?} may not {}{more}; whoever writes it must hold these rights", named.join(", "))
-}
-
-/// Those of `all` whose right the user doesn't hold, in their order.
-async fn denied<'a, T>(
-    client: &Client,
-    user: &User,
-    all: &'a [T],
-    right: fn(&T) -> &Right,
-    deadline: Instant,
-) -> Result<Vec<&'a T>, Verdict> {
-    let mut denied = Vec::new();
-    for some in all.chunks(PARALLEL) {
-        let answers = try_join_all(some.iter().map(|one| is_allowed(client, user, right(one), deadline))).await;
-        let answers = answers.map_err(|error| unanswered(user, &error))?;
-        denied.extend(some.iter().zip(answers).filter_map(|(one, allowed)| (!allowed).then_some(one)));
-    }
-    Ok(denied)
-}
-
-/// Whether the user holds the right.
-pub(crate) async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
-    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    let left = deadline.saturating_duration_since(Instant::now());
-    let answer = within(left, reviews.create(&PostParams::default(), &review(user, right))).await?;
-    // An evaluation error beside a "no" is a dangling binding more often than not, and no "yes" anyway.
-    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 fn unanswered(user: &User, error: &kube::Error) -> Verdict {
@@ -79,32 +55,6 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
     // Coming again is of no use.
     let message = "Mimeo may not ask what users may do: it lacks create on subjectaccessreviews.authorization.k8s.io";
     Verdict::Deny { code: 500, reason: "InternalError", message: message.into(), retry_after_seconds: None }
-}
-
-fn review(user: &User, right: &Right) -> SubjectAccessReview {
-    let User { name, uid, groups, extra } = user;
-    let Right { verb, group, resource, namespace, name: object } = right;
-    let attributes = ResourceAttributes {
-        verb: Some((*verb).to_owned()),
-        group: Some(group.to_string()),
-        // Not one of the kind's versions, but the kind.
-        version: Some("*".into()),
-        resource: Some(resource.to_string()),
-        namespace: namespace.as_ref().map(ToString::to_string),
-        name: object.as_ref().map(ToString::to_string),
-        ..ResourceAttributes::default()
-    };
-    SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: Some(name.clone()),
-            uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
-            groups: Some(groups.clone()),
-            extra: Some(extra.clone()),
-            resource_attributes: Some(attributes),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
-    }
 }
 
 #[cfg(test)]

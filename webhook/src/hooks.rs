@@ -13,13 +13,13 @@ use axum::{
 use kube::Client;
 use mimeo_core::{
     admission::come_again,
-    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH},
+    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH, STAMPS_PATH},
     review::{Request, Verdict, encode},
 };
-use mimeo_runtime::{discovery::Discovery, driver::Handle, duration};
+use mimeo_runtime::{discovery::Discovery, driver::Handle, duration, seal::Keyring};
 use serde::Deserialize;
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     time::{Instant, timeout_at},
 };
 use tracing::warn;
@@ -31,7 +31,7 @@ use crate::{
     metrics::{Hook, Metrics},
     namespaces, objects,
     policies::Policies,
-    rules, sources,
+    rules, sources, stamps,
     turns::Turns,
 };
 
@@ -50,6 +50,8 @@ pub(crate) struct App {
     pub(crate) discovery: Arc<Discovery>,
     /// The policies.
     pub(crate) policies: Arc<Policies>,
+    /// What stamps are sealed with.
+    pub(crate) keyring: watch::Receiver<Keyring>,
     /// Counters.
     pub(crate) metrics: Metrics,
     /// How long one request may be held.
@@ -72,6 +74,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(NAMESPACES_PATH, post(namespaces_hook))
         .route(BARRIER_PATH, post(barrier_hook))
         .route(&format!("{OBJECTS_PATH}{{policy}}"), post(objects_hook))
+        .route(STAMPS_PATH, post(stamps_hook))
         .route(RULES_PATH, post(rules_hook))
         .route(COPIES_PATH, post(copies_hook))
         .route(SOURCES_PATH, post(sources_hook))
@@ -119,6 +122,13 @@ async fn objects_hook(
 ) -> Response {
     match Review::open(&app, Hook::Objects, &asked, body).await {
         Ok(review) => review.answer(objects::decide(&app, &policy, &review.request)).await,
+        Err(answer) => answer,
+    }
+}
+
+async fn stamps_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+    match Review::open(&app, Hook::Stamps, &asked, body).await {
+        Ok(review) => review.answer(stamps::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }

@@ -13,6 +13,7 @@ mod policies;
 mod register;
 mod rules;
 mod sources;
+mod stamps;
 mod turns;
 mod warnings;
 
@@ -34,6 +35,7 @@ use mimeo_runtime::{
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
     observer::Observer,
+    seal::{self, Keyring},
     server::{self, Check, Readiness},
     shutdown::Shutdown,
     telemetry::registry,
@@ -107,6 +109,7 @@ async fn main() -> anyhow::Result<()> {
         client: clients.requests.clone(),
         discovery: Arc::new(Discovery::new(clients.requests.clone())),
         policies: Arc::default(),
+        keyring: seal::follow(&clients, &identity.namespace, true),
         metrics: counters,
         barrier_wait: flags.hooks.barrier_wait,
         held: Semaphore::new(flags.hooks.barrier_max_held),
@@ -140,6 +143,7 @@ struct Checks {
     informed: Check,
     policies: Check,
     certificate: Check,
+    sealed: Check,
     registered: Check,
 }
 
@@ -149,6 +153,7 @@ impl Checks {
             informed: readiness.check("rules, namespaces and sources read"),
             policies: readiness.check("policies listed"),
             certificate: readiness.check("certificate served"),
+            sealed: readiness.check("key for the authors of rules read"),
             registered: readiness.check("hooks registered"),
         }
     }
@@ -199,6 +204,11 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
     let (policies, client) = (app.policies.clone(), clients.watches.clone());
     tokio::spawn(async move { policies.follow(client, || listed.set(true)).await });
     tokio::spawn(informed(app.handle.clone(), checks.informed.clone()));
+    let (mut keyring, sealed) = (app.keyring.clone(), checks.sealed.clone());
+    tokio::spawn(async move {
+        // Ends with the runtime otherwise.
+        sealed.set(keyring.wait_for(|ring| matches!(ring, Keyring::Holds(_))).await.is_ok());
+    });
     let tools = Tools { writer, limiter, discovery: app.discovery.clone() };
     let handle = app.handle.clone();
     tokio::spawn(async move {

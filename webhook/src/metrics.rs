@@ -23,6 +23,7 @@ pub(crate) enum Hook {
     Namespaces,
     Barrier,
     Objects,
+    Stamps,
     Rules,
     Copies,
     Sources,

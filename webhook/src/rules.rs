@@ -12,6 +12,7 @@ use kube::{
 };
 use mimeo_api::{ClusterReplication, TransformPolicy, names};
 use mimeo_core::{
+    admission::forbid,
     authority::{Need, of_policy, of_rule},
     kind::{GroupVersionKind, Resource},
     policy::Policy,
@@ -24,7 +25,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
-use crate::{authority, hooks::App, warnings};
+use crate::{authority, hooks::App, stamps::key, warnings};
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let Some(object) = &request.object else { return Verdict::ALLOW };
@@ -68,6 +69,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authorize(app, request, &needs, deadline).await?;
+    check_stamp(app, request, object)?;
     let mut warnings = kinds.warnings();
     let refused = rule.sources.iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
@@ -97,6 +99,28 @@ async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Insta
         info!(kind = %request.kind.kind, name, message, "author refused");
     }
     checked
+}
+
+/// Whether the request's user may do all that the object does.
+///
+/// # Errors
+/// The refusal, or that nobody could say.
+pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: Instant) -> Result<(), Verdict> {
+    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?;
+    let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
+    let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
+    authority::check(&app.client, &request.user, &needs, deadline).await
+}
+
+/// Whether the stamp is of just this spec and user: the object is as it will be stored.
+fn check_stamp(app: &App, request: &Request, object: &Value) -> Result<(), Verdict> {
+    let author = key(app).and_then(|key| key.author(&request.kind.kind, object));
+    if author.as_ref() == Some(&request.user) {
+        return Ok(());
+    }
+    let message = "Mimeo's hook rules.mimeo.dev, which notes the author, was not asked, or what it noted was changed afterwards by \
+                   another admission webhook or policy";
+    Err(forbid(message.into()))
 }
 
 /// What discovery says of some kinds; one that wasn't answered about in time is left out.

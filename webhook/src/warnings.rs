@@ -15,11 +15,11 @@ use mimeo_core::{
     rights::{self, Program, ProgramRight},
     rule::{Retain, Rule},
 };
-use mimeo_runtime::client::Fault;
+use mimeo_runtime::{authority::is_allowed, client::Fault};
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::{authority, hooks::App};
+use crate::hooks::App;
 
 /// Most contests that are told one by one.
 const CONTESTS: usize = 3;
@@ -84,7 +84,7 @@ pub(crate) async fn missing_rights(
 /// The right, if any of the program's users lacks it; in doubt they don't.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
-        match authority::is_allowed(&app.client, &user, &need.right(), deadline).await {
+        match is_allowed(&app.client, &user, &need.right(), deadline).await {
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {

@@ -157,7 +157,8 @@ fn remove_mark() -> Patch {
     patch(json!([{"op": "remove", "path": MARK_POINTER}]))
 }
 
-fn patch(operations: Value) -> Patch {
+/// These operations, which are of the patch's own form.
+pub(crate) fn patch(operations: Value) -> Patch {
     serde_json::from_value(operations).expect("a literal of the patch's own form")
 }
 

@@ -25,6 +25,9 @@ const OF_POLICIES: &[&str] = &["update"];
 /// Most rights in single namespaces that one rule is checked for. Beyond, its author must hold them in all namespaces.
 const MOST: usize = 256;
 
+/// Most missing rights that a message names.
+const NAMED: usize = 5;
+
 /// To do one thing to objects of one kind.
 ///
 /// Prints as `get secrets/registry in namespace platform` and `create roles.rbac.authorization.k8s.io in all namespaces`.
@@ -96,6 +99,54 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
 pub fn of_policy(policy: &Policy, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
     let write = to_write(OF_POLICIES, policy.kinds.iter(), &look_up);
     write.into_iter().map(|right| Need { right, instead: vec![] }).collect()
+}
+
+/// What the answers that there are come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding<'a> {
+    /// Whether these rights are held must be known, too.
+    Ask(Vec<&'a Right>),
+    /// All that is needed is held.
+    Held,
+    /// These rights are missing.
+    Lacks(Vec<&'a Right>),
+}
+
+/// Whether somebody holds all that is needed; `held` has the answers so far. What is held everywhere isn't asked for in single
+/// namespaces.
+pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
+    let (mut open, mut missing) = (Vec::new(), Vec::new());
+    for need in needs {
+        match held(&need.right) {
+            None => open.push(&need.right),
+            Some(true) => {}
+            Some(false) if need.instead.is_empty() => missing.push(&need.right),
+            Some(false) => {
+                for right in &need.instead {
+                    match held(right) {
+                        None => open.push(right),
+                        Some(true) => {}
+                        Some(false) => missing.push(right),
+                    }
+                }
+            }
+        }
+    }
+    match (open.is_empty(), missing.is_empty()) {
+        (false, _) => Finding::Ask(open),
+        (true, true) => Finding::Held,
+        (true, false) => Finding::Lacks(missing),
+    }
+}
+
+/// What a user may not do, to people.
+pub fn lacks(user: &str, missing: &[&Right]) -> String {
+    let named: Vec<String> = missing.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("user {user:?} may not {}{more}", named.join(", "))
 }
 
 /// The namespaces that the rule targets, if it names each of them.
@@ -253,6 +304,32 @@ mod tests {
             told(&got)[..2],
             ["get *.example.com/one in namespace platform", "create *.example.com in all namespaces"]
         );
+    }
+
+    #[test]
+    fn what_is_not_held_everywhere_is_asked_for_where_it_is_needed() {
+        let needs = needs(&[secret("a")], &[json!({"namespaces": ["one", "two"]})]);
+        let find = |held: fn(&Right) -> Option<bool>| match find(&needs, held) {
+            Finding::Ask(rights) => rights.into_iter().map(|right| format!("{right}?")).collect(),
+            Finding::Held => vec![],
+            Finding::Lacks(rights) => rights.into_iter().map(ToString::to_string).collect::<Vec<_>>(),
+        };
+        let first: Vec<String> = needs.iter().map(|need| format!("{}?", need.right)).collect();
+        assert_eq!(find(|_| None), first);
+        assert_eq!(find(|_| Some(true)), [""; 0]);
+        assert_eq!(find(|right| Some(right.verb == "get" || right.namespace.is_some())), [""; 0]);
+        let deletes =
+            |right: &Right| (right.verb != "delete" || right.namespace.is_some()).then_some(right.verb != "create");
+        assert_eq!(
+            find(deletes),
+            ["delete secrets in all namespaces?"],
+            "what is missing for certain is told when all is known",
+        );
+        let create = ["create secrets in namespace one", "create secrets in namespace two"];
+        assert_eq!(find(|right| Some(right.verb != "create")), create);
+        assert_eq!(find(|right| Some(right.verb != "get")), ["get secrets/a in namespace platform"]);
+        assert_eq!(lacks("ann", &[&needs[0].right]), r#"user "ann" may not get secrets/a in namespace platform"#);
+        assert!(lacks("ann", &[&needs[0].right; 7]).ends_with(" and 2 more"));
     }
 
     #[test]

@@ -25,5 +25,6 @@ pub mod seeds;
 pub mod selection;
 pub mod slot;
 pub mod sources;
+pub mod stamp;
 pub mod template;
 pub mod transform;

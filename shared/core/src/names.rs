@@ -52,6 +52,12 @@ pub const SEEDED: &str = "mimeo.dev/seeded";
 /// rule, or on the kinds `ConfigMap` for a rule that no longer exists.
 pub const CONFIRM_DELETION: &str = "mimeo.dev/confirm-deletion";
 
+/// Annotation on every rule: who last wrote its spec, as [`stamp::author`](crate::stamp::author) writes one. Set by the webhook,
+/// whatever whoever writes the rule puts there.
+pub const AUTHOR: &str = "mimeo.dev/author";
+/// Annotation beside [`AUTHOR`]: the keyed hash without which that says nothing.
+pub const SEAL: &str = "mimeo.dev/author-seal";
+
 /// Annotation on the kinds `ConfigMap`: uid of the CRD that rules lived under when copies were first written. Another one
 /// served since means that the rules were lost with it, not deleted.
 pub const CRD_UID: &str = "mimeo.dev/crd-uid";

@@ -38,6 +38,8 @@ pub const NAMESPACES_PATH: &str = "/mutate/namespaces";
 pub const BARRIER_PATH: &str = "/mutate/barrier";
 /// What the path of a policy's hook begins with; the policy's name follows.
 pub const OBJECTS_PATH: &str = "/mutate/objects/";
+/// Path of the hook that stamps rules with their author.
+pub const STAMPS_PATH: &str = "/mutate/rules";
 /// Path of the hook that checks rules and policies.
 pub const RULES_PATH: &str = "/validate/rules";
 /// Path of the hook that warns whoever deletes a source.
@@ -105,9 +107,9 @@ pub enum Endpoint {
 }
 
 impl Registration {
-    /// The `MutatingWebhookConfiguration` of namespaces and of the barrier.
+    /// The `MutatingWebhookConfiguration` of namespaces, of the barrier, and of rules.
     pub fn mutating(&self) -> Value {
-        self.configuration("MutatingWebhookConfiguration", NAME, &[self.namespaces(), self.barrier()])
+        self.configuration("MutatingWebhookConfiguration", NAME, &[self.namespaces(), self.barrier(), self.stamps()])
     }
 
     /// The `ValidatingWebhookConfiguration` of rules and policies, and of copies that nobody may change.
@@ -230,6 +232,28 @@ impl Registration {
             "timeoutSeconds": TIMEOUT,
             "matchPolicy": "Equivalent",
             "reinvocationPolicy": "Never",
+            "admissionReviewVersions": ["v1"],
+        })
+    }
+
+    /// Fails closed: nobody but this hook can say who the author of a rule is, and without one the rule does nothing.
+    fn stamps(&self) -> Value {
+        json!({
+            "name": "rules.mimeo.dev",
+            "clientConfig": self.client_config(STAMPS_PATH),
+            "rules": [{
+                "apiGroups": [mimeo_api::names::GROUP], "apiVersions": [mimeo_api::names::VERSION],
+                "resources": ["clusterreplications"],
+                "operations": ["CREATE", "UPDATE"], "scope": "Cluster",
+            }],
+            "namespaceSelector": {},
+            "objectSelector": {},
+            "failurePolicy": FailurePolicy::Fail,
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT,
+            "matchPolicy": "Equivalent",
+            // A later hook may change the spec, to which the stamp belongs.
+            "reinvocationPolicy": "IfNeeded",
             "admissionReviewVersions": ["v1"],
         })
     }

@@ -78,7 +78,7 @@ pub struct Request {
 
 /// Who sends a request, as the API server authenticated them. Of uid, groups and extra nothing is kept but where Mimeo's own
 /// kinds are written.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct User {
     /// Their name.
     pub name: String,

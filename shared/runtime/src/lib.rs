@@ -2,6 +2,7 @@
 //!
 //! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-core`.
 
+pub mod authority;
 pub mod body;
 mod call;
 pub mod certificates;
@@ -15,6 +16,7 @@ pub mod lease;
 pub mod limiter;
 pub mod observer;
 pub mod reach;
+pub mod seal;
 pub mod server;
 pub mod shutdown;
 pub mod telemetry;
