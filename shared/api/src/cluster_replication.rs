@@ -87,7 +87,9 @@ pub struct ClusterReplicationSpec {
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply, others may own further fields. CreateOnce: created where nothing
+    /// How copies are written. Apply: by server-side apply; fields, keys, labels and annotations that others add stay. Replace:
+    /// likewise, and what others add is removed, but for finalizers and owner references; not for kinds into which
+    /// controllers write (a Deployment, a PersistentVolumeClaim), which would be undone again and again. CreateOnce: created where nothing
     /// has their name, and never updated, restored or deleted after that; what is there already counts as created, unless
     /// conflictPolicy is Overwrite. What was created is remembered in the namespace's annotation mimeo.dev/seeded, for
     /// as long as the namespace exists; without the annotation what is missing is created again. Default: Apply.
@@ -190,6 +192,8 @@ pub enum Strategy {
     /// Server-side apply: fields that others own stay theirs.
     #[default]
     Apply,
+    /// Exclusive: what others add is removed.
+    Replace,
     /// Created once, and then its namespace's owner's.
     CreateOnce,
 }

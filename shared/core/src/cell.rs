@@ -68,6 +68,8 @@ pub struct Cell {
     pub stuck: bool,
     /// Whether what is here, not being ours, has the content that is wanted.
     pub content: Content,
+    /// Whether a repair of ours goes on: others' claims on fields of ours have to go, or have gone and the fields may follow.
+    pub unfinished: bool,
     /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
     pub proven: bool,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
@@ -100,6 +102,8 @@ pub enum Step {
     Take(Uid, u64, Why),
     /// Have the server say, without writing, whether an object that isn't ours, of this version, has the copy's content.
     Compare(Uid, u64),
+    /// Make the fields of our copy with this uid ours alone, if it is still of this version.
+    Claim(Uid, u64, Why),
     /// Read what is there.
     Look,
     /// Have the server say which fields a write would own, without writing.
@@ -123,6 +127,10 @@ pub enum Why {
     SilentlyChanged,
     /// The object changed, and whether a field of ours did can't be told.
     Unproven,
+    /// Somebody removed our entry from `managedFields`.
+    Disowned,
+    /// Others own fields that are to be ours alone, or to go.
+    Shared,
     /// Somebody removed the label that the watch selects by.
     LabelRemoved,
     /// The rule was deleted.
@@ -252,6 +260,7 @@ impl Cell {
             condemned: None,
             stuck: false,
             content: Content::Unknown,
+            unfinished: false,
             proven: false,
             repaired: 0,
         }
@@ -285,8 +294,9 @@ impl Cell {
         }
     }
 
-    /// What makes this cell hold the rendering with that checksum, under that policy for what isn't ours.
-    pub fn compare(&self, checksum: Checksum, reference: Reference, policy: ConflictPolicy) -> Step {
+    /// What makes this cell hold the rendering with that checksum, and nothing else if it is to be `exclusive`, under that policy for
+    /// what isn't ours.
+    pub fn compare(&self, checksum: Checksum, reference: Reference, policy: ConflictPolicy, exclusive: bool) -> Step {
         let seen = match &self.belief {
             Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
             Belief::Vanished(_) => return Step::Create(Why::Vanished),
@@ -297,12 +307,25 @@ impl Cell {
         if seen.deleting {
             return Step::Leave(Leave::Deleting);
         }
-        let Some(entry) = seen.entry else { return self.conflict(seen, policy) };
+        if !seen.ours() {
+            return self.conflict(seen, policy);
+        }
+        let Some(entry) = seen.entry else { return Step::Apply(seen.uid, Why::Disowned) };
         if seen.checksum != Some(checksum) {
+            // What the change takes away would stay if it were others', too.
+            if seen.claim().is_some() && !self.unfinished {
+                return Step::Claim(seen.uid, seen.version, Why::Changed);
+            }
             return Step::Apply(seen.uid, Why::Changed);
         }
         if !seen.labelled {
             return Step::Apply(seen.uid, Why::LabelRemoved);
+        }
+        if seen.claim().is_some_and(|claim| claim.presses(exclusive)) {
+            return Step::Claim(seen.uid, seen.version, Why::Shared);
+        }
+        if self.unfinished {
+            return Step::Apply(seen.uid, Why::Shared);
         }
         if self.good.is_some_and(|good| good.version == seen.version) {
             return Step::Leave(Leave::UpToDate);
@@ -323,6 +346,9 @@ impl Cell {
     /// What to do about an object that isn't ours.
     fn conflict(&self, seen: &Seen, policy: ConflictPolicy) -> Step {
         match (policy, self.content) {
+            // Whoever may patch it can make any object look so. One that has the copy's content loses nothing by becoming it.
+            (ConflictPolicy::Fail, Content::Unknown) if seen.stripped => Step::Compare(seen.uid, seen.version),
+            (ConflictPolicy::Fail, Content::Same) if seen.stripped => Step::Take(seen.uid, seen.version, Why::Disowned),
             (ConflictPolicy::Fail, _) => Step::Leave(Leave::Foreign(Spared::ByPolicy)),
             (ConflictPolicy::Overwrite, _) => Step::Take(seen.uid, seen.version, Why::Overwritten),
             (ConflictPolicy::Adopt, Content::Same) => Step::Take(seen.uid, seen.version, Why::Adopted),
@@ -341,7 +367,7 @@ impl Cell {
 
     /// Takes in what the watch, or an answer, shows. Older news than what is known is no news: answers and events overtake
     /// each other. Tells whether it was news.
-    pub fn show(&mut self, seen: Seen) -> bool {
+    pub fn show(&mut self, mut seen: Seen) -> bool {
         let shown = self.seen().map_or(0, |known| known.version);
         // The answer to a write may come after the news that somebody undid it.
         let refuted = seen.labelled && seen.version <= self.unseen;
@@ -349,7 +375,14 @@ impl Cell {
             return false;
         }
         // What couldn't be changed was another one.
-        self.stuck &= self.seen().is_none_or(|known| known.uid == seen.uid);
+        let same = self.seen().is_none_or(|known| known.uid == seen.uid);
+        self.stuck &= same;
+        self.unfinished &= same;
+        seen.was_ours |= match &self.belief {
+            Belief::Present(known) => same && known.ours(),
+            Belief::Vanished(uid) | Belief::Hidden(uid) => *uid == seen.uid,
+            Belief::Unknown | Belief::Absent | Belief::Taken => false,
+        };
         self.belief = Belief::Present(Box::new(seen));
         self.content = Content::Unknown;
         true

@@ -13,6 +13,7 @@ pub mod kind;
 pub mod meta;
 pub mod names;
 pub mod outcome;
+pub mod ownership;
 mod patch;
 pub mod policy;
 pub mod reach;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::{
     names,
+    ownership::{Claim, is_our_apply},
     rule::{Retention, RuleId},
     transform::is_copy_mark,
 };
@@ -94,7 +94,7 @@ pub fn version(text: Option<&str>) -> u64 {
 }
 
 /// What an object's metadata says that matters to its cell.
-#[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
+#[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// The object's uid.
@@ -111,8 +111,8 @@ pub struct Seen {
     pub rule: Option<Arc<RuleId>>,
     /// The source that it was copied from, by its annotation, hashed.
     pub source: u64,
-    /// What is to become of it when its rule is gone; none: delete.
-    pub retention: Option<Box<Retention>>,
+    /// What few copies have.
+    rare: Option<Box<Rare>>,
     /// Whether the label is there by which the watch of copies selects.
     pub labelled: bool,
     /// Whether a deletionTimestamp is set.
@@ -121,12 +121,37 @@ pub struct Seen {
     pub elsewhere: bool,
     /// Whether a mark is on it that replicators leave on their copies.
     pub marked: bool,
+    /// Whether it has all marks of a copy of this cluster and nobody owns a field of it: somebody has removed the entries of a
+    /// copy, or has made his object look like that.
+    pub stripped: bool,
+    /// Whether this process has seen our entry in this very object, whatever has become of it since.
+    pub was_ours: bool,
+}
+
+/// What few copies have: kept apart, so that the others are small.
+#[derive(Clone, Debug, PartialEq)]
+struct Rare {
+    /// What is to become of it when its rule is gone; none: delete.
+    retention: Option<Retention>,
+    /// What there is to claim in it.
+    claim: Option<Claim>,
 }
 
 impl Seen {
-    /// Whether Mimeo wrote it: it has an entry of our manager.
+    /// Whether Mimeo wrote it: it has an entry of our manager, or had one when this process saw it before. An entry can be removed by
+    /// whoever may patch the object; that it is the same object can't be forged.
     pub fn ours(&self) -> bool {
-        self.entry.is_some()
+        self.entry.is_some() || self.was_ours
+    }
+
+    /// What is to become of it when its rule is gone; none: delete.
+    pub fn retention(&self) -> Option<&Retention> {
+        self.rare.as_ref()?.retention.as_ref()
+    }
+
+    /// What there is to claim in it.
+    pub fn claim(&self) -> Option<&Claim> {
+        self.rare.as_ref()?.claim.as_ref()
     }
 
     /// Whether it may go, or change, and neither a watch nor a write of ours would tell.
@@ -140,62 +165,41 @@ impl Seen {
         let uid = Uid::parse(meta.uid.as_deref()?)?;
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
+        let exclusive = annotation(names::STRATEGY) == Some(names::STRATEGY_REPLACE);
+        let rare = Rare {
+            retention: annotation(names::RETENTION).map(Retention::from_annotation),
+            claim: Claim::of(meta, exclusive),
+        };
+        let labelled = meta
+            .labels
+            .as_ref()
+            .and_then(|all| all.get(names::MANAGED_BY))
+            .is_some_and(|value| value == names::MANAGED_BY_VALUE);
+        let checksum = annotation(names::CHECKSUM).and_then(Checksum::parse);
+        let rule: Option<RuleId> = annotation(names::RULE).and_then(|id| id.parse().ok());
+        let of_here = annotation(names::CLUSTER) == Some(cluster);
         Some(Self {
             uid,
             version: version(meta.resource_version.as_deref()),
             entry: entries.iter().find(|e| is_our_apply(e)).map(field_set),
             managers: hash(&entries),
-            checksum: annotation(names::CHECKSUM).and_then(Checksum::parse),
-            rule: annotation(names::RULE).and_then(|id| id.parse().ok()).map(Arc::new),
+            stripped: entries.is_empty() && labelled && of_here && rule.is_some() && checksum.is_some(),
+            checksum,
+            rule: rule.map(Arc::new),
             source: annotation(names::SOURCE).map_or(0, source_hash),
-            retention: annotation(names::RETENTION).map(|text| Box::new(Retention::from_annotation(text))),
-            labelled: meta
-                .labels
-                .as_ref()
-                .and_then(|all| all.get(names::MANAGED_BY))
-                .is_some_and(|value| value == names::MANAGED_BY_VALUE),
+            rare: (rare.retention.is_some() || rare.claim.is_some()).then(|| Box::new(rare)),
+            labelled,
             deleting: meta.deletion_timestamp.is_some(),
             elsewhere: annotation(names::CLUSTER).is_some_and(|uid| uid != cluster),
             marked: [&meta.labels, &meta.annotations].into_iter().flatten().flatten().any(|(key, _)| is_copy_mark(key)),
+            was_ours: false,
         })
     }
-}
-
-/// Whether nobody but us has written content into the object, status apart: no other entry owns a field that ours doesn't. With
-/// values that are equal wherever ours and theirs meet (an apply without force has none else), the object's content is ours.
-pub fn content_is_ours(meta: &ObjectMeta) -> bool {
-    let entries = meta.managed_fields.as_deref().unwrap_or_default();
-    let fields = |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map_or(Value::Null, |fields| fields.0.clone());
-    let Some(ours) = entries.iter().find(|entry| is_our_apply(entry)).map(fields) else { return false };
-    let mut others =
-        entries.iter().filter(|entry| !is_our_apply(entry) && entry.subresource.as_deref().is_none_or(str::is_empty));
-    others.all(|entry| match fields(entry) {
-        Value::Object(mut theirs) => {
-            theirs.retain(|field, _| !matches!(field.as_str(), "f:metadata" | "f:status"));
-            owns(&ours, &theirs)
-        }
-        _ => true,
-    })
-}
-
-/// Whether the field set `ours` has every field of `theirs`. `.` is the parent itself, which is there with any of its fields.
-fn owns(ours: &Value, theirs: &Map<String, Value>) -> bool {
-    theirs.iter().filter(|(field, _)| *field != ".").all(|(field, below)| {
-        ours.get(field).is_some_and(|ours| below.as_object().is_none_or(|below| owns(ours, below)))
-    })
 }
 
 /// The form in which [`Seen`] remembers a source.
 pub fn source_hash(source: &str) -> u64 {
     Checksum::of(source.as_bytes()).short()
-}
-
-/// Our manager may also appear with operation Update or for a subresource when someone else writes under the name; only the
-/// apply entry is the one that our own writes leave.
-fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
-    entry.manager.as_deref() == Some(names::MANAGER)
-        && entry.operation.as_deref() == Some("Apply")
-        && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
 /// The set of fields alone, without the time: two copies of one rendering have the same.

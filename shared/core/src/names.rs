@@ -35,6 +35,11 @@ pub const SOURCE: &str = "mimeo.dev/source";
 pub const CHECKSUM: &str = "mimeo.dev/checksum";
 /// Annotation on copies whose retention isn't all `Delete`: what to do when the rule is gone and can't be asked.
 pub const RETENTION: &str = "mimeo.dev/retention";
+/// Annotation on copies that are to have no fields but ours, value [`STRATEGY_REPLACE`]: what is remembered of an object when it is
+/// seen hangs by that. What may be done to it, the rule says.
+pub const STRATEGY: &str = "mimeo.dev/strategy";
+/// Value of [`STRATEGY`].
+pub const STRATEGY_REPLACE: &str = "Replace";
 /// Annotation on every copy: uid of the `kube-system` namespace of the cluster that wrote it. A copy restored from
 /// another cluster's backup carries the other uid and is never collected here.
 pub const CLUSTER: &str = "mimeo.dev/cluster";

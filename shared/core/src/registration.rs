@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     kind::{GroupVersionKind, Resource},
-    names::{DRIFT, DRIFT_DENY, MANAGER, MARK},
+    names::{DRIFT, DRIFT_DENY, MANAGER, MARK, STRATEGY, STRATEGY_REPLACE},
     policy::Policy,
     rule::SourceRef,
     selection::{NAMESPACE_NAME, Selector},
@@ -285,11 +285,18 @@ impl Registration {
         let manager = MANAGER;
         // Who writes under Mimeo's name changes values and leaves the entry as it was.
         let forged = format!("has(request.options.fieldManager) && request.options.fieldManager == '{manager}'");
-        let entry = |object: &str| {
-            let own = format!("e.manager == '{manager}' && e.operation == 'Apply' && !has(e.subresource)");
-            format!("(has({object}.metadata.managedFields) ? {object}.metadata.managedFields.filter(e, {own}) : [])")
+        let own = format!("e.manager == '{manager}' && e.operation == 'Apply'");
+        let entries = |object: &str, which: &str| {
+            let fields = format!("{object}.metadata.managedFields");
+            format!("(has({fields}) ? {fields}.filter(e, !has(e.subresource) && ({which})) : [])")
         };
-        let (before, after) = (entry("oldObject"), entry("object"));
+        // In some copies nobody else is to own a field at all.
+        let exclusive = format!(
+            "(has(oldObject.metadata.annotations) && '{STRATEGY}' in oldObject.metadata.annotations \
+             && oldObject.metadata.annotations['{STRATEGY}'] == '{STRATEGY_REPLACE}')"
+        );
+        let kept = format!("{exclusive} || {own}");
+        let (before, after) = (entries("oldObject", &kept), entries("object", &kept));
         // Outside a cluster Mimeo may run as a user whom people share: it is known by both.
         let mimeo = format!("{} && (request.operation == 'DELETE' || {forged})", self.is_mimeo());
         let collectors = COLLECTORS.map(cel_string).join(", ");
@@ -308,7 +315,7 @@ impl Registration {
                 {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in [{collectors}])")},
                 // Its finalizers must be removable.
                 {"name": "not-leaving", "expression": "!has(oldObject.metadata.deletionTimestamp)"},
-                {"name": "a-copy", "expression": format!("size({before}) > 0")},
+                {"name": "a-copy", "expression": format!("size({}) > 0", entries("oldObject", &own))},
                 {
                     "name": "takes-from-mimeo",
                     "expression": format!("request.operation == 'DELETE' || {forged} || {before} != {after}"),

@@ -12,7 +12,7 @@ use crate::{
     meta::{Checksum, Uid},
     names,
     outcome::{Failure, Reason},
-    rule::{Rule, RuleId, RuleKind, SourceRef, Target, syntax},
+    rule::{Rule, RuleId, RuleKind, SourceRef, Strategy, Target, syntax},
     template::{Place, Template, Variable},
 };
 
@@ -471,6 +471,9 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
     mark("annotations", names::RULE, rule.id.to_string());
     mark("annotations", names::SOURCE, source.to_string());
     mark("annotations", names::CLUSTER, cluster.into());
+    if rule.strategy == Strategy::Replace {
+        mark("annotations", names::STRATEGY, names::STRATEGY_REPLACE.into());
+    }
     if let Some(retention) = rule.retention.annotation() {
         mark("annotations", names::RETENTION, retention);
     }

@@ -121,7 +121,7 @@ impl Rule {
         let retention =
             refusals.one("spec.retentionPolicy.sourceGracePeriodSeconds", Retention::parse(&spec.retention_policy));
         let retention = retention.map(|retention| match strategy {
-            Strategy::Apply => retention,
+            Strategy::Apply | Strategy::Replace => retention,
             Strategy::CreateOnce => Retention::ALWAYS,
         });
         let annotation = |key| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
@@ -358,6 +358,8 @@ fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: 
 pub enum Strategy {
     /// By server-side apply, whenever they aren't as they should be.
     Apply,
+    /// The same, and nobody else owns a field of theirs.
+    Replace,
     /// Once, where nothing is. From then on they are their namespace's owner's.
     CreateOnce,
 }
@@ -366,6 +368,7 @@ impl From<mimeo_api::Strategy> for Strategy {
     fn from(strategy: mimeo_api::Strategy) -> Self {
         match strategy {
             mimeo_api::Strategy::Apply => Self::Apply,
+            mimeo_api::Strategy::Replace => Self::Replace,
             mimeo_api::Strategy::CreateOnce => Self::CreateOnce,
         }
     }

@@ -69,6 +69,7 @@ impl CopyRequests {
         let verb = match verb {
             Verb::Create => "create",
             Verb::Apply(_) | Verb::Take(..) => "apply",
+            Verb::Claim(..) => "claim",
             Verb::Delete(..) => "delete",
             Verb::Learn(_) | Verb::Compare(..) | Verb::Look => return,
         };
@@ -206,6 +207,7 @@ fn note(request: &Request, outcome: &Outcome) {
     let (Some(why), ticket) = (request.why, &request.ticket) else { return };
     let message = match (ticket.verb, outcome) {
         (Verb::Create | Verb::Apply(_) | Verb::Take(..), Outcome::Object(_)) => "copy written",
+        (Verb::Claim(..), Outcome::Object(_)) => "copy claimed",
         (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",
         _ => {
             let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);

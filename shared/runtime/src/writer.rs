@@ -107,12 +107,24 @@ fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> 
         Verb::Compare(uid, version) => {
             rendering.map(|rendering| apply(rendering.unmarked(&request.ticket.name, uid, version), "&dryRun=All"))
         }
+        Verb::Claim(uid, version) => request.claim.as_ref().map(|managers| {
+            let body = claim(uid, version, managers);
+            call::write(Method::PATCH, &format!("{path}?fieldManager={}", names::MANAGER), MERGE_PATCH, body)
+        }),
         // Without a resourceVersion it is answered by the storage, not by a cache.
         Verb::Look => Some(call::read(Method::GET, &path, METADATA)),
         Verb::Delete(uid, version) => {
             Some(call::write(Method::DELETE, &path, call::JSON, delete_options(uid, version)))
         }
     }
+}
+
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// Nothing but `managedFields`: a field that no apply can write.
+fn claim(uid: Uid, version: u64, managers: &str) -> Body {
+    let metadata = format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
+    Body::from(format!(r#"{{"metadata":{{{metadata}}}}}"#).into_bytes())
 }
 
 fn delete_options(uid: Uid, version: u64) -> Body {

@@ -307,7 +307,7 @@ impl Engine {
 
     fn decide_ruleless(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell) -> Step {
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
-        if seen.retention.as_ref().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
+        if seen.retention().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
             return Step::Leave(Leave::Retained);
         }
         let gone = self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, Tick::ZERO));

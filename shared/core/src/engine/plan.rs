@@ -333,7 +333,7 @@ impl Engine {
         }
         let noted = kind.noted() && !self.crd_unrecorded();
         // Noted while it is being listed, it costs no time.
-        let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..));
+        let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..));
         if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);
         }
@@ -396,7 +396,8 @@ impl Engine {
 
     /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
     pub(super) fn compare(&self, slot: &Slot, checksum: Checksum, rule: &Rule, name: &str, cell: &Cell) -> Step {
-        let step = cell.compare(checksum, slot.reference, rule.conflict);
+        let exclusive = rule.strategy == Strategy::Replace;
+        let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
         match step {
             // Of what isn't ours all rules must be known before it is written: any may name it as its source.
             Step::Take(..) | Step::Compare(..) if !self.rules_listed => Step::Leave(Leave::Undecided),
@@ -491,7 +492,7 @@ impl Why {
             self,
             Self::Drifted | Self::Unproven | Self::SilentlyChanged | Self::LabelRemoved | Self::Vanished
         );
-        undoes || matches!(self, Self::Adopted | Self::Overwritten)
+        undoes || matches!(self, Self::Disowned | Self::Shared | Self::Adopted | Self::Overwritten)
     }
 }
 

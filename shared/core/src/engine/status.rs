@@ -257,7 +257,7 @@ impl Engine {
                     }
                     Step::Leave(Leave::Foreign(_)) => tally.plan.conflict += 1,
                     Step::Create(_) => tally.plan.create += 1,
-                    Step::Apply(..) | Step::Take(..) => tally.plan.update += 1,
+                    Step::Apply(..) | Step::Take(..) | Step::Claim(..) => tally.plan.update += 1,
                     _ => {}
                 }
                 tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok() && !seeded);

@@ -10,10 +10,11 @@ use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, announce::Hap
 use crate::{
     cell::{Belief, Cell, Content, Good, Phase, Reference, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
-    meta::{Checksum, Seen, Uid, content_is_ours},
+    meta::{Checksum, Seen, Uid},
     outcome::{Failure, Outcome, Reason},
+    ownership::content_is_ours,
     render::{Copies, Rendering},
-    rule::{ConflictPolicy, RuleId, SourceRef},
+    rule::{ConflictPolicy, RuleId, SourceRef, Strategy},
     seeds::Seeds,
     slot::{KindId, Slot, SlotId},
     template::Place,
@@ -37,6 +38,8 @@ pub struct Request {
     pub resource: Resource,
     /// What to write; none where nothing is written.
     pub rendering: Option<Arc<Rendering>>,
+    /// The `managedFields` to write; none where nothing is claimed.
+    pub claim: Option<Box<str>>,
     /// The rule on whose behalf.
     pub rule: Option<Arc<RuleId>>,
     /// Why something changes; none where nothing does.
@@ -73,8 +76,10 @@ pub enum Verb {
     Take(Uid, u64),
     /// Server-side apply of the content alone to the object with this uid and version, without force and as a dry run.
     Compare(Uid, u64),
-    /// The same as a dry run.
+    /// Forced server-side apply to the object with this uid, as a dry run.
     Learn(Uid),
+    /// Write `managedFields` of the object with this uid and version, and nothing else.
+    Claim(Uid, u64),
     /// Read the metadata, not from a cache.
     Look,
     /// Delete the object with this uid if it is still of this version.
@@ -332,11 +337,12 @@ impl Engine {
             Step::Take(uid, version, why) => (Verb::Take(uid, version), Some(why)),
             Step::Compare(uid, version) => (Verb::Compare(uid, version), None),
             Step::Learn(uid) => (Verb::Learn(uid), None),
+            Step::Claim(uid, version, why) => (Verb::Claim(uid, version), Some(why)),
             Step::Look => (Verb::Look, None),
             Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
         };
         // A label found missing is the second half of a repair.
-        let begun = matches!(cell.belief, Belief::Hidden(_));
+        let begun = matches!(cell.belief, Belief::Hidden(_)) || cell.unfinished;
         if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
             return None;
         }
@@ -363,7 +369,9 @@ impl Engine {
             copies: copies.map(Copies::checksum),
             sent: self.now,
         };
-        Some(Request { ticket, resource, rendering, rule, why })
+        let claim = cell.seen().and_then(Seen::claim).filter(|_| matches!(verb, Verb::Claim(..)));
+        let claim = claim.map(|claim| claim.managers.clone());
+        Some(Request { ticket, resource, rendering, claim, rule, why })
     }
 
     /// Whether this repair follows the last one so closely that someone undoes it; then it is put off.
@@ -510,7 +518,12 @@ impl Engine {
     /// The object is gone, or never was. What the watch has shown since is newer than the answer.
     fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
         match verb {
-            Verb::Apply(uid) | Verb::Take(uid, _) | Verb::Compare(uid, _) | Verb::Learn(uid) | Verb::Delete(uid, _)
+            Verb::Apply(uid)
+            | Verb::Take(uid, _)
+            | Verb::Compare(uid, _)
+            | Verb::Learn(uid)
+            | Verb::Claim(uid, _)
+            | Verb::Delete(uid, _)
                 if cell.seen().is_some_and(|seen| seen.uid != uid) =>
             {
                 return;
@@ -597,10 +610,18 @@ impl Engine {
                 if cell.repaired == 0 {
                     cell.streak = 0;
                 }
+                // Only an apply shows what is in an object whose entries somebody removed.
+                let rule = self.rule_of(cell).and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
+                let exclusive = rule.is_some_and(|rule| rule.strategy == Strategy::Replace);
+                cell.unfinished = seen.claim().is_some_and(|claim| claim.presses(exclusive));
                 cell.show(seen);
                 if let Some(rule) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
                     self.synced(&rule);
                 }
+            }
+            Verb::Claim(..) => {
+                cell.unfinished = true;
+                cell.show(seen);
             }
             // A copy with finalizers outlives its deletion for a while.
             Verb::Delete(..) => {
@@ -664,9 +685,10 @@ fn refute(verb: Verb, cell: &mut Cell) {
     let refuted = match verb {
         Verb::Create | Verb::Look => known.is_none(),
         Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
-        Verb::Take(uid, version) | Verb::Compare(uid, version) | Verb::Delete(uid, version) => {
-            known.is_none_or(|known| known == (uid, version))
-        }
+        Verb::Take(uid, version)
+        | Verb::Compare(uid, version)
+        | Verb::Claim(uid, version)
+        | Verb::Delete(uid, version) => known.is_none_or(|known| known == (uid, version)),
     };
     if !refuted {
         return;

@@ -35,6 +35,10 @@ fn carry_request(server: &mut Server, request: &Request, key: &Key) -> (Outcome,
     };
     match request.ticket.verb {
         Verb::Look => read(server.look(key)),
+        Verb::Claim(uid, version) => {
+            let managers = request.claim.as_deref().unwrap_or_default();
+            read(server.claim(key, &uid.to_string(), version, managers))
+        }
         Verb::Delete(uid, version) => match server.delete(key, &uid.to_string(), version) {
             Ok(Some(object)) => read(Ok(object)),
             Ok(None) => (Outcome::Absent, None),

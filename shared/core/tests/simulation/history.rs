@@ -50,13 +50,13 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         .prop_map(|(rule, unmatched, source)| Keep { rule, unmatched, source });
     let hold = prop_oneof![2 => Just(Hold::None), 2 => Just(Hold::BestEffort), 3 => Just(Hold::Required)];
     let clash = prop_oneof![4 => Just(Clash::Fail), 1 => Just(Clash::Adopt), 1 => Just(Clash::Overwrite)];
-    let once = prop::bool::weighted(0.15);
+    let strategy = prop_oneof![14 => Just((false, false)), 3 => Just((true, false)), 3 => Just((false, true))];
     let rare = prop::bool::weighted(0.08);
     let grace = select(vec![0, 0, 5, 60]);
     (
         sources(),
         vec(target(), 1..3),
-        (once, clash, keep),
+        (strategy, clash, keep),
         grace,
         hold,
         rare,
@@ -64,21 +64,24 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         option::weighted(0.2, select(vec!["gold", "iron", TEAMS])),
         prop::bool::weighted(0.04),
     )
-        .prop_map(|(sources, targets, (once, clash, keep), grace, hold, suspend, finalizer, tier, invalid)| {
-            RuleSpec {
-                sources,
-                targets,
-                once,
-                clash,
-                keep: if once { Keep::ALL } else { keep },
-                grace,
-                hold,
-                suspend,
-                finalizer,
-                tier,
-                invalid,
-            }
-        })
+        .prop_map(
+            |(sources, targets, ((once, exclusive), clash, keep), grace, hold, suspend, finalizer, tier, invalid)| {
+                RuleSpec {
+                    sources,
+                    targets,
+                    once,
+                    exclusive,
+                    clash,
+                    keep: if once { Keep::ALL } else { keep },
+                    grace,
+                    hold,
+                    suspend,
+                    finalizer,
+                    tier,
+                    invalid,
+                }
+            },
+        )
 }
 
 /// What is in an object in a copy's way.
@@ -105,7 +108,8 @@ pub fn act() -> impl Strategy<Value = Act> {
         2 => (n(), value()).prop_map(|(n, v)| Act::AddToCopy(n, v)),
         1 => n().prop_map(Act::DropFromCopy),
         3 => n().prop_map(Act::Unlabel),
-        1 => n().prop_map(Act::Disown),
+        2 => n().prop_map(Act::Disown),
+        2 => n().prop_map(Act::CoOwn),
         4 => n().prop_map(Act::DeleteCopy),
         2 => n().prop_map(Act::Finalize),
         3 => (n(), n(), prop::bool::weighted(0.25), on, content())
@@ -193,15 +197,16 @@ fn crowded_act() -> impl Strategy<Value = Act> {
         0..3u8,
         prop::bool::weighted(0.2),
         select(vec![Clash::Fail, Clash::Fail, Clash::Adopt, Clash::Overwrite]),
-        prop::bool::weighted(0.25),
+        select(vec![(false, false), (false, false), (true, false), (false, true)]),
     );
-    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer, clash, once)| RuleSpec {
+    let spec = spec.prop_map(|(renamed, tier, team, suspend, hold, finalizer, clash, (once, exclusive))| RuleSpec {
         targets: vec![To { select: if team { Select::Team("a") } else { Select::All }, exclude: None, renamed }],
         tier,
         suspend,
         finalizer,
         clash,
         once,
+        exclusive,
         keep: if once { Keep::ALL } else { Keep::default() },
         hold: [Hold::None, Hold::BestEffort, Hold::Required][usize::from(hold)],
         ..RuleSpec::of(0, Select::All)
@@ -209,6 +214,7 @@ fn crowded_act() -> impl Strategy<Value = Act> {
     prop_oneof![
         6 => select(vec!["v1", "v2", "v3", "bad"]).prop_map(|v| Act::PutSource(0, v)),
         1 => Just(Act::DeleteSource(0)),
+        3 => value().prop_map(|v| Act::Annotate(0, true, v)),
         6 => (place(), option::of(Just("a"))).prop_map(|(n, team)| Act::PutNamespace(n, team)),
         3 => place().prop_map(Act::DeleteNamespace),
         4 => place().prop_map(Act::Reap),
@@ -218,7 +224,8 @@ fn crowded_act() -> impl Strategy<Value = Act> {
         1 => (0..2usize).prop_map(Act::Suspend),
         4 => (n(), value()).prop_map(|(n, v)| Act::EditCopy(n, v)),
         3 => n().prop_map(Act::Unlabel),
-        1 => n().prop_map(Act::Disown),
+        2 => n().prop_map(Act::Disown),
+        1 => n().prop_map(Act::CoOwn),
         4 => n().prop_map(Act::DeleteCopy),
         2 => n().prop_map(Act::Finalize),
         4 => (place(), any::<bool>(), content())

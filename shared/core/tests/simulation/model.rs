@@ -114,6 +114,9 @@ pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
     set(format!("ann/{}", names::RULE), &format!("ClusterReplication/{}", want.rule));
     set(format!("ann/{}", names::SOURCE), &source_name(want.source));
     set(format!("ann/{}", names::CLUSTER), CLUSTER);
+    if want.spec.exclusive {
+        set(format!("ann/{}", names::STRATEGY), names::STRATEGY_REPLACE);
+    }
     if let Some(retention) = want.spec.retention() {
         set(format!("ann/{}", names::RETENTION), &retention);
     }
@@ -134,7 +137,23 @@ fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
     if owned != expected.keys().collect() {
         return Err(format!("our entry owns {owned:?}"));
     }
+    for path in object.fields.keys().filter(|path| **path != checksum && !expected.contains_key(*path)) {
+        // Who comes to own what is about to go, in that very moment, keeps it.
+        let mut others = object.entries.iter().filter(|entry| entry.fields.contains(path));
+        if want.spec.exclusive && !path.starts_with("fin/") {
+            return Err(format!("{path} is others'"));
+        }
+        if path == "ann/note" && !others.any(|entry| entry.manager == "tool") {
+            return Err("has kept what its source has lost".into());
+        }
+    }
     Ok(())
+}
+
+/// Whether all says that an object is a copy, but that nobody owns a field of it.
+pub fn stripped(object: &Object) -> bool {
+    let marks = [names::RULE, names::CHECKSUM, names::CLUSTER];
+    object.entries.is_empty() && object.labelled() && marks.iter().all(|mark| object.annotation(mark).is_some())
 }
 
 /// What came of one wanted cell.
@@ -198,6 +217,9 @@ fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
 /// Checks one wanted cell.
 pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<State, String> {
     let (was, is) = (before.get(key), after.get(key));
+    if want.contested && was.is_some_and(|was| !was.ours() && after.ever_ours.contains(&was.uid)) {
+        return Ok(State::Unsure);
+    }
     if want.spec.once
         && let Some(state) = check_seed(before, after, key, want)?
     {
@@ -212,10 +234,24 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         // A webhook replica sees no copy but in the answers to its own writes, for as long as their namespace waits: what is
         // taken from us meanwhile it may write once more.
         let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;
+        // Who has seen that it was ours, or finds that it has the content, puts it right; who hasn't, leaves it.
+        let known = after.ever_ours.contains(&foreign.uid) && !want.spec.suspend;
+        if let (true, Some(is), Some(source)) = (known, is, source_of(after, want.source))
+            && same(was, Some(is), "").is_err()
+            && right(is, want, source).is_ok()
+        {
+            return Ok(if want.contested { State::Unsure } else { State::Synced });
+        }
         if taken && same(was, is, "").is_err() {
             return Ok(State::Unsure);
         }
+        if known && source_of(after, want.source).is_none() && gone(foreign, is, "").is_ok() {
+            return Ok(State::Open);
+        }
         same(was, is, "not ours")?;
+        if foreign.deleting && after.ever_ours.contains(&foreign.uid) {
+            return Ok(State::Unsure);
+        }
         let known =
             !foreign.deleting && source_of(after, want.source).is_some() && !want.spec.suspend && after.served(key.res);
         return Ok(if known { State::Failed } else { State::Open });
@@ -244,7 +280,10 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         return gone(ours, is, "its source was deleted").map(|()| State::Open);
     };
     if source.under("data/").any(|(_, value)| value == "bad") {
-        return same(was, is, "refused by the server").map(|()| State::Failed);
+        // Whose its fields are is settled before that is asked.
+        let alike = |was: &Rc<Object>, is: &Rc<Object>| was.uid == is.uid && was.fields == is.fields;
+        let alike = was.zip(is).is_some_and(|(was, is)| alike(was, is));
+        return if alike { Ok(()) } else { same(was, is, "refused by the server") }.map(|()| State::Failed);
     }
     if was.is_none() && after.full.contains(&key.namespace) {
         return same(was, is, "no quota").map(|()| State::Failed);
@@ -277,8 +316,11 @@ fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want) -> Result
         return same(was, is, "suspended").map(|()| Some(State::Open));
     }
     let removed = namespaces[0].is_some_and(|home| after.meddled.contains(&(home.uid.clone(), key.clone())));
-    let possible = source_of(after, want.source).is_some() && after.served(key.res);
+    let possible = source_of(after, want.source).is_some() && after.served(key.res) && want.tier.is_ok();
     match was {
+        Some(object) if !object.ours() && after.ever_ours.contains(&object.uid) && same(was, is, "").is_ok() => {
+            Ok(Some(State::Unsure))
+        }
         Some(was) if !was.ours() && (was.deleting || want.spec.clash == Clash::Overwrite) => Ok(None),
         Some(object) => {
             same(Some(object), is, "there already")?;
@@ -304,7 +346,12 @@ pub fn check_unwanted(
     facts: &Facts,
 ) -> Result<(), String> {
     let (was, is) = (before.get(key), after.get(key));
-    let Some(ours) = was.filter(|was| was.ours()) else { return same(was, is, "not ours") };
+    let Some(ours) = was.filter(|was| was.ours()) else {
+        // Whoever has seen that it was ours knows it without its entry.
+        let known = was.filter(|was| after.ever_ours.contains(&was.uid));
+        let went = known.is_some_and(|was| gone(was, is, "").is_ok());
+        return if went { Ok(()) } else { same(was, is, "not ours") };
+    };
     if ours.deleting {
         return same(was, is, "being deleted");
     }

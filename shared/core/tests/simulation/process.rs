@@ -183,6 +183,8 @@ pub struct View {
     pub taken_in: u64,
     /// Copies by uid, the newest seen.
     pub copies: BTreeMap<String, Rc<Object>>,
+    /// Uids of objects that were seen with an entry of ours.
+    pub ours: BTreeSet<String>,
     notes: Option<usize>,
     crd: Option<usize>,
 }
@@ -397,6 +399,9 @@ impl Process {
 
     /// Notes what was seen of a copy, by a watch or an answer.
     pub fn see(&mut self, object: &Rc<Object>) {
+        if object.ours() {
+            self.view.ours.insert(object.uid.clone());
+        }
         let known = self.view.copies.entry(object.uid.clone()).or_insert_with(|| object.clone());
         if known.version < object.version {
             *known = object.clone();
@@ -470,6 +475,7 @@ pub fn verb_name(verb: Verb) -> &'static str {
         Verb::Take(..) => "take",
         Verb::Compare(..) => "compare",
         Verb::Learn(_) => "learn",
+        Verb::Claim(..) => "claim",
         Verb::Look => "look",
         Verb::Delete(..) => "delete",
     }

@@ -187,10 +187,28 @@ impl Object {
 fn field_set(paths: &BTreeSet<String>) -> Value {
     let is_meta = |path: &&String| ["label/", "ann/", "fin/"].iter().any(|prefix| path.starts_with(prefix));
     let (meta, content): (Vec<_>, Vec<_>) = paths.iter().partition(is_meta);
+    let (finalizers, meta): (Vec<_>, Vec<_>) = meta.into_iter().partition(|path| path.starts_with("fin/"));
     let set = |paths: Vec<&String>| paths.iter().map(|path| (format!("f:{path}"), json!({}))).collect::<Map<_, _>>();
-    let mut all = set(content);
-    all.insert("f:metadata".into(), set(meta).into());
+    let (mut all, mut meta) = (set(content), set(meta));
+    if !finalizers.is_empty() {
+        meta.insert("f:finalizers".into(), set(finalizers).into());
+    }
+    if !meta.is_empty() {
+        all.insert("f:metadata".into(), meta.into());
+    }
     all.into()
+}
+
+/// The paths of such a field set.
+fn paths(set: &Value) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (field, below) in set.as_object().into_iter().flatten() {
+        match field.as_str() {
+            "f:metadata" | "f:finalizers" => found.extend(paths(below)),
+            field => drop(found.insert(field.trim_start_matches("f:").to_owned())),
+        }
+    }
+    found
 }
 
 /// The fields of an applied body.
@@ -243,7 +261,7 @@ pub enum Pre {
 #[derive(Clone, Debug)]
 pub struct Write {
     pub key: Key,
-    /// create, apply, delete, unmark, status.
+    /// create, apply, claim, delete, unmark, status.
     pub verb: &'static str,
 }
 
@@ -412,7 +430,9 @@ impl Server {
                 |path: &String| new.fields.contains_key(path) && (entry.manager == manager || !changed.contains(path));
             entry.fields = std::mem::take(&mut entry.fields).into_iter().filter(|path| kept(path)).collect();
         }
-        if !changed.is_empty() {
+        // Where nobody owns anything, the server notes nothing before the next apply.
+        let untold = new.entries.is_empty() && COPIED.contains(&key.res);
+        if !changed.is_empty() && !untold {
             let time = self.version;
             if let Some(entry) = new.entries.iter_mut().find(|entry| !entry.apply && entry.manager == manager) {
                 entry.fields.extend(changed.into_iter().cloned());
@@ -472,6 +492,7 @@ impl Server {
         }
         let all: Vec<Key> = self.of(res).map(|object| object.key.clone()).collect();
         for key in all {
+            self.meddle(&key);
             self.put(&key, None);
         }
         match res {
@@ -578,6 +599,27 @@ impl Server {
             return Err(refuse(409, json!({"reason": "Conflict", "details": details})));
         }
         self.apply(key, config, pre, true)
+    }
+
+    /// A merge patch of `managedFields`, with uid and version.
+    pub fn claim(&mut self, key: &Key, uid: &str, version: u64, managers: &str) -> Result<Rc<Object>, Refusal> {
+        let old = self.look(key)?;
+        if old.uid != uid || old.version != version {
+            return Err(refuse(409, json!({"reason": "Conflict", "details": {"name": key.name}})));
+        }
+        if !old.ours() {
+            self.violations.push(format!("{key} was claimed though it isn't ours"));
+        }
+        let entries: Vec<ManagedFieldsEntry> = serde_json::from_str(managers).expect("managedFields");
+        let entry = |entry: ManagedFieldsEntry| Entry {
+            manager: entry.manager.expect("a manager"),
+            apply: entry.operation.as_deref() == Some("Apply"),
+            fields: paths(&entry.fields_v1.expect("fields").0),
+            time: entry.time.map_or(0, |time| u64::try_from(time.0.as_second()).expect("small")),
+        };
+        self.writes.push(Write { key: key.clone(), verb: "claim" });
+        let new = Object { entries: entries.into_iter().map(entry).collect(), ..(*old).clone() };
+        Ok(self.put(key, Some(new)).expect("it was put there"))
     }
 
     pub fn look(&self, key: &Key) -> Result<Rc<Object>, Refusal> {

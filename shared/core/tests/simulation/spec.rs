@@ -122,6 +122,8 @@ pub struct RuleSpec {
     pub targets: Vec<To>,
     /// Whether the strategy is `CreateOnce`. It keeps everything.
     pub once: bool,
+    /// Whether the strategy is `Replace`.
+    pub exclusive: bool,
     pub clash: Clash,
     pub keep: Keep,
     pub grace: i32,
@@ -142,6 +144,7 @@ impl RuleSpec {
             sources: vec![source],
             targets: vec![To { select, exclude: None, renamed: false }],
             once: false,
+            exclusive: false,
             clash: Clash::Fail,
             keep: Keep::default(),
             grace: 0,
@@ -209,6 +212,9 @@ impl RuleSpec {
             "barrier": match self.hold { Hold::None => "None", Hold::BestEffort => "BestEffort", Hold::Required => "Required" },
             "suspend": self.suspend,
         });
+        if self.exclusive {
+            json["strategy"] = "Replace".into();
+        }
         if self.once {
             json["strategy"] = "CreateOnce".into();
             json["retentionPolicy"] = json!({});

@@ -18,7 +18,7 @@ use super::{
     carry::{brief, carry, describe},
     model::{self, Facts},
     process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
-    server::{COPIED, Key, Object, Res, Server},
+    server::{COPIED, Entry, Key, Object, Res, Server},
     spec::{Clash, Hold, RuleSpec, SOURCES},
 };
 
@@ -41,7 +41,7 @@ pub enum Fate {
 #[derive(Clone, Debug)]
 pub enum Act {
     PutSource(usize, &'static str),
-    /// An annotation or label that copies don't carry, or one that they do.
+    /// An annotation that copies don't carry, or one that they do; "bad" removes it.
     Annotate(usize, bool, &'static str),
     DeleteSource(usize),
     PutNamespace(usize, Option<&'static str>),
@@ -58,8 +58,10 @@ pub enum Act {
     AddToCopy(usize, &'static str),
     DropFromCopy(usize),
     Unlabel(usize),
-    /// Somebody takes the copy for his own.
+    /// Somebody clears `managedFields`.
     Disown(usize),
+    /// Somebody applies what is there, and so owns all of it, too.
+    CoOwn(usize),
     DeleteCopy(usize),
     /// The copy's finalizers are removed.
     Finalize(usize),
@@ -575,7 +577,10 @@ impl World {
     }
 
     fn no_writes_since(&self, writes: usize, when: &str, except: &BTreeSet<Key>) -> Outcomes {
-        match self.server.writes[writes..].iter().find(|write| !except.contains(&write.key)) {
+        // Whose the fields of a copy are may be settled before its write is refused, once.
+        let excused = |verb: &str| verb == "claim" && !except.is_empty();
+        let mut found = self.server.writes[writes..].iter().filter(|write| !excused(write.verb));
+        match found.find(|write| !except.contains(&write.key)) {
             Some(write) => Err(self.report(&format!("{when}: {} of {}", write.verb, write.key))),
             None => Ok(()),
         }
@@ -620,8 +625,12 @@ impl World {
             }
             Act::Annotate(index, carried, value) => {
                 let path = if *carried { "ann/note" } else { "ann/kubectl.kubernetes.io/last-applied" };
-                self.server
-                    .edit(&source(*index), "user", |object| drop(object.fields.insert(path.into(), (*value).into())))
+                self.server.edit(&source(*index), "user", |object| {
+                    drop(match *value {
+                        "bad" => object.fields.remove(path),
+                        value => object.fields.insert(path.into(), value.into()),
+                    });
+                })
             }
             Act::DeleteSource(index) => self.server.remove(&source(*index)),
             Act::PutNamespace(index, team) => self.put_namespace(namespace(*index), *team),
@@ -701,6 +710,7 @@ impl World {
             Act::DropFromCopy(index)
             | Act::Unlabel(index)
             | Act::Disown(index)
+            | Act::CoOwn(index)
             | Act::DeleteCopy(index)
             | Act::Finalize(index) => *index,
             _ => return false,
@@ -726,6 +736,10 @@ impl World {
             // removed label may cost. So whoever wants to keep it removes the label last.
             Act::Disown(_) | Act::DeleteCopy(_) if self.server.get(key).is_some_and(|copy| !copy.labelled()) => false,
             Act::Disown(_) => self.server.edit(key, "user", |object| object.entries.clear()),
+            Act::CoOwn(_) => self.server.edit(key, "user", |object| {
+                let fields = object.fields.keys().cloned().collect();
+                object.entries.push(Entry { manager: "tool".into(), apply: true, fields, time: 0 });
+            }),
             Act::Finalize(_) => {
                 self.server.edit(key, "user", |object| object.fields.retain(|path, _| !path.starts_with("fin/")))
             }
@@ -905,6 +919,10 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
             return Err("to an object that is ours, going, or another by now".into());
         }
         let (config, _) = body_of(request, key)?;
+        if clash == Clash::Fail && model::stripped(seen) {
+            let same = model::yields(seen, Clash::Adopt, &config) || !matches!(request.ticket.verb, Verb::Take(..));
+            return if same { Ok(()) } else { Err("though it has another content".into()) };
+        }
         return match request.ticket.verb {
             Verb::Take(..) if once && remembered() => Err("though it was created once".into()),
             Verb::Take(..) if !active || !model::yields(seen, clash, &config) => {
@@ -923,16 +941,19 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         Verb::Create if !wanted => return Err("though no rule wants it".into()),
         Verb::Create if once && remembered() => return Err("though it was created once".into()),
         Verb::Create => return Ok(()),
-        Verb::Apply(_) | Verb::Learn(_) if once => return Err("though its rule only creates".into()),
-        Verb::Apply(_) | Verb::Learn(_) if !wanted => return Err("though no rule wants it".into()),
+        Verb::Apply(_) | Verb::Learn(_) | Verb::Claim(..) if once => return Err("though its rule only creates".into()),
+        Verb::Apply(_) | Verb::Learn(_) | Verb::Claim(..) if !wanted => return Err("though no rule wants it".into()),
         Verb::Delete(..) if process.role == Role::Injector => return Err("by a webhook".into()),
-        Verb::Apply(uid) | Verb::Learn(uid) | Verb::Delete(uid, _) | Verb::Take(uid, _) | Verb::Compare(uid, _) => {
-            uid.to_string()
-        }
+        Verb::Apply(uid)
+        | Verb::Learn(uid)
+        | Verb::Claim(uid, _)
+        | Verb::Delete(uid, _)
+        | Verb::Take(uid, _)
+        | Verb::Compare(uid, _) => uid.to_string(),
     };
     match process.view.copies.get(&uid) {
         None => Err("to an object that was never seen".into()),
-        Some(seen) if !seen.ours() => Err("to an object that isn't ours".into()),
+        Some(seen) if !seen.ours() && !process.view.ours.contains(&uid) => Err("to an object that isn't ours".into()),
         Some(seen) if seen.deleting => Err("to an object that is being deleted".into()),
         Some(_) => Ok(()),
     }

@@ -56,6 +56,7 @@ fn request(verb: Verb) -> Request {
             Action::Errand(_) => {}
             Action::Request(mut request) => {
                 request.ticket.verb = verb;
+                request.claim = matches!(verb, Verb::Claim(..)).then(|| r#"[{"manager":"mimeo"}]"#.into());
                 return *request;
             }
         }
@@ -89,6 +90,11 @@ async fn each_verb_is_the_request_that_it_should_be() {
             Verb::Compare(uid(), 42),
             format!("PATCH {plain}?fieldManager=mimeo&dryRun=All"),
             Some(r#""resourceVersion":"42""#),
+        ),
+        (
+            Verb::Claim(uid(), 42),
+            format!("PATCH {plain}?fieldManager=mimeo"),
+            Some(r#""resourceVersion":"42","managedFields":[{"manager":"mimeo"}]"#),
         ),
         (Verb::Look, format!("GET {plain}"), None),
         (Verb::Delete(uid(), 42), format!("DELETE {plain}"), Some(r#""resourceVersion":"42""#)),
