@@ -1059,6 +1059,10 @@ async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<
         if plan(&status) == Some([1, 1, 1, 1]) { Ok(Some(())) } else { bail!("{status:#?}") }
     })
     .await?;
+    let planned = planned(&scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?);
+    let mut named = [("Update", &changed), ("Delete", &left), ("Create", &new), ("Conflict", &taken)];
+    named.sort_by_key(|(_, namespace)| *namespace);
+    assert_eq!(planned, named.map(|(action, namespace)| format!("{action} Secret {namespace}/registry")));
     assert_eq!(version(&scene.secrets(&changed).get("registry").await?), version(&before));
     scene.secrets(&left).get("registry").await?;
     assert!(scene.secrets(&new).get_opt("registry").await?.is_none());
@@ -1076,7 +1080,13 @@ async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<
 
 /// Create, update, delete, conflict.
 fn plan(status: &ClusterReplicationStatus) -> Option<[i32; 4]> {
-    status.plan.map(|plan| [plan.create, plan.update, plan.delete, plan.conflict])
+    status.plan.as_ref().map(|plan| [plan.create, plan.update, plan.delete, plan.conflict])
+}
+
+/// The copies that the plan names.
+fn planned(status: &ClusterReplicationStatus) -> Vec<String> {
+    let copies = status.plan.iter().flat_map(|plan| &plan.copies);
+    copies.map(|copy| format!("{} {} {}/{}", copy.action, copy.kind, copy.namespace, copy.name)).collect()
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, annotation, label, merge, put, uid, value, version, wait_for,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, label, merge, of, put, uid, value, version, wait_for,
 };
 use mimeo_tests::{ControlPlane, Pair, eventually};
 use serde_json::{Value, json};
@@ -240,5 +240,52 @@ async fn what_is_exclusive_and_denied_takes_nothing_from_others() -> Result<()> 
     })
     .await?;
     lose_user(&scene, &copies).await?;
+    Ok(())
+}
+
+/// Nobody has seen that the copies were Mimeo's, and `managedFields` say nothing, or a lie.
+#[tokio::test]
+async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rules_period() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder()).await?;
+    let (client, tag, namespaces) = {
+        let scene = setting.scene("hidden").await?;
+        scene.secret(REGISTRY, &[("password", "example")]).await?;
+        let namespaces = scene.namespaces(3).await?;
+        let rule = scene.rule().secret(&scene.home, REGISTRY).set("resyncSeconds", json!(10));
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+        (scene.client.clone(), scene.tag.clone(), namespaces)
+    };
+    let [cleared, changed, lied] = [0, 1, 2].map(|index: usize| of::<Secret>(&client, &namespaces[index]));
+    setting.pair.webhooks.clear();
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    clear(&cleared).await?;
+    let theirs = json!({"metadata": {"managedFields": [{}]}, "data": {"password": "eA=="}});
+    let theirs = merge(&changed, REGISTRY, theirs).await?;
+    let entries = lied.get(REGISTRY).await?.metadata.managed_fields;
+    put(&lied, REGISTRY, &[("password", "x")]).await?;
+    let lie = merge(&lied, REGISTRY, json!({"metadata": {"managedFields": entries}})).await?;
+    assert_eq!((managers(&lie), value(&lie, "password").as_deref()), (vec!["mimeo/Apply".to_owned()], Some("x")));
+
+    setting.pair.start_reconciler().await?;
+    wait_for(cleared.clone(), REGISTRY.to_owned(), ours).await?;
+    let right = |copy: &Secret| value(copy, "password").as_deref() == Some("example");
+    wait_for(lied, REGISTRY.to_owned(), right).await?;
+    let scene = setting.scene("hidden").await?;
+    let status = scene.wait_counts(&tag, [3, 2, 1]).await?;
+    let failure = &status.failures[0];
+    assert_eq!((failure.namespace.as_str(), failure.reason.as_str()), (&*namespaces[1], "Conflict"));
+    assert_eq!(version(&changed.get(REGISTRY).await?), version(&theirs), "it may be anybody's");
+
+    // Verified, and not written.
+    let (before, mark) = (cleared.get(REGISTRY).await?, setting.control_plane.audit_mark().await?);
+    eventually(SOON, "the copy to be verified", || async {
+        let events = setting.control_plane.audit_since(&mark).await?;
+        let mut verified = events.iter().filter(|event| setting.is_ours(event) && event.verb == "patch");
+        Ok(verified.find(|event| event.namespace == namespaces[0] && event.code == 200).map(|_| ()))
+    })
+    .await?;
+    assert_eq!(version(&cleared.get(REGISTRY).await?), version(&before));
     Ok(())
 }

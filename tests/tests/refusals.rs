@@ -274,7 +274,14 @@ fn bad_transforms() -> Vec<Case> {
 
 fn bad_choices() -> Vec<Case> {
     vec![
-        ("a strategy to come", json!({"strategy": "Replace"}), &["spec.strategy"]),
+        ("a strategy", json!({"strategy": "Merge"}), &["spec.strategy"]),
+        ("verifying all the time", json!({"resyncSeconds": 9}), &["spec.resyncSeconds", "at least 10"]),
+        ("a negative period", json!({"resyncSeconds": -1}), &["spec.resyncSeconds"]),
+        (
+            "verifying what is the namespace's",
+            json!({"strategy": "CreateOnce", "resyncSeconds": 60}),
+            &["spec.resyncSeconds", "their namespace's"],
+        ),
         (
             "a retention of what always stays",
             json!({"strategy": "CreateOnce", "retentionPolicy": {"whenUnmatched": "Retain"}}),

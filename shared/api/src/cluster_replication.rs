@@ -72,6 +72,11 @@ use crate::{
         "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
         "with strategy CreateOnce copies are their namespace's",
     ),
+    rule_of(
+        ".resyncSeconds",
+        "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
+        "with strategy CreateOnce copies are their namespace's",
+    ),
 ]))]
 pub struct ClusterReplicationSpec {
     /// The objects to copy. At least 1, at most 32.
@@ -123,6 +128,15 @@ pub struct ClusterReplicationSpec {
     /// Default: BestEffort.
     #[serde(default)]
     pub barrier: Barrier,
+
+    /// Seconds after which each copy is verified, again and again, besides what watches tell: it is applied, which changes nothing
+    /// and is no write if it is as it should be. The copies of a rule are spread over that time. From 10 to 604800, or 0: never.
+    /// Not with strategy CreateOnce, whose copies are their namespace's. Default: 0.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
+        rule("self == 0 || self >= 10", "must be 0 or at least 10"),
+    ]))]
+    pub resync_seconds: i32,
 
     /// Stop writing and deleting for this rule. While it is true, nothing waits for its copies, and status.plan says
     /// what would be done. Default: false.
@@ -310,7 +324,7 @@ pub struct ClusterReplicationStatus {
 
     /// What would be done if the rule were not suspended. Only while it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<PlanCounts>,
+    pub plan: Option<Plan>,
 
     /// The sources of the rule and the version of each that was last read. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -340,9 +354,9 @@ pub struct CopyCounts {
 }
 
 /// What a suspended rule would do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct PlanCounts {
+pub struct Plan {
     /// Copies that would be created.
     pub create: i32,
     /// Copies that would be updated.
@@ -351,6 +365,24 @@ pub struct PlanCounts {
     pub delete: i32,
     /// Copies that could not be written because another object has their name.
     pub conflict: i32,
+    /// Which copies these are: the first 20, by namespace, kind and name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
+    pub copies: Vec<PlannedCopy>,
+}
+
+/// What a suspended rule would do about one copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedCopy {
+    /// What would become of it: Create, Update, Delete or Conflict.
+    pub action: String,
+    /// Kind of the copy.
+    pub kind: String,
+    /// Namespace of the copy.
+    pub namespace: String,
+    /// Name of the copy.
+    pub name: String,
 }
 
 /// A source as it was last read.

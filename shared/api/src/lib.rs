@@ -21,7 +21,7 @@ pub mod transform_policy;
 
 pub use cluster_replication::{
     Barrier, ClusterReplication, ClusterReplicationSpec, ClusterReplicationStatus, ConflictPolicy, CopyCounts,
-    CopyFailure, DriftPolicy, PlanCounts, Retention, RetentionPolicy, Source, SourceStatus, Strategy, Target,
+    CopyFailure, DriftPolicy, Plan, PlannedCopy, Retention, RetentionPolicy, Source, SourceStatus, Strategy, Target,
 };
 pub use replication::{Replication, ReplicationSource, ReplicationSpec, ReplicationTarget};
 pub use replication_grant::{Access, GrantedNamespaces, GrantedObjects, ReplicationGrant, ReplicationGrantSpec};

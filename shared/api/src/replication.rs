@@ -73,6 +73,11 @@ use crate::{
         "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
         "with strategy CreateOnce copies are their namespace's",
     ),
+    rule_of(
+        ".resyncSeconds",
+        "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
+        "with strategy CreateOnce copies are their namespace's",
+    ),
 ]))]
 pub struct ReplicationSpec {
     /// The objects to copy. At least 1, at most 32.
@@ -111,6 +116,14 @@ pub struct ReplicationSpec {
     /// with strategy CreateOnce, whose copies always stay. Default: all of them are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
+
+    /// Seconds after which each copy is verified, again and again, as with a ClusterReplication. From 10 to 604800, or 0: never.
+    /// Not with strategy CreateOnce. Default: 0.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
+        rule("self == 0 || self >= 10", "must be 0 or at least 10"),
+    ]))]
+    pub resync_seconds: i32,
 
     /// Stop writing and deleting for this rule. While it is true, status.plan says what would be done. Default: false.
     #[serde(default)]

@@ -38,6 +38,7 @@ pub struct Good {
 }
 
 /// One cell of one namespace. There may be a hundred thousand of these: it stays small.
+#[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
 #[derive(Debug)]
 pub struct Cell {
     /// Kind of the copy.
@@ -70,6 +71,8 @@ pub struct Cell {
     pub content: Content,
     /// Whether a repair of ours goes on: others' claims on fields of ours have to go, or have gone and the fields may follow.
     pub unfinished: bool,
+    /// Whether it is to be verified, however right it seems: its rule's period has passed.
+    pub verify: bool,
     /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
     pub proven: bool,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
@@ -125,6 +128,8 @@ pub enum Why {
     Drifted,
     /// The object changed though nobody owns up to it.
     SilentlyChanged,
+    /// The rule's period has passed: costs a request that changes nothing, if nothing is wrong.
+    Resync,
     /// The object changed, and whether a field of ours did can't be told.
     Unproven,
     /// Somebody removed our entry from `managedFields`.
@@ -261,6 +266,7 @@ impl Cell {
             stuck: false,
             content: Content::Unknown,
             unfinished: false,
+            verify: false,
             proven: false,
             repaired: 0,
         }
@@ -326,6 +332,9 @@ impl Cell {
         }
         if self.unfinished {
             return Step::Apply(seen.uid, Why::Shared);
+        }
+        if self.verify {
+            return Step::Apply(seen.uid, Why::Resync);
         }
         if self.good.is_some_and(|good| good.version == seen.version) {
             return Step::Leave(Leave::UpToDate);

@@ -47,7 +47,7 @@ impl Claim {
     /// for the next apply to remove. Finalizers and owner references of others are for them to remove.
     pub fn of(meta: &ObjectMeta, exclusive: bool) -> Option<Self> {
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
-        let own = entries.iter().find(|entry| is_our_apply(entry))?;
+        let own = entries.iter().find(|entry| is_our_apply(entry)).filter(|_| entries.len() > 1)?;
         let ours = fields(own)?;
         let mut all = ours.clone();
         let mut others = Vec::new();

@@ -27,6 +27,8 @@ pub use self::source::SourceRef;
 const ITEMS: usize = 32;
 /// Longest grace of a deleted source, in seconds: a day.
 const GRACE: i32 = 86_400;
+/// Seconds after which copies may be verified again and again: up to a week.
+const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
 /// Grace where none is given, as in an annotation.
 const DEFAULT_GRACE: Duration = Duration::from_mins(1);
 
@@ -59,6 +61,8 @@ pub struct Rule {
     pub retention: Retention,
     /// Whether new namespaces wait for their copies.
     pub barrier: Barrier,
+    /// How often each copy is verified; none: whenever watches tell of it.
+    pub resync: Option<Duration>,
     /// Nothing is written or deleted, nothing waits.
     pub suspend: bool,
     /// Value of the annotation [`names::CONFIRM_DELETION`].
@@ -118,6 +122,10 @@ impl Rule {
         if strategy == Strategy::CreateOnce && spec.drift_policy == DriftPolicy::Deny {
             refusals.add("spec.driftPolicy", "must not be Deny: with strategy CreateOnce copies are their namespace's");
         }
+        let resync = refusals.one("spec.resyncSeconds", parse_resync(spec.resync_seconds)).flatten();
+        if strategy == Strategy::CreateOnce && resync.is_some() {
+            refusals.add("spec.resyncSeconds", "must be 0: with strategy CreateOnce copies are their namespace's");
+        }
         let retention =
             refusals.one("spec.retentionPolicy.sourceGracePeriodSeconds", Retention::parse(&spec.retention_policy));
         let retention = retention.map(|retention| match strategy {
@@ -139,6 +147,7 @@ impl Rule {
             drift: spec.drift_policy,
             retention,
             barrier: spec.barrier.into(),
+            resync,
             suspend: spec.suspend,
             confirm_deletion: annotation(names::CONFIRM_DELETION).map(|value| value.as_str().into()),
         }))
@@ -200,6 +209,14 @@ fn labels_of_the_namespace(name: Option<&str>) -> bool {
 pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
     let message = || format!("kind {} is cluster-scoped; only objects in namespaces are copied", gvk.group_kind());
     (!resource.namespaced).then(|| Refusal { field: "spec.sources".into(), message: message() })
+}
+
+fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
+    match u64::try_from(seconds) {
+        Ok(0) => Ok(None),
+        Ok(seconds) if RESYNC.contains(&seconds) => Ok(Some(Duration::from_secs(seconds))),
+        _ => Err(format!("must be 0, or from {} to {}, not {seconds}", RESYNC.start(), RESYNC.end())),
+    }
 }
 
 /// The targets that can be parsed.
@@ -651,6 +668,12 @@ mod tests {
         let mut object = with("/spec/strategy", json!("CreateOnce"));
         object["spec"]["driftPolicy"] = json!("Deny");
         assert!(parse(object).unwrap_err()[0].starts_with("spec.driftPolicy: must not be Deny"));
+        let mut object = with("/spec/strategy", json!("CreateOnce"));
+        object["spec"]["resyncSeconds"] = json!(60);
+        assert!(parse(object).unwrap_err()[0].starts_with("spec.resyncSeconds: must be 0:"));
+        for (seconds, good) in [(0, true), (-1, false), (9, false), (10, true), (604_800, true), (604_801, false)] {
+            assert_eq!(parse(with("/spec/resyncSeconds", json!(seconds))).is_ok(), good, "{seconds}");
+        }
     }
 
     #[test]

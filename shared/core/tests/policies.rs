@@ -10,7 +10,7 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
-use mimeo_api::PlanCounts;
+use mimeo_api::Plan;
 use mimeo_core::{
     cell::Why,
     engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
@@ -160,7 +160,7 @@ impl Scene {
         assert_eq!(told.collect::<Vec<_>>(), [(Reason::Conflict, true)], "{notices:?}");
     }
 
-    fn plan(&mut self) -> PlanCounts {
+    fn plan(&mut self) -> Plan {
         let status = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH).pop().unwrap().status;
         status.plan.unwrap()
     }
@@ -212,6 +212,9 @@ fn what_was_overwritten_is_a_copy() {
     scene.taken(&write);
     assert!(scene.next().is_none());
     assert!(scene.engine.notices().is_empty());
+    let told = scene.engine.announcements(NOW + Duration::from_secs(6));
+    assert_eq!(told.iter().map(|one| (one.type_, one.reason)).collect::<Vec<_>>(), [("Normal", "CopyAdopted"); 2]);
+    assert!(told[0].note.starts_with("Secret x in namespace team: the object that was there"), "{}", told[0].note);
 }
 
 #[test]
@@ -353,7 +356,14 @@ fn a_suspended_rule_counts_what_it_would_take() {
             scene.show(&asked, meta);
         }
         assert!(scene.next().is_none(), "{policy}");
-        assert_eq!(scene.plan(), PlanCounts { update, conflict, ..PlanCounts::default() }, "{policy} {same:?}");
+        let plan = scene.plan();
+        assert_eq!(
+            (plan.create, plan.update, plan.delete, plan.conflict),
+            (0, update, 0, conflict),
+            "{policy} {same:?}"
+        );
+        let named: Vec<_> = plan.copies.iter().map(|copy| (&*copy.action, &*copy.namespace, &*copy.name)).collect();
+        assert_eq!(named, [(if update > 0 { "Update" } else { "Conflict" }, "team", "x")], "{policy} {same:?}");
     }
 }
 
@@ -500,5 +510,5 @@ fn a_suspended_rule_notes_nothing() {
     let look = scene.expect(Verb::Look, None);
     scene.show(&look, foreign());
     assert!(scene.next().is_none() && scene.noted.is_empty());
-    assert_eq!(scene.plan(), PlanCounts::default());
+    assert_eq!(scene.plan(), Plan::default());
 }

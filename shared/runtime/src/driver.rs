@@ -11,6 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_core::{
+    cell::Why,
     engine::{Action, Engine, Errand, Notice, Request, Tick, Verb},
     names,
     outcome::Outcome,
@@ -206,6 +207,10 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
 fn note(request: &Request, outcome: &Outcome) {
     let (Some(why), ticket) = (request.why, &request.ticket) else { return };
     let message = match (ticket.verb, outcome) {
+        (Verb::Apply(_), Outcome::Object(_)) if why == Why::Resync => {
+            debug!(kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, "copy verified");
+            return;
+        }
         (Verb::Create | Verb::Apply(_) | Verb::Take(..), Outcome::Object(_)) => "copy written",
         (Verb::Claim(..), Outcome::Object(_)) => "copy claimed",
         (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",

@@ -47,6 +47,8 @@ pub(super) enum Happening {
     CopyFailed(Reason),
     /// A copy was deleted, to be made anew.
     CopyRecreated,
+    /// What wasn't ours has become a copy.
+    CopyAdopted,
     /// A source is gone that there are copies of.
     SourceGone(SourceRef),
     /// So many copies were lost at once that none is deleted until somebody confirms it.
@@ -59,6 +61,7 @@ impl Happening {
         match self {
             Self::CopyFailed(_) => ["Warning", "CopyFailed", "Reconcile"],
             Self::CopyRecreated => ["Normal", "CopyRecreated", "Replace"],
+            Self::CopyAdopted => ["Normal", "CopyAdopted", "Adopt"],
             Self::SourceGone(_) => ["Warning", "SourceGone", "Reconcile"],
             Self::DeletionHeld => ["Warning", "DeletionHeld", "Delete"],
         }
@@ -69,7 +72,7 @@ impl Happening {
         match self {
             Self::CopyFailed(reason) => reason.to_string(),
             Self::SourceGone(source) => source.to_string(),
-            Self::CopyRecreated | Self::DeletionHeld => String::new(),
+            Self::CopyRecreated | Self::CopyAdopted | Self::DeletionHeld => String::new(),
         }
     }
 }
@@ -228,8 +231,8 @@ impl Engine {
         let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
         let about_rule = |note, count| announcement(happening, about(id, rule), None, id, note, count);
         match happening {
-            Happening::CopyFailed(_) | Happening::CopyRecreated if rule.is_none() => vec![],
-            Happening::CopyFailed(_) | Happening::CopyRecreated => {
+            Happening::CopyFailed(_) | Happening::CopyRecreated | Happening::CopyAdopted if rule.is_none() => vec![],
+            Happening::CopyFailed(_) | Happening::CopyRecreated | Happening::CopyAdopted => {
                 let told: Vec<Told<'_>> =
                     pending.cells.iter().filter_map(|key| self.still(id, happening, key)).collect();
                 let Some(note) = note(&told) else { return vec![] };
@@ -278,6 +281,9 @@ impl Engine {
                     return None;
                 }
                 format!("{reason}: {}", failure.message)
+            }
+            Happening::CopyAdopted => {
+                "the object that was there, which Mimeo didn't write, has become the copy (conflictPolicy)".into()
             }
             _ => "deleted to be made anew, since what changed can't be changed in place".into(),
         };

@@ -218,6 +218,7 @@ impl Engine {
         let rule = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
         match why {
             Leave::UpToDate => {
+                self.remind_of_resync(name, cell);
                 let before = (cell.good, cell.failure.take());
                 cell.approve();
                 if before == (cell.good, None) {
@@ -250,6 +251,24 @@ impl Engine {
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.touch();
         }
+    }
+
+    /// When the rule's period is over, the copy is verified. By its name it has its own moment in the period, so that not all come at
+    /// once; and the same each time, so that it has one timer, however often it is found right.
+    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &Cell) {
+        let Some(period) = self.resync_of(cell) else { return };
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short() % millis(period);
+        let periods = (millis(self.now) + millis(period) - moment) / millis(period);
+        let due = Duration::from_millis(moment) + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX));
+        self.work.timer(due, Timer::Resync(namespace.clone(), cell.kind, cell.name.clone(), period));
+    }
+
+    /// The period after which a copy is verified.
+    pub(super) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
+        let slot = self.slots.get(&cell.want?)?;
+        let rule = self.rules.get(&slot.rule)?.rule.as_ref().ok()?;
+        rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
 
     fn touch_cell(&mut self, index: usize, namespace: &Namespace) {

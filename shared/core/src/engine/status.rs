@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, PlanCounts, SourceStatus};
+use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, Plan, PlannedCopy, SourceStatus};
 
 use super::{Engine, RuleState, Served, Source, Tick, authorized::Unauthorized, work::Timer};
 use crate::{
-    cell::{Cell, Leave, Step},
+    cell::{Cell, Leave, Step, Why},
     kind::Resource,
     meta::{Seen, source_hash},
     outcome::Reason,
@@ -68,16 +68,40 @@ const PACE: Duration = Duration::from_secs(1);
 /// A configuration change reaches every API server within this time.
 pub(super) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const FAILURES: usize = 20;
+const PLANNED: usize = 20;
+
+/// Words of a plan.
+const CREATE: &str = "Create";
+const UPDATE: &str = "Update";
+const DELETE: &str = "Delete";
+const CONFLICT: &str = "Conflict";
 
 /// What the cells of one rule come to.
 #[derive(Default)]
 pub(super) struct Tally {
     copies: CopyCounts,
-    plan: PlanCounts,
+    plan: Plan,
+    /// The first copies that the plan counts.
+    planned: BTreeMap<CellName, &'static str>,
     pub(super) failures: BTreeMap<CellName, (Reason, Box<str>)>,
 }
 
 impl Tally {
+    /// Counts what would be done about a cell, and keeps the first of these by name.
+    fn plan(&mut self, action: &'static str, namespace: &Arc<str>, kind: &str, name: &Arc<str>) {
+        let Plan { create, update, delete, conflict, .. } = &mut self.plan;
+        *match action {
+            CREATE => create,
+            UPDATE => update,
+            DELETE => delete,
+            _ => conflict,
+        } += 1;
+        self.planned.insert((namespace.clone(), kind.into(), name.clone()), action);
+        if self.planned.len() > PLANNED {
+            self.planned.pop_last();
+        }
+    }
+
     /// Counts a cell as failed if it has failed, or if a wanted copy can't be put right because it is going and doesn't go.
     fn fail(&mut self, namespace: &Arc<str>, kind: &str, cell: &Cell, wanted: bool) {
         let going = wanted && cell.ours().is_some_and(|seen| seen.deleting);
@@ -210,7 +234,8 @@ impl Engine {
                 let tally = self.tally(id, state, rule);
                 self.describe(id, state, rule, &tally, &mut conditions);
                 status.copies = Some(tally.copies);
-                status.plan = rule.suspend.then_some(tally.plan);
+                let planned = tally.planned.into_iter().map(planned).collect();
+                status.plan = rule.suspend.then_some(Plan { copies: planned, ..tally.plan });
                 status.sources = rule.sources.iter().map(|source| self.source_status(source)).collect();
                 status.failures = tally.failures.into_iter().take(FAILURES).map(failure).collect();
             }
@@ -231,8 +256,10 @@ impl Engine {
                         let goes = rule.retention.when_unmatched == Retain::Delete
                             && !self.is_source(cell.kind, name, &cell.name)
                             && !self.remembers(namespace, id, cell.kind, &cell.name);
-                        tally.plan.delete += i32::from(goes);
                         let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
+                        if goes {
+                            tally.plan(DELETE, name, kind, &cell.name);
+                        }
                         tally.fail(name, kind, cell, false);
                     }
                     continue;
@@ -246,19 +273,25 @@ impl Engine {
                         Err(_) => Step::Leave(Leave::Unfillable),
                     },
                     Err(NoRendering::SourceMissing) if goes_with_source(rule, slot, cell) => {
-                        tally.plan.delete += 1;
+                        tally.plan(DELETE, name, &slot.gvk().kind, &cell.name);
                         Step::Leave(Leave::NoSource)
                     }
                     Err(_) => Step::Leave(Leave::NoSource),
                 };
-                match step {
-                    Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning) | Step::Learn(_) => {
+                let action = match step {
+                    Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
+                    | Step::Learn(_)
+                    | Step::Apply(_, Why::Resync) => {
                         tally.copies.synced += 1;
+                        None
                     }
-                    Step::Leave(Leave::Foreign(_)) => tally.plan.conflict += 1,
-                    Step::Create(_) => tally.plan.create += 1,
-                    Step::Apply(..) | Step::Take(..) | Step::Claim(..) => tally.plan.update += 1,
-                    _ => {}
+                    Step::Leave(Leave::Foreign(_)) => Some(CONFLICT),
+                    Step::Create(_) => Some(CREATE),
+                    Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(UPDATE),
+                    _ => None,
+                };
+                if let Some(action) = action {
+                    tally.plan(action, name, &slot.gvk().kind, &cell.name);
                 }
                 tally.fail(name, &slot.gvk().kind, cell, slot.rendering.is_ok() && !seeded);
             }
@@ -267,8 +300,8 @@ impl Engine {
             for cell in lost {
                 tally.copies.desired += 1;
                 tally.copies.failed += 1;
-                tally.plan.conflict += 1;
                 let kind = self.kinds[usize::from(cell.kind.0)].group_kind.kind.to_string();
+                tally.plan(CONFLICT, name, &kind, &cell.name);
                 let message = cell.message(id).into();
                 tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message));
             }
@@ -292,7 +325,7 @@ impl Engine {
         let pending = !hindered && failed == 0 && synced < desired;
         match &trouble {
             _ if rule.suspend => {
-                let PlanCounts { create, update, delete, conflict } = tally.plan;
+                let Plan { create, update, delete, conflict, .. } = &tally.plan;
                 let message = format!(
                     "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
                      copies, {conflict} conflict"
@@ -450,6 +483,10 @@ impl Engine {
 pub(super) fn unwatched(namespace: Option<&str>, why: Unreadable, resource: &Resource) -> String {
     let place = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
     format!("copies cannot be watched{place}: {}", why.explain(&resource.to_string()))
+}
+
+fn planned(((namespace, kind, name), action): (CellName, &str)) -> PlannedCopy {
+    PlannedCopy { action: action.into(), kind, namespace: namespace.to_string(), name: name.to_string() }
 }
 
 fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {

@@ -153,6 +153,8 @@ type CellRef = (Arc<str>, KindId, Arc<str>);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Cell(Arc<str>, KindId, Arc<str>),
+    /// A copy is to be verified, if its rule still has that period.
+    Resync(Arc<str>, KindId, Arc<str>, Duration),
     Namespace(Arc<str>),
     /// What was created once in a namespace may be noted again.
     Note(Arc<str>),
@@ -281,6 +283,15 @@ impl Engine {
                     cell.belief = Belief::Unknown;
                 }
                 self.dirty.insert(namespace);
+            }
+            Timer::Resync(namespace, kind, name, period) => {
+                let cell = self.namespaces.get(&namespace).and_then(|entry| entry.cell(kind, &name));
+                let due = cell.is_some_and(|cell| self.resync_of(cell) == Some(period));
+                let entry = self.namespaces.get_mut(&namespace).filter(|_| due);
+                if let Some(cell) = entry.and_then(|entry| entry.cell_mut(kind, &name)) {
+                    cell.verify = true;
+                    self.dirty.insert(namespace);
+                }
             }
             Timer::Namespace(name) => {
                 self.dirty.insert(name);
@@ -534,6 +545,10 @@ impl Engine {
         if let (Verb::Delete(..), Some(rule)) = (verb, cell.ours().and_then(|seen| seen.rule.clone())) {
             self.synced(&rule);
         }
+        if let Verb::Delete(_, version) = verb {
+            // A listing from before may yet come.
+            cell.unseen = cell.unseen.max(version);
+        }
         cell.belief = Belief::Absent;
         cell.stuck = false;
         cell.good = None;
@@ -605,17 +620,24 @@ impl Engine {
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
                     self.teach(ticket, entry);
                 }
+                let written = cell.good.is_none_or(|good| good.version != seen.version);
                 cell.good = Some(Good { version: seen.version, managers: seen.managers });
                 cell.failure = None;
+                cell.verify = false;
                 if cell.repaired == 0 {
                     cell.streak = 0;
+                }
+                let adopted = cell.seen().is_some_and(|old| !old.stripped) && matches!(ticket.verb, Verb::Take(..));
+                if let Some(rule) = self.rule_of(cell).filter(|_| adopted) {
+                    self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
                 }
                 // Only an apply shows what is in an object whose entries somebody removed.
                 let rule = self.rule_of(cell).and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
                 let exclusive = rule.is_some_and(|rule| rule.strategy == Strategy::Replace);
                 cell.unfinished = seen.claim().is_some_and(|claim| claim.presses(exclusive));
                 cell.show(seen);
-                if let Some(rule) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
+                let rule = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
+                if let Some(rule) = rule.filter(|_| written) {
                     self.synced(&rule);
                 }
             }

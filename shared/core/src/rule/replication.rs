@@ -35,6 +35,7 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         conflict_policy,
         drift_policy,
         retention_policy,
+        resync_seconds,
         suspend,
     } = spec;
     let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
@@ -62,6 +63,7 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         retention_policy: retention_policy.clone(),
         // No namespace's pods wait for what another namespace's owner has thought up.
         barrier: mimeo_api::Barrier::None,
+        resync_seconds: *resync_seconds,
         suspend: *suspend,
     }
 }
