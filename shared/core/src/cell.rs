@@ -73,6 +73,8 @@ pub struct Cell {
     pub unfinished: bool,
     /// Whether it is to be verified, however right it seems: its rule's period has passed.
     pub verify: bool,
+    /// Whether a deletion of ours was not answered, and may have taken what was seen here.
+    pub leaving: bool,
     /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
     pub proven: bool,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
@@ -267,6 +269,7 @@ impl Cell {
             content: Content::Unknown,
             unfinished: false,
             verify: false,
+            leaving: false,
             proven: false,
             repaired: 0,
         }

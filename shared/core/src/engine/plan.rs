@@ -366,10 +366,11 @@ impl Engine {
     }
 
     /// Whether what is seen in a cell is in this namespace, and not in a former one of its name whose end is yet to be told: it is
-    /// newer, or was asked for, or a later listing didn't show its end.
+    /// newer, or was asked for, or a later listing didn't show its end. What we may have deleted ourselves is not.
     fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
         let listed = self.kinds[usize::from(cell.kind.0)].surveys.of(name).listed_at;
-        cell.proven || listed >= namespace.born || cell.seen().is_none_or(|seen| seen.version > namespace.born)
+        let newer = || cell.seen().is_none_or(|seen| seen.version > namespace.born);
+        !cell.leaving && (cell.proven || listed >= namespace.born || newer())
     }
 
     /// Whether the namespace remembers that the rule created this copy in it, once and for all.

@@ -488,7 +488,8 @@ impl Engine {
                 // Its own watch will say so; till then no noise.
                 self.work.back_off(&ticket.namespace, cell, Some(Duration::from_secs(1)), self.now, &self.settings);
             }
-            (_, Outcome::Unavailable { retry_after, failure }) => {
+            (verb, Outcome::Unavailable { retry_after, failure }) => {
+                cell.leaving |= matches!(verb, Verb::Delete(..));
                 self.fail(&ticket.namespace, cell, failure);
                 self.work.back_off(&ticket.namespace, cell, retry_after, self.now, &self.settings);
             }
@@ -550,6 +551,7 @@ impl Engine {
             cell.unseen = cell.unseen.max(version);
         }
         cell.belief = Belief::Absent;
+        cell.leaving = false;
         cell.stuck = false;
         cell.good = None;
         cell.failure = None;
@@ -606,6 +608,7 @@ impl Engine {
 
     fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
         cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
+        cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
             // Not ours any more; the watch will say so.
             Verb::Learn(_) if seen.entry.is_none() => {

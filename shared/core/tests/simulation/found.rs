@@ -590,3 +590,17 @@ fn a_note_that_could_not_be_removed_is_tried_again() {
     settle(&mut world);
     assert!(world.server.notes.last().is_some_and(|notes| notes.kinds.is_empty()), "{}", world.report("still noted"));
 }
+
+/// What a deletion of ours took, though nobody has heard of it yet, its namespace's owner did not: it is created once more.
+#[test]
+fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec::of(0, Select::Names(&["q"])))]);
+    let never = RuleSpec::of(0, Select::Team("a"));
+    let once = RuleSpec { once: true, keep: Keep::ALL, ..RuleSpec::of(0, Select::Names(&["q"])) };
+    run(&mut world, &[put(0, never)]);
+    let moves = [Move::Tick(11_000), Move::Answer(0, 0, Fate::Unanswered), Move::Act(put(0, once))];
+    world.run(&moves).unwrap_or_else(|why| panic!("{why}"));
+    settle(&mut world);
+    assert!(world.server.get(&Key::new(Res::Secret, "q", "s1")).is_some(), "{}", world.report("it isn't there"));
+}
