@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
-use mimeo_core::engine::{Engine, Role, Settings};
+use mimeo_core::{
+    engine::{Engine, Role, Settings},
+    rule::RuleKind,
+};
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     discovery::Discovery,
@@ -136,10 +139,13 @@ fn observe(clients: &Clients, handle: &Handle, writer: &Writer, discovery: &Arc<
         writer: writer.clone(),
         discovery: discovery.clone(),
         namespace: namespace.to_owned(),
-        crd: Arc::default(),
+        crds: Arc::default(),
     };
     let wake = Arc::new(Notify::new());
-    tokio::spawn(observer.clone().rules(|_| {}));
+    for kind in RuleKind::ALL {
+        tokio::spawn(observer.clone().rules(kind, |_| {}));
+    }
+    tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());
     tokio::spawn(observer.clone().kinds());
     tokio::spawn(observer.clone().webhooks());

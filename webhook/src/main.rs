@@ -25,6 +25,7 @@ use mimeo_core::{
     engine::{Engine, Role, Settings},
     names,
     registration::{NAME, Registration},
+    rule::RuleKind,
 };
 use mimeo_runtime::{
     certificates::ServingMaterial,
@@ -178,7 +179,7 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
         writer: writer.clone(),
         discovery: app.discovery.clone(),
         namespace: identity.namespace.clone(),
-        crd: Arc::default(),
+        crds: Arc::default(),
     };
     let (publish, seen) = watch::channel(Seen::default());
     let handle = app.handle.clone();
@@ -187,7 +188,9 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
         publish.send_modify(|seen| *seen = Seen { spec: seen.spec.max(spec), version: seen.version.max(version) });
     };
     let (kinds, copies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    tokio::spawn(observer.clone().rules(taken_in));
+    tokio::spawn(observer.clone().rules(RuleKind::ClusterReplication, taken_in));
+    tokio::spawn(observer.clone().rules(RuleKind::Replication, |_| {}));
+    tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());
     tokio::spawn(observer.clone().kinds());
     tokio::spawn(observer.clone().crds(kinds.clone()));

@@ -10,15 +10,16 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject},
 };
-use mimeo_api::{ClusterReplication, TransformPolicy, names};
+use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_core::{
     admission::forbid,
-    authority::{Need, of_policy, of_rule},
+    authority::{Need, of_grant, of_policy, of_rule},
+    grant::Grant,
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     review::{Request, Verdict},
-    rights,
-    rule::{Refusal, Rule, SourceRef},
+    rights::{self, Program},
+    rule::{Refusal, Rule, RuleKind, SourceRef},
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -34,7 +35,8 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return Verdict::ALLOW;
     }
     let checked = match &*request.kind.kind {
-        names::CLUSTER_REPLICATION => check_rule(app, request, object, deadline).await,
+        names::CLUSTER_REPLICATION | names::REPLICATION => check_rule(app, request, object, deadline).await,
+        names::REPLICATION_GRANT => check_grant(app, request, object, deadline).await,
         names::TRANSFORM_POLICY => check_policy(app, request, object, deadline).await,
         _ => Ok(vec![]),
     };
@@ -61,10 +63,18 @@ fn parse<T: DeserializeOwned, P>(object: &Value, parse: fn(&T) -> Result<P, Vec<
     T::deserialize(object).map_err(read).and_then(|object| parse(&object)).map_err(|refusals| invalid(&refusals))
 }
 
+/// A rule of the kind that the request is about.
+fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
+    match &*request.kind.kind {
+        names::REPLICATION => parse::<Replication, _>(object, Rule::parse_replication),
+        _ => parse::<ClusterReplication, _>(object, Rule::parse),
+    }
+}
+
 /// The author is asked for before anything is said of what exists: that is for those alone who may know.
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
     let reach = app.handle.look(|engine, _| engine.reach().clone());
-    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?.within(&reach);
+    let rule = parse_rule(request, object)?.within(&reach);
     let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
@@ -73,14 +83,34 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let mut warnings = kinds.warnings();
     let refused = rule.sources.iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
-    let read: Vec<&SourceRef> = rule.sources.iter().filter(|source| reach.refuses(source).is_none()).collect();
-    warnings.extend(missing_sources(app, &read, &kinds, deadline).await);
-    let before = request.old_object.as_ref().and_then(|old| parse::<ClusterReplication, _>(old, Rule::parse).ok());
+    let sources: Vec<&SourceRef> = rule.sources.iter().filter(|source| reach.refuses(source).is_none()).collect();
+    // Nobody is told what is in another namespace by naming it.
+    let told = |source: &&&SourceRef| rule.id.namespace.as_ref().is_none_or(|home| *home == source.namespace);
+    let known: Vec<&SourceRef> = sources.iter().filter(told).copied().collect();
+    warnings.extend(missing_sources(app, &known, &kinds, deadline).await);
+    let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
-    warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
-    let own = rights::needed(&read, &reach, |gvk| kinds.resource(gvk));
+    let mut own = rights::needed(&sources, &reach, |gvk| kinds.resource(gvk));
+    match rule.id.kind {
+        RuleKind::ClusterReplication => {
+            warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
+        }
+        RuleKind::Replication => {
+            warnings.extend(warnings::not_granted(app, &rule));
+            // The webhook copies nothing for it.
+            own.retain(|need| need.program == Program::Reconciler);
+        }
+    }
     warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
     Ok(warnings)
+}
+
+async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
+    let grant = parse::<ReplicationGrant, _>(object, Grant::parse)?;
+    let kinds = Kinds::find(app, grant.to.iter().map(|to| &to.gvk), deadline).await;
+    let home = request.namespace.as_deref().unwrap_or_default();
+    authorize(app, request, &of_grant(&grant, home, |gvk| kinds.resource(gvk)), deadline).await?;
+    Ok(kinds.warnings())
 }
 
 async fn check_policy(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
@@ -106,7 +136,7 @@ async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Insta
 /// # Errors
 /// The refusal, or that nobody could say.
 pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: Instant) -> Result<(), Verdict> {
-    let rule = parse::<ClusterReplication, _>(object, Rule::parse)?;
+    let rule = parse_rule(request, object)?;
     let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authority::check(&app.client, &request.user, &needs, deadline).await

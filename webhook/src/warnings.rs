@@ -23,6 +23,8 @@ use crate::hooks::App;
 
 /// Most contests that are told one by one.
 const CONTESTS: usize = 3;
+/// Most missing grants that are told one by one.
+const GRANTS: usize = 3;
 /// Most rights that are asked for: those of some ten kinds.
 const RIGHTS: usize = 128;
 /// So many at once.
@@ -67,6 +69,16 @@ fn contest(contest: &Contest) -> String {
     let winner = if *lost { "has it, and this rule reports RuleConflict" } else { "is younger, and yields" };
     // Last what may be long: the API server cuts a warning off.
     format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {}", contest.places())
+}
+
+/// What other namespaces don't grant a tenant's rule. Whether they exist makes no difference.
+pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
+    let lacks = app.handle.look(|engine, _| if engine.primed() { engine.not_granted(rule) } else { vec![] });
+    let mut warnings: Vec<String> = lacks.iter().take(GRANTS).map(|lack| format!("Mimeo: {lack}")).collect();
+    if lacks.len() > GRANTS {
+        warnings.push(format!("Mimeo: so it is with {} more", lacks.len() - GRANTS));
+    }
+    warnings
 }
 
 /// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.

@@ -106,7 +106,7 @@ pub struct ClusterReplicationSpec {
     /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it. It is written over in place, so
     /// with strategy Apply what only it has stays; a Secret, ConfigMap or RoleBinding that cannot be changed so is
     /// deleted and created anew; names of copies must then have no labels of the namespace in them. What becomes a copy
-    /// goes when copies go. An object that any rule names as its source is
+    /// goes when copies go. An object that any ClusterReplication names as its source is
     /// always left alone. Copies of other rules are Mimeo's: of two rules that want the same name one has it and the
     /// other reports it, and what a rule no longer wants is taken over in place. Default: Fail.
     #[serde(default)]
@@ -412,7 +412,7 @@ pub struct CopyFailure {
     pub namespace: String,
     /// Name of the copy.
     pub name: String,
-    /// Why, in one word: Conflict, RuleConflict, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied,
+    /// Why, in one word: Conflict, RuleConflict, NotGranted, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied,
     /// VariableUnset, Timeout or ClusterUnreachable.
     pub reason: String,
     /// Why, for people. What the API server said is left out for Secrets.

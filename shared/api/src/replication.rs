@@ -93,8 +93,9 @@ pub struct ReplicationSpec {
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what others add is removed. CreateOnce: created where nothing
-    /// has their name, and never updated, restored or deleted after that, as with a ClusterReplication. Default: Apply.
+    /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what others add is removed.
+    /// CreateOnce: created where nothing has their name, and never updated, restored or deleted after that, as with a
+    /// ClusterReplication. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 

@@ -11,11 +11,11 @@ use kube::CustomResourceExt as _;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use crate::{ClusterReplication, TransformPolicy};
+use crate::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy};
 
 /// The definitions of all of Mimeo's kinds, in order of name, as they are installed in a cluster.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let mut crds = vec![ClusterReplication::crd(), TransformPolicy::crd()];
+    let mut crds = vec![ClusterReplication::crd(), ReplicationGrant::crd(), Replication::crd(), TransformPolicy::crd()];
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
         if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
             tidy(root);

@@ -2,7 +2,7 @@
 //! among all that is generated.
 
 use kube::{CustomResourceExt as _, Resource as _};
-use mimeo_api::{ClusterReplication, TransformPolicy, crds, names};
+use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, crds, names};
 use serde_json::{Map, Value};
 
 #[test]
@@ -13,7 +13,15 @@ fn names_are_those_of_the_definitions() {
     assert_eq!(TransformPolicy::api_version(&()), names::API_VERSION);
     assert_eq!(TransformPolicy::kind(&()), names::TRANSFORM_POLICY);
     let found: Vec<_> = crds().into_iter().filter_map(|crd| crd.metadata.name).collect();
-    assert_eq!(found, [ClusterReplication::crd_name(), TransformPolicy::crd_name()]);
+    assert_eq!(Replication::kind(&()), names::REPLICATION);
+    assert_eq!(ReplicationGrant::kind(&()), names::REPLICATION_GRANT);
+    let kinds = [
+        ClusterReplication::crd_name(),
+        ReplicationGrant::crd_name(),
+        Replication::crd_name(),
+        TransformPolicy::crd_name(),
+    ];
+    assert_eq!(found, kinds);
 }
 
 #[test]

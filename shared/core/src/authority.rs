@@ -8,7 +8,10 @@ use std::{
     fmt,
 };
 
+use mimeo_api::Access;
+
 use crate::{
+    grant::Grant,
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     rule::Rule,
@@ -17,6 +20,8 @@ use crate::{
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
+/// What Replications do with the sources that a grant lets them read.
+const OF_SOURCES: &[&str] = &["get"];
 /// What becomes of copies in the course of time, whatever the rule says today.
 const OF_COPIES: &[&str] = &["create", "update", "delete"];
 /// A policy changes objects that others write.
@@ -76,6 +81,9 @@ pub struct Need {
 ///
 /// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all kinds of its group.
 pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    if let Some(home) = &rule.id.namespace {
+        return of_replication(rule, home, look_up);
+    }
     let read = rule.sources.iter().map(|source| Right {
         namespace: Some(source.namespace.clone()),
         name: Some(source.name.clone()),
@@ -92,6 +100,43 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
         Need { instead: namespaces.iter().map(there).collect(), right }
     }));
     needs
+}
+
+/// What the author of a Replication must hold: in its own namespace what a `ClusterReplication` takes everywhere. What lies in other
+/// namespaces is theirs to grant, whoever the author is.
+fn of_replication(rule: &Rule, home: &str, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    let own = |right: Right| Right { namespace: Some(home.into()), ..right };
+    let sources = rule.sources.iter().filter(|source| *source.namespace == *home);
+    let read =
+        sources.map(|source| Right { name: Some(source.name.clone()), ..own(right("get", &source.gvk, &look_up)) });
+    let mut needs: Vec<Right> = read.collect();
+    if named_targets(rule).is_some_and(|targets| targets.contains(home)) {
+        let write = to_write(OF_COPIES, rule.sources.iter().map(|source| &source.gvk), &look_up);
+        needs.extend(write.into_iter().map(own));
+    }
+    needs.into_iter().map(|right| Need { right, instead: vec![] }).collect()
+}
+
+/// What the author of a grant in the namespace `home` must hold there: all that it grants. Kinds as for [`of_rule`].
+pub fn of_grant(grant: &Grant, home: &str, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    let mut needs = BTreeSet::new();
+    for to in &grant.to {
+        let verbs = match grant.access {
+            Access::Read => OF_SOURCES,
+            Access::Write => OF_COPIES,
+        };
+        let all = to_write(verbs, std::iter::once(&to.gvk), &look_up).into_iter();
+        let all = all.map(|right| Right { namespace: Some(home.into()), ..right });
+        match to.exact_names().filter(|_| grant.access == Access::Read) {
+            None => needs.extend(all),
+            Some(names) => {
+                needs.extend(all.flat_map(|right| {
+                    names.iter().map(move |name| Right { name: Some((*name).into()), ..right.clone() })
+                }));
+            }
+        }
+    }
+    needs.into_iter().map(|right| Need { right, instead: vec![] }).collect()
 }
 
 /// What the author of a policy must hold: to update such objects in all namespaces, since the policy changes whatever others

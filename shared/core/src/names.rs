@@ -66,6 +66,8 @@ pub const SEAL: &str = "mimeo.dev/author-seal";
 /// Annotation on the kinds `ConfigMap`: uid of the CRD that rules lived under when copies were first written. Another one
 /// served since means that the rules were lost with it, not deleted.
 pub const CRD_UID: &str = "mimeo.dev/crd-uid";
+/// The same for `Replication`s.
+pub const REPLICATIONS_CRD_UID: &str = "mimeo.dev/replications-crd-uid";
 
 /// Annotation on a webhook replica's Lease: the highest resourceVersion of a rule that the replica has taken in.
 pub const SEEN: &str = "mimeo.dev/seen";

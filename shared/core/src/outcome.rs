@@ -49,6 +49,8 @@ pub enum Reason {
     Conflict,
     /// Another rule has the cell.
     RuleConflict,
+    /// The namespace of the source or of the copy doesn't let the rule's namespace, or there is none.
+    NotGranted,
     /// The API server's authorizer denies the write to Mimeo.
     Forbidden,
     /// The API server finds the object invalid.

@@ -243,8 +243,8 @@ impl Registration {
             "clientConfig": self.client_config(STAMPS_PATH),
             "rules": [{
                 "apiGroups": [mimeo_api::names::GROUP], "apiVersions": [mimeo_api::names::VERSION],
-                "resources": ["clusterreplications"],
-                "operations": ["CREATE", "UPDATE"], "scope": "Cluster",
+                "resources": ["clusterreplications", "replications"],
+                "operations": ["CREATE", "UPDATE"], "scope": "*",
             }],
             "namespaceSelector": {},
             "objectSelector": {},
@@ -265,8 +265,8 @@ impl Registration {
             "clientConfig": self.client_config(RULES_PATH),
             "rules": [{
                 "apiGroups": [mimeo_api::names::GROUP], "apiVersions": [mimeo_api::names::VERSION],
-                "resources": ["clusterreplications", "transformpolicies"],
-                "operations": ["CREATE", "UPDATE"], "scope": "Cluster",
+                "resources": ["clusterreplications", "replicationgrants", "replications", "transformpolicies"],
+                "operations": ["CREATE", "UPDATE"], "scope": "*",
             }],
             "namespaceSelector": {},
             "objectSelector": {},

@@ -30,6 +30,8 @@ pub struct Slot {
     pub source: SourceRef,
     /// Kind of source and copy.
     pub kind: KindId,
+    /// Whether the rule may read the source; if not, nothing depends on what is there.
+    pub granted: bool,
     /// Name of the copies.
     pub name: CopyName,
     /// The copies' bytes, or why there are none.
@@ -85,6 +87,8 @@ impl From<Template> for CopyName {
 /// Why a slot has no rendering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRendering {
+    /// The source's namespace doesn't let the rule read it, or there is none.
+    NotGranted,
     /// The source has not been read yet.
     NotRead,
     /// The source isn't there.

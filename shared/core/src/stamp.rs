@@ -10,7 +10,7 @@
 //! The name is in it, or a stamp would fit any rule of this spec. Under `generateName` the API server makes a name up only
 //! after the stamp was put on, so the hook that stamps makes it up instead: [`generated_name`].
 
-use mimeo_api::ClusterReplicationSpec;
+use mimeo_api::{ClusterReplicationSpec, ReplicationSpec};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -73,6 +73,7 @@ pub fn author(user: &User) -> Option<String> {
 pub fn sealed(kind: &str, object: &Value, author: &str) -> Option<Vec<u8>> {
     let spec = match kind {
         mimeo_api::names::CLUSTER_REPLICATION => canonical::<ClusterReplicationSpec>(&object["spec"])?,
+        mimeo_api::names::REPLICATION => canonical::<ReplicationSpec>(&object["spec"])?,
         _ => return None,
     };
     let metadata = &object["metadata"];

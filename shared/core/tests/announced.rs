@@ -10,7 +10,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     meta::Uid,
     outcome::{Failure, Outcome, Reason},
-    rule::{Rule, SourceRef},
+    rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -48,7 +48,8 @@ impl World {
             ids.insert(rule.id.clone());
             engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
         }
-        engine.rules_listed(&ids, now);
+        engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
+        engine.rules_unserved(RuleKind::Replication, now);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 0..namespaces {
             let name = format!("team-{number:05}");

@@ -17,7 +17,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     names,
     outcome::{Outcome, Reason},
-    rule::Rule,
+    rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
 
@@ -49,7 +49,8 @@ fn rule(name: &str, source: &str, spec: &Value) -> Rule {
 fn scene(role: Role, spec: &Value) -> Scene {
     let mut scene = unlisted(role, spec);
     let ids = ["rule", "other"].map(|name| rule(name, "home", &json!({})).id);
-    scene.engine.rules_listed(&ids.into(), NOW);
+    scene.engine.rules_listed(RuleKind::ClusterReplication, &ids.into(), NOW);
+    scene.engine.rules_unserved(RuleKind::Replication, NOW);
     scene
 }
 
@@ -245,7 +246,8 @@ fn nothing_is_taken_before_every_rule_is_known() {
     let mut scene = unlisted(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
     scene.meet(foreign());
     assert!(scene.next().is_none());
-    scene.engine.rules_listed(&[rule("rule", "home", &json!({})).id].into(), NOW);
+    scene.engine.rules_listed(RuleKind::ClusterReplication, &[rule("rule", "home", &json!({})).id].into(), NOW);
+    scene.engine.rules_unserved(RuleKind::Replication, NOW);
     scene.expect(take(7), Some(Why::Overwritten));
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use mimeo_core::{
     engine::{Contest, Engine, Role, Settings},
-    rule::Rule,
+    rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
 
@@ -107,7 +107,8 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
         for rule in [&other, &new] {
             keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
         }
-        keeper.rules_listed(&[other.id.clone(), new.id.clone()].into(), NOW);
+        keeper.rules_listed(RuleKind::ClusterReplication, &[other.id.clone(), new.id.clone()].into(), NOW);
+        keeper.rules_unserved(RuleKind::Replication, NOW);
         let meta = json!({"name": "a-0", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
         keeper.namespace_applied(&from_value(meta).unwrap(), NOW);
         let _ = keeper.next(NOW);

@@ -10,7 +10,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, Outcome, Reason},
     reach::Reach,
-    rule::{Rule, SourceRef},
+    rule::{Rule, RuleKind, SourceRef},
     selection::NameHint,
 };
 use serde_json::{from_value, json};
@@ -51,7 +51,8 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings { reach, ..Settings::new(role, "cluster") });
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(&[id].into(), NOW);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
+    engine.rules_unserved(RuleKind::Replication, NOW);
     engine.kinds_recorded(&[secrets().gvk].into(), NOW);
     for (version, name) in (3..).zip(namespaces) {
         let labels = json!({"mimeo.dev/copies": "token"});

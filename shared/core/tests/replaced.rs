@@ -9,7 +9,7 @@ use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::{Outcome, Reason},
-    rule::{Rule, SourceRef},
+    rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -36,7 +36,8 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings::new(role, "cluster"));
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(&[id].into(), NOW);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
+    engine.rules_unserved(RuleKind::Replication, NOW);
     let mut namespace = json!({"name": "team", "uid": uid(1), "resourceVersion": "5"});
     if role == Role::Injector {
         namespace["labels"] = json!({"mimeo.dev/copies": "token"});

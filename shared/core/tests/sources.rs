@@ -8,7 +8,7 @@ use mimeo_core::{
     engine::{Action, Engine, Request, Role, Settings},
     kind::{GroupVersionKind, Resource},
     render::Precondition,
-    rule::Rule,
+    rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
 
@@ -29,7 +29,8 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let (id, sources) = (rule.id.clone(), rule.sources.clone());
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(&[id].into(), NOW);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
+    engine.rules_unserved(RuleKind::Replication, NOW);
     for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
         let uid = format!("00000000-0000-4000-8000-{number:012}");
         let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5"});

@@ -9,7 +9,7 @@ use mimeo_core::{
     engine::{Action, Engine, Errand, Progress, Role, Settings, StatusUpdate, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, Outcome, Reason, Unreadable},
-    rule::{Rule, SourceRef},
+    rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -43,7 +43,8 @@ impl World {
         let (id, source, now) = (rule.id.clone(), rule.sources[0].clone(), Duration::from_secs(1));
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(&[id].into(), now);
+        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
+        engine.rules_unserved(RuleKind::Replication, now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {"mimeo.dev/copies": "token"}});
         engine.namespace_applied(&from_value(meta).unwrap(), now);

@@ -10,7 +10,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
     render::Precondition,
-    rule::{Rule, RuleId, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -51,7 +51,8 @@ impl World {
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let now = Duration::from_secs(1);
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(&[id.clone()].into(), now);
+        engine.rules_listed(RuleKind::ClusterReplication, &[id.clone()].into(), now);
+        engine.rules_unserved(RuleKind::Replication, now);
         engine.namespaces_listed(&[].into(), now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
         engine.kind(&secrets().gvk, Some(secrets()), now);

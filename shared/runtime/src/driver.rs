@@ -239,7 +239,7 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             let done = retry("unrecord kind", || writer.unrecord(&kind, &places)).await;
             handle.with(|engine, now| engine.unrecorded(&kind, done, now));
         }
-        Errand::RecordCrd(uid) => retry("record CRD", || writer.record_crd(&uid)).await,
+        Errand::RecordCrd(kind, uid) => retry("record CRD", || writer.record_crd(kind, &uid)).await,
         Errand::ConfirmRule(id) => {
             let read = writer.read_rule(&id).await;
             handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));

@@ -8,9 +8,10 @@ use std::{
 
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::Client;
-use mimeo_api::ClusterReplication;
+use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, names::API_VERSION};
 use mimeo_core::{
     engine::{CopyWatch, Demand, Engine, Observed, Webhooks},
+    grant::Grant,
     kind::{GroupVersionKind, Resource},
     meta::version,
     names,
@@ -18,6 +19,7 @@ use mimeo_core::{
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     sources::{SourceWatch, watches},
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use tracing::{debug, warn};
@@ -28,11 +30,8 @@ use crate::{
     follow::Backoff,
     lease::{Observed as SeenLease, observe},
     watch::{Event, LASTING, Meta, WatchSpec, watch},
-    writer::{ErrandError, KINDS_CONFIG_MAP, Writer, parse_kinds},
+    writer::{ErrandError, KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
 };
-
-/// Name of the CRD that rules live under.
-const RULES_CRD: &str = "clusterreplications.mimeo.dev";
 
 /// Keeps an engine informed.
 #[derive(Clone)]
@@ -47,8 +46,8 @@ pub struct Observer {
     pub discovery: Arc<Discovery>,
     /// Mimeo's own namespace.
     pub namespace: String,
-    /// What was last seen of the rules' CRD: its uid as served, and as recorded.
-    pub crd: Arc<Mutex<Crd>>,
+    /// What was last seen of each CRD of rules: its uid as served, and as recorded.
+    pub crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
 }
 
 /// Both must have been seen before the engine is told: half of it would read like a re-installed CRD.
@@ -67,30 +66,60 @@ enum Sight {
 }
 
 impl Observer {
-    /// Rules, as they come and go. `also` sees each rule's resourceVersion as it is taken in.
-    pub async fn rules(self, also: impl Fn(u64) + Send + Sync) {
-        let spec = cluster_wide("/apis/mimeo.dev/v1alpha1/clusterreplications", false, None, "rules");
+    /// Rules of a kind, as they come and go. `also` sees each rule's resourceVersion as it is taken in.
+    pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
+        let spec = cluster_wide(&format!("/apis/{API_VERSION}/{}", kind.plural()), false, None, "rules");
         let mut listed = BTreeSet::new();
         watch::<Value>(self.client.clone(), spec, |event| match event {
             Event::Listing => listed.clear(),
             Event::Applied(object) => {
-                let Some(id) = rule_id(&object) else { return };
+                let Some(id) = rule_id(kind, &object) else { return };
                 listed.insert(id.clone());
                 let at = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
-                let (parsed, status) = parse(object);
+                let (parsed, status) = parse(kind, object);
                 self.handle.with(|engine, now| engine.rule_applied(id, parsed, status, now));
                 also(at);
             }
             Event::Deleted(object) => {
-                let Some(id) = rule_id(&object) else { return };
+                let Some(id) = rule_id(kind, &object) else { return };
                 listed.remove(&id);
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
             }
             Event::Listed { version } => {
-                self.handle.with(|engine, now| engine.rules_listed(&listed, now));
+                self.handle.with(|engine, now| engine.rules_listed(kind, &listed, now));
                 also(version);
             }
-            Event::NotServed => self.handle.with(Engine::rules_unserved),
+            Event::NotServed => self.handle.with(|engine, now| engine.rules_unserved(kind, now)),
+            Event::Unreadable(_) => {}
+        })
+        .await;
+    }
+
+    /// What namespaces grant each other's rules.
+    pub async fn grants(self) {
+        let spec = cluster_wide(&format!("/apis/{API_VERSION}/replicationgrants"), false, None, "grants");
+        let mut listed: BTreeSet<(Box<str>, Box<str>)> = BTreeSet::new();
+        let key = |object: &Value| {
+            let text = |at| object.pointer(at).and_then(Value::as_str).map(Box::<str>::from);
+            text("/metadata/namespace").zip(text("/metadata/name"))
+        };
+        watch::<Value>(self.client.clone(), spec, |event| match event {
+            Event::Listing => listed.clear(),
+            Event::Applied(object) => {
+                let Some((namespace, name)) = key(&object) else { return };
+                listed.insert((namespace.clone(), name.clone()));
+                let grant = decode::<ReplicationGrant>(object).and_then(|object| Grant::parse(&object));
+                self.handle.with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
+            }
+            Event::Deleted(object) => {
+                let Some((namespace, name)) = key(&object) else { return };
+                self.handle.with(|engine, now| engine.grant_gone(&namespace, &name, now));
+            }
+            Event::Listed { .. } => {
+                self.handle.with(|engine, now| engine.grants_listed(&listed, now));
+                listed.clear();
+            }
+            Event::NotServed => self.handle.with(Engine::grants_unserved),
             Event::Unreadable(_) => {}
         })
         .await;
@@ -144,19 +173,23 @@ impl Observer {
     }
 
     fn kinds_are(&self, map: Option<&ConfigMap>) {
-        let (kinds, crd, confirmed) = map.map(parse_kinds).unwrap_or_default();
+        let Kinds { kinds, mut crds, confirmed } = map.map(parse_kinds).unwrap_or_default();
         self.handle.with(|engine, now| {
             engine.kinds_recorded(&kinds, now);
             engine.confirmed(confirmed.as_deref(), now);
         });
-        self.crd_is(|state| state.recorded = Sight::Looked(crd));
+        for kind in RuleKind::ALL {
+            let uid = crds.remove(&kind);
+            self.crd_is(kind, |state| state.recorded = Sight::Looked(uid));
+        }
     }
 
-    fn crd_is(&self, change: impl FnOnce(&mut Crd)) {
-        let mut state = self.crd.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut state);
-        if let Crd { served: Sight::Looked(served), recorded: Sight::Looked(recorded) } = &*state {
-            self.handle.with(|engine, now| engine.crd(served.clone(), recorded.clone(), now));
+    fn crd_is(&self, kind: RuleKind, change: impl FnOnce(&mut Crd)) {
+        let mut crds = self.crds.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = crds.entry(kind).or_default();
+        change(state);
+        if let Crd { served: Sight::Looked(served), recorded: Sight::Looked(recorded) } = state {
+            self.handle.with(|engine, now| engine.crd(kind, served.clone(), recorded.clone(), now));
         }
     }
 
@@ -203,19 +236,22 @@ impl Observer {
     pub async fn crds(self, wake: Arc<Notify>) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let spec = cluster_wide(path, true, None, "CRDs");
-        let mut served: Option<Box<str>> = None;
+        let mut served: BTreeMap<RuleKind, Box<str>> = BTreeMap::new();
         let (mut listing, mut listed) = (true, false);
         watch::<Meta>(self.client.clone(), spec, |event| {
             let (Event::Applied(object) | Event::Deleted(object)) = &event else {
                 match event {
-                    Event::Listing => (listing, served) = (true, None),
+                    Event::Listing => {
+                        listing = true;
+                        served.clear();
+                    }
                     Event::Listed { .. } => {
                         // What was looked up before the first listing is no older than it.
                         if listed {
                             self.discovery.forget();
                         }
                         (listing, listed) = (false, true);
-                        self.crd_served(served.clone());
+                        self.crds_served(&served);
                         wake.notify_one();
                     }
                     _ => {}
@@ -223,23 +259,26 @@ impl Observer {
                 return;
             };
             let name = object.metadata.name.as_deref().unwrap_or_default();
-            if name == RULES_CRD {
+            if let Some(kind) = RuleKind::ALL.into_iter().find(|kind| kind.crd_name() == name) {
                 // One that is being deleted takes its objects along: it serves nothing any more.
                 let stays = matches!(event, Event::Applied(_)) && object.metadata.deletion_timestamp.is_none();
-                served = object.metadata.uid.as_deref().filter(|_| stays).map(Into::into);
+                served.remove(&kind);
+                served.extend(object.metadata.uid.as_deref().filter(|_| stays).map(|uid| (kind, uid.into())));
             }
             if !listing {
                 // A CRD's name is its plural and its group.
                 self.discovery.forget_group(name.split_once('.').unwrap_or_default().1);
-                self.crd_served(served.clone());
+                self.crds_served(&served);
                 wake.notify_one();
             }
         })
         .await;
     }
 
-    fn crd_served(&self, uid: Option<Box<str>>) {
-        self.crd_is(|state| state.served = Sight::Looked(uid));
+    fn crds_served(&self, uids: &BTreeMap<RuleKind, Box<str>>) {
+        for kind in RuleKind::ALL {
+            self.crd_is(kind, |state| state.served = Sight::Looked(uids.get(&kind).cloned()));
+        }
     }
 
     /// Everything that the engine's demand asks for, opened and closed as it changes. `wake` makes it look at kinds again.
@@ -559,17 +598,26 @@ fn cluster_wide(path: &str, metadata_only: bool, label_selector: Option<String>,
     WatchSpec { path: path.into(), metadata_only, label_selector, name: None, what: what.into() }
 }
 
-fn rule_id(object: &Value) -> Option<RuleId> {
-    let name = object.pointer("/metadata/name").and_then(Value::as_str)?.into();
-    Some(RuleId { kind: RuleKind::ClusterReplication, namespace: None, name })
+fn rule_id(kind: RuleKind, object: &Value) -> Option<RuleId> {
+    let text = |at| object.pointer(at).and_then(Value::as_str).map(Box::from);
+    Some(RuleId { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name")? })
 }
 
 /// One that can't even be decoded, as a newer version may have stored it, is that rule's trouble alone.
-fn parse(object: Value) -> (Result<Rule, Vec<Refusal>>, Observed) {
-    match serde_json::from_value::<ClusterReplication>(object) {
-        Ok(object) => (Rule::parse(&object), object.status),
-        Err(error) => (Err(vec![Refusal { field: "spec".into(), message: error.to_string() }]), None),
-    }
+fn parse(kind: RuleKind, object: Value) -> (Result<Rule, Vec<Refusal>>, Observed) {
+    let parsed = match kind {
+        RuleKind::ClusterReplication => {
+            decode::<ClusterReplication>(object).map(|object| (Rule::parse(&object), object.status))
+        }
+        RuleKind::Replication => {
+            decode::<Replication>(object).map(|object| (Rule::parse_replication(&object), object.status))
+        }
+    };
+    parsed.unwrap_or_else(|refusals| (Err(refusals), None))
+}
+
+fn decode<T: DeserializeOwned>(object: Value) -> Result<T, Vec<Refusal>> {
+    serde_json::from_value(object).map_err(|error| vec![Refusal { field: "spec".into(), message: error.to_string() }])
 }
 
 /// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps changing; clocks are not compared.
@@ -651,7 +699,8 @@ mod tests {
         let id = rule.id.clone();
         let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
         engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
-        engine.rules_listed(&[id].into(), SECOND);
+        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
+        engine.rules_unserved(RuleKind::Replication, SECOND);
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
         engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
         engine.namespaces_listed(&["team".into()].into(), SECOND);
@@ -665,7 +714,7 @@ mod tests {
             writer: Writer::new(client.clone(), Limiter::new(1, 1), Duration::from_secs(5), "mimeo"),
             discovery: Arc::new(Discovery::new(client)),
             namespace: "mimeo".into(),
-            crd: Arc::default(),
+            crds: Arc::default(),
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
 
 mod errands;
 
-pub use errands::{Answer, ErrandError, KINDS_CONFIG_MAP, parse_kinds};
+pub use errands::{Answer, ErrandError, KINDS_CONFIG_MAP, Kinds, parse_kinds};
 
 /// Carries requests to one API server. Cheap to clone.
 #[derive(Clone)]

@@ -206,8 +206,8 @@ impl Engine {
         if self.settings.role != Role::Keeper {
             return;
         }
-        let rules: BTreeSet<Arc<RuleId>> =
-            self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone()).collect();
+        let granted = self.slots.values().filter(|slot| slot.source == *source && slot.granted);
+        let rules: BTreeSet<Arc<RuleId>> = granted.map(|slot| slot.rule.clone()).collect();
         for id in rules {
             let Some(Ok(rule)) = self.rules.get(&id).map(|state| &state.rule) else { continue };
             // Copies that stay without their source stay for good: after a restart that is nothing new.
@@ -220,7 +220,8 @@ impl Engine {
 
     fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
         let hash = source_hash(&source.to_string());
-        let cells = self.namespaces.values().flat_map(|namespace| &namespace.cells);
+        let places = self.places(id);
+        let cells = places.iter().filter_map(|name| self.namespaces.get(name)).flat_map(|namespace| &namespace.cells);
         let copies = cells.filter_map(Cell::ours);
         copies.filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere).count()
     }
@@ -272,7 +273,7 @@ impl Engine {
             Happening::CopyFailed(Reason::RuleConflict) => {
                 let lost = self.rules.get(id)?.conflicts.get(namespace)?;
                 let cell = lost.iter().find(|cell| cell.kind == *kind && cell.name == *name)?;
-                format!("RuleConflict: {}", cell.message(id))
+                format!("RuleConflict: {}", cell.message(id, namespace))
             }
             Happening::CopyFailed(reason) => {
                 let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;

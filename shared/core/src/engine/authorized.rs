@@ -26,7 +26,18 @@ pub(super) struct Unauthorized {
 impl Engine {
     /// The first thing that a rule may not do.
     pub(super) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
-        rule.sources.iter().find_map(|source| self.controller_forbidden(source, tally))
+        self.lacks_grants(rule)
+            .or_else(|| rule.sources.iter().find_map(|source| self.controller_forbidden(source, tally)))
+    }
+
+    /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of what isn't granted.
+    fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
+        let lacks = self.not_granted(rule);
+        let mut message = lacks.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
+        if lacks.len() > NAMED {
+            _ = write!(message, "; and {} more", lacks.len() - NAMED);
+        }
+        (!lacks.is_empty()).then_some(Unauthorized { reason: "NotGranted", message })
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.

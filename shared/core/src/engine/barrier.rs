@@ -10,7 +10,7 @@ use crate::{
     cell::{Cell, Leave, Step},
     meta::Uid,
     outcome::Reason,
-    rule::{Barrier, RuleId},
+    rule::{Barrier, RuleId, RuleKind},
     selection::{Labels, NameHint},
     slot::SlotId,
 };
@@ -81,7 +81,7 @@ impl Progress {
 impl Engine {
     /// Rules that hold the pods of a namespace with this name and these labels. `known` is false until the rules are listed.
     pub fn barrier_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        let rules = self.rules.iter().filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
+        let rules = self.cluster_rules().filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
         rules
             .filter(|(_, rule)| rule.barrier != Barrier::None && !rule.suspend && rule.could_match(hint, labels))
             .map(|(id, _)| (**id).clone())
@@ -90,14 +90,18 @@ impl Engine {
 
     /// Whether everything was seen once that decides about a namespace.
     pub fn primed(&self) -> bool {
-        self.rules_listed && self.namespaces_listed
+        self.all_rules() && self.namespaces_listed
     }
 
     /// Whether everything was seen once that a namespace's copies are made of: kinds and sources too.
     pub fn informed(&self) -> bool {
         self.primed()
             && self.kinds_known
-            && self.slots.values().all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
+            && self
+                .slots
+                .values()
+                .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication)
+                .all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
     }
 
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Engine, Namespace, Note, Role, Served, Source, Tick,
+    Engine, Namespace, Note, Role, RuleState, Served, Source, Tick,
     announce::Happening,
     work::{Errand, Timer},
 };
@@ -18,7 +18,7 @@ use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
     kind::GroupKind,
     meta::{Checksum, Uid, source_hash},
-    rule::{Retain, RuleId, SourceRef},
+    rule::{Retain, RuleId, RuleKind, SourceRef},
     slot::{KindId, NoRendering, Slot},
 };
 
@@ -51,6 +51,8 @@ enum RuleVerdict {
     Asked,
     /// Deleted on purpose.
     Meant,
+    /// Deleted with its namespace.
+    Homeless,
     /// Lost with its CRD: no copy goes by itself.
     Lost,
 }
@@ -81,6 +83,8 @@ pub(super) struct CrdState {
     pub(super) current: Option<Box<str>>,
     /// As recorded when copies were first written.
     pub(super) recorded: Option<Box<str>>,
+    /// Whether it is being recorded.
+    recording: bool,
 }
 
 impl CrdState {
@@ -130,27 +134,31 @@ pub enum SourceRead {
 pub struct RuleRead {
     /// Whether the rule exists after all.
     pub found: bool,
+    /// Whether its namespace is gone, or going, if it lives in one.
+    pub homeless: bool,
     /// Uid of its CRD, unless that is missing or being deleted.
     pub crd: Option<Box<str>>,
 }
 
 impl Engine {
-    /// The CRD of rules is served with this uid, or isn't served; `recorded` is the uid noted when copies were first written.
-    pub fn crd(&mut self, current: Option<Box<str>>, recorded: Option<Box<str>>, now: Tick) {
+    /// The CRD of these rules is served with this uid, or isn't served; `recorded` is the uid noted when copies were first
+    /// written.
+    pub fn crd(&mut self, kind: RuleKind, current: Option<Box<str>>, recorded: Option<Box<str>>, now: Tick) {
         self.at(now);
-        let state = CrdState { current, recorded };
-        if self.crd == state {
+        let known = &mut self.crds[kind];
+        let state = CrdState { current, recorded, recording: false };
+        if (&known.current, &known.recorded) == (&state.current, &state.recorded) {
             return;
         }
         // The first lists of rules and of CRDs are of one time.
-        let first = self.crd == CrdState::default();
-        self.crd = state;
-        for state in self.rules.values_mut().filter(|state| first && state.crd.is_none()) {
-            state.crd = self.crd.certain();
+        let first = *known == CrdState::default();
+        *known = state;
+        for (_, state) in self.rules.iter_mut().filter(|(id, state)| id.kind == kind && first && state.crd.is_none()) {
+            state.crd = known.certain();
         }
         self.work.disturb();
-        self.work.recording_crd = false;
-        for gone in self.gone.values_mut().filter(|gone| gone.verdict == RuleVerdict::Lost) {
+        let lost = self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.verdict == RuleVerdict::Lost);
+        for (_, gone) in lost {
             gone.verdict = RuleVerdict::Unconfirmed;
         }
         self.everything_dirty();
@@ -206,10 +214,14 @@ impl Engine {
         }
         let lived_under = match &gone.seen {
             LastSeen::Under(crd) => Some(crd),
-            LastSeen::Never => self.crd.recorded.as_ref(),
+            LastSeen::Never => self.crds[id.kind].recorded.as_ref(),
         };
         let meant = read.crd.is_some() && read.crd.as_ref() == lived_under;
-        gone.verdict = if meant { RuleVerdict::Meant } else { RuleVerdict::Lost };
+        gone.verdict = match (meant, read.homeless) {
+            (true, false) => RuleVerdict::Meant,
+            (true, true) => RuleVerdict::Homeless,
+            (false, _) => RuleVerdict::Lost,
+        };
         let keys = self.cells_of(&id);
         self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
     }
@@ -229,7 +241,8 @@ impl Engine {
             self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
             return;
         }
-        self.everything_dirty();
+        let source = source.clone();
+        self.concern_source(&source);
     }
 
     pub(super) fn decide_unwanted(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
@@ -250,10 +263,10 @@ impl Engine {
             return Step::Leave(Leave::Retained);
         }
         let undecided = Step::Leave(Leave::Undecided);
-        if !self.rules_listed {
+        if !self.all_rules() || !self.all_rules_of(id.kind) {
             return undecided;
         }
-        if self.is_source(cell.kind, name, &cell.name) {
+        if self.is_source(id.kind, cell.kind, name, &cell.name) {
             // Once a copy, now what others are copied from: its own copies would go with it.
             return Step::Leave(Leave::Retained);
         }
@@ -265,6 +278,9 @@ impl Engine {
         if rule.retention.when_unmatched == Retain::Retain {
             return Step::Leave(Leave::Retained);
         }
+        if id.kind == RuleKind::Replication && !self.grants_known() {
+            return undecided;
+        }
         let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
         let makes = slots.any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
         if makes || !rule.matches(name, &namespace.labels) {
@@ -274,10 +290,13 @@ impl Engine {
         self.decide_superseded(&id, name, namespace, cell)
     }
 
-    /// Whether some rule names this object as a source.
-    pub(super) fn is_source(&self, kind: KindId, namespace: &str, name: &str) -> bool {
+    /// Whether this object is a source that a rule of the kind `by` must leave alone. To the platform's rules a tenant's sources
+    /// are none: by naming the place of a copy as a source he could keep it away, or keep it for good. Nor is anything a source
+    /// that its rule may not read.
+    pub(super) fn is_source(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
         let kind = &self.kinds[usize::from(kind.0)].group_kind;
-        self.slots.values().any(|slot| slot.source.is(kind, namespace, name))
+        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by;
+        self.slots.values().any(|slot| slot.source.is(kind, namespace, name) && counts(slot))
     }
 
     /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the
@@ -319,7 +338,7 @@ impl Engine {
             }
             RuleVerdict::Asked => Step::Leave(Leave::Undecided),
             RuleVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
-            RuleVerdict::Lost => self.sweep(id, name, cell, Why::RuleDeleted),
+            RuleVerdict::Homeless | RuleVerdict::Lost => self.sweep(id, name, cell, Why::RuleDeleted),
         }
     }
 
@@ -400,9 +419,10 @@ impl Engine {
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
         let slots = self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
-        let lost = weight(sweep.cells.keys(), slots);
-        let large = lost >= self.settings.sweep_limit && lost * 2 >= weight(self.cells_of(id).iter(), slots);
-        let nonce = (large || slots.is_none()).then(|| self.nonce(id, sweep));
+        let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
+        let large = large || (id.kind == RuleKind::Replication && self.tenants_lose_much());
+        let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
+        let nonce = (large || unmeant).then(|| self.nonce(id, sweep));
         let due = self.now + self.settings.sweep;
         let Some(sweep) = self.sweeps.get_mut(id) else { return };
         let news = sweep.held != nonce;
@@ -423,6 +443,23 @@ impl Engine {
             }
             None => self.let_go_what_is_due(id),
         }
+    }
+
+    fn much(&self, lost: usize, of: usize) -> bool {
+        lost >= self.settings.sweep_limit && lost * 2 >= of
+    }
+
+    /// Whether all Replications together lose as much as one rule may not: what takes away the consent for many, as a lost
+    /// definition of grants does, finds few copies of each.
+    fn tenants_lose_much(&self) -> bool {
+        let slots = |id: &RuleId| self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
+        let sweeps = self.sweeps.iter().filter(|(id, _)| id.kind == RuleKind::Replication);
+        let lost = sweeps.map(|(id, sweep)| weight(sweep.cells.keys(), slots(id))).sum();
+        if lost < self.settings.sweep_limit {
+            return false;
+        }
+        let local = self.rules.keys().filter(|id| id.kind == RuleKind::Replication);
+        self.much(lost, local.map(|id| weight(self.cells_of(id).iter(), slots(id))).sum())
     }
 
     /// Decides about every collected cell anew, so that only those stay that are still lost for the same reason.
@@ -505,7 +542,8 @@ impl Engine {
     /// Every cell that holds a copy of the rule, here to stay.
     fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
         let mut keys = Vec::new();
-        for (name, namespace) in &self.namespaces {
+        for name in &self.places(id) {
+            let Some(namespace) = self.namespaces.get(name) else { continue };
             for cell in &namespace.cells {
                 let mut copy = cell.ours().into_iter().filter(|seen| !seen.elsewhere && !seen.deleting);
                 if copy.any(|seen| seen.rule.as_deref() == Some(id)) {
@@ -518,12 +556,15 @@ impl Engine {
 
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. Called when the queue is empty.
     pub(super) fn tidy(&mut self) {
-        if !self.rules_listed || self.settings.role == Role::Injector {
+        if !self.all_rules() || self.settings.role == Role::Injector {
             return;
         }
         let mut named: BTreeSet<KindId> = BTreeSet::new();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
-        for cell in self.namespaces.values().flat_map(|namespace| &namespace.cells) {
+        let mut strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
+        let cells =
+            self.namespaces.iter().flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
+        for (name, cell) in cells {
             if cell.want.is_none() && matches!(cell.phase, Phase::InFlight(_)) {
                 // A copy may come of it yet, of a rule that is gone. Its answer calls here again.
                 return;
@@ -532,8 +573,13 @@ impl Engine {
             if cell.seen().is_some_and(|seen| seen.labelled || seen.ours()) {
                 named.insert(cell.kind);
             }
-            owners.extend(cell.ours().and_then(|seen| seen.rule.clone()));
+            let Some(owner) = cell.ours().and_then(|seen| seen.rule.clone()) else { continue };
+            if owner.kind == RuleKind::Replication {
+                strewn.entry(owner.clone()).or_default().insert(name.clone());
+            }
+            owners.insert(owner);
         }
+        self.consent.strewn_as(strewn);
         let now = self.now;
         self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
         // A rule that is there may have lost the source of a copy that carries another's mark still.
@@ -549,16 +595,22 @@ impl Engine {
                 self.work.errands.push_back(Errand::Unrecord(kind.group_kind.clone(), places.clone()));
             }
         }
-        if self.ask_where_rules_live() && self.crd.current != self.crd.recorded && self.every_copy_seen() {
-            self.record_crd_when_clear();
+        for kind in RuleKind::ALL {
+            let CrdState { current, recorded, .. } = &self.crds[kind];
+            // Where no tenant ever had a rule there is nothing to tell from another definition's.
+            let used = kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
+            let another = current != recorded && used;
+            if self.ask_where_rules_live(kind) && another && self.every_copy_seen() {
+                self.record_crd_when_clear(kind);
+            }
         }
     }
 
     /// Records another CRD than before once no copy can show any more whose rule went with the former one: it would be taken for
     /// an orphan of the new one.
-    fn record_crd_when_clear(&mut self) {
-        match self.gone.values().map(|gone| gone.until).max() {
-            None => self.record_crd(),
+    fn record_crd_when_clear(&mut self, kind: RuleKind) {
+        match self.gone.iter().filter(|(id, _)| id.kind == kind).map(|(_, gone)| gone.until).max() {
+            None => self.record_crd(kind),
             Some(until) if until > self.now => self.work.timer(until, Timer::Everything),
             // Copies of such a rule are there: whoever confirms their deletion, or brings the rule back, settles it.
             Some(_) => {}
@@ -591,16 +643,16 @@ impl Engine {
         });
         self.dirty.retain(|name| self.namespaces.contains_key(name));
         self.gone.retain(|id, gone| owners.contains(id) || self.now < gone.until);
+        self.consent.forget_strewn(&owners);
     }
 
-    /// Whether every rule is known to live under the CRD that is served now. One that isn't is read: it may have gone with the
-    /// former one, and its watch not have said so yet.
-    fn ask_where_rules_live(&mut self) -> bool {
-        if self.crd.current.is_none() {
-            return true;
-        }
+    /// Whether every rule of the kind is known to live under the CRD that is served now. One that isn't is read: it may have gone
+    /// with the former one, and its watch not have said so yet.
+    fn ask_where_rules_live(&mut self, kind: RuleKind) -> bool {
+        let Some(current) = &self.crds[kind].current else { return true };
         let mut settled = true;
-        for (id, state) in self.rules.iter_mut().filter(|(_, state)| state.crd != self.crd.current) {
+        let elsewhere = |id: &RuleId, state: &RuleState| id.kind == kind && state.crd.as_ref() != Some(current);
+        for (id, state) in self.rules.iter_mut().filter(|(id, state)| elsewhere(id, state)) {
             settled = false;
             if !std::mem::replace(&mut state.crd_asked, true) {
                 self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
@@ -620,16 +672,18 @@ impl Engine {
         !wanted && kind.note == Note::Removing
     }
 
-    /// Whether no CRD was ever recorded, though there is one: should this process end now, its successor could not tell a
-    /// rule deleted meanwhile from one that was lost with its CRD.
-    pub(super) fn crd_unrecorded(&self) -> bool {
-        self.crd.current.is_some() && self.crd.recorded.is_none() && self.gone.is_empty()
+    /// Whether no CRD of the kind was ever recorded, though there is one: should this process end now, its successor could not
+    /// tell a rule deleted meanwhile from one that was lost with its CRD.
+    pub(super) fn crd_unrecorded(&self, kind: RuleKind) -> bool {
+        let CrdState { current, recorded, .. } = &self.crds[kind];
+        current.is_some() && recorded.is_none() && !self.gone.keys().any(|id| id.kind == kind)
     }
 
-    fn record_crd(&mut self) {
-        if let Some(uid) = self.crd.current.clone().filter(|_| !self.work.recording_crd) {
-            self.work.recording_crd = true;
-            self.work.errands.push_back(Errand::RecordCrd(uid));
+    fn record_crd(&mut self, kind: RuleKind) {
+        let state = &mut self.crds[kind];
+        if let Some(uid) = state.current.clone().filter(|_| !state.recording) {
+            state.recording = true;
+            self.work.errands.push_back(Errand::RecordCrd(kind, uid));
         }
     }
 
@@ -657,9 +711,15 @@ impl Engine {
             state.note = Note::Adding;
             self.work.errands.push_back(Errand::Record(gvk));
         }
-        if self.crd_unrecorded() {
-            self.record_crd();
+        for kind in RuleKind::ALL {
+            if self.crd_unrecorded(kind) && (kind == RuleKind::ClusterReplication || self.has_rules(kind)) {
+                self.record_crd(kind);
+            }
         }
+    }
+
+    fn has_rules(&self, kind: RuleKind) -> bool {
+        self.rules.keys().any(|id| id.kind == kind)
     }
 }
 

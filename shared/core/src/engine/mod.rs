@@ -6,6 +6,7 @@
 //!
 //! - `mod.rs`: the world as far as it is known, and the events that tell of it
 //! - `plan`: which cell wants which copy, and what to do about it
+//! - `consent`: what namespaces grant each other's rules
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `survey`: which copies were seen
 //! - `work`: the queue, the back-off, and what an answer means
@@ -19,6 +20,7 @@ mod announce;
 mod authorized;
 mod barrier;
 mod collect;
+mod consent;
 mod plan;
 mod preview;
 mod status;
@@ -52,7 +54,7 @@ use crate::{
     outcome::Unreadable,
     reach::Reach,
     render::{Copies, render},
-    rule::{Refusal, Rule, RuleId, SourceRef},
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     seeds::Seeds,
     selection::Labels,
     slot::{CopyName, KindId, NoRendering, Slot, SlotId},
@@ -116,10 +118,11 @@ impl Settings {
 pub struct Engine {
     settings: Settings,
     rules: BTreeMap<Arc<RuleId>, RuleState>,
-    rules_listed: bool,
+    listings: PerKind<Listing>,
     /// Rules that copies name but that don't exist.
     gone: BTreeMap<Arc<RuleId>, collect::Gone>,
-    crd: collect::CrdState,
+    crds: PerKind<collect::CrdState>,
+    consent: consent::Consent,
     sweeps: BTreeMap<Arc<RuleId>, collect::Sweep>,
     /// What a person confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
@@ -137,6 +140,8 @@ pub struct Engine {
     last_slot: u32,
     work: work::Work,
     dirty: BTreeSet<Arc<str>>,
+    /// How often a namespace was planned.
+    planned: u64,
     /// Tokens of marks that this replica set and has not seen yet.
     issued: BTreeMap<Box<str>, barrier::Issued>,
     inject_delay: Duration,
@@ -147,6 +152,44 @@ pub struct Engine {
     news: announce::News,
     demand_version: u64,
     now: Tick,
+}
+
+/// Whether all objects of one of Mimeo's own kinds are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Listing {
+    #[default]
+    Unknown,
+    /// The server doesn't serve the kind.
+    Unserved,
+    /// Each was shown once.
+    Listed,
+}
+
+/// Something for each kind of rules.
+#[derive(Debug, Default)]
+struct PerKind<T> {
+    cluster: T,
+    local: T,
+}
+
+impl<T> std::ops::Index<RuleKind> for PerKind<T> {
+    type Output = T;
+
+    fn index(&self, kind: RuleKind) -> &T {
+        match kind {
+            RuleKind::ClusterReplication => &self.cluster,
+            RuleKind::Replication => &self.local,
+        }
+    }
+}
+
+impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
+    fn index_mut(&mut self, kind: RuleKind) -> &mut T {
+        match kind {
+            RuleKind::ClusterReplication => &mut self.cluster,
+            RuleKind::Replication => &mut self.local,
+        }
+    }
 }
 
 /// One rule, as last seen.
@@ -312,9 +355,10 @@ impl Engine {
         Self {
             settings,
             rules: BTreeMap::new(),
-            rules_listed: false,
+            listings: PerKind::default(),
             gone: BTreeMap::new(),
-            crd: collect::CrdState::default(),
+            crds: PerKind::default(),
+            consent: consent::Consent::default(),
             sweeps: BTreeMap::new(),
             confirmed: None,
             namespaces: BTreeMap::new(),
@@ -329,6 +373,7 @@ impl Engine {
             last_slot: 0,
             work: work::Work::default(),
             dirty: BTreeSet::new(),
+            planned: 0,
             issued: BTreeMap::new(),
             inject_delay: Duration::from_millis(1),
             webhooks: Webhooks::default(),
@@ -374,14 +419,16 @@ impl Engine {
             }
             return;
         }
+        self.concern(&id);
         let old = self.rules.remove(&id);
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let barrier_proven = rule.as_ref().is_ok_and(|rule| status::barrier_active(&observed, rule.generation));
         let slots = rule.as_ref().map_or_else(|_| Vec::new(), |rule| self.add_slots(&id, rule));
         // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
-        let crd = same.map_or_else(|| self.crd.certain(), |old| old.crd.clone());
+        let crd = same.map_or_else(|| self.crds[id.kind].certain(), |old| old.crd.clone());
         let mut book = old.map_or_else(status::Book::default, |old| {
+            self.forget_targets(&id, old.rule.as_ref().ok());
             self.retire(&old.slots.concat(), &slots.concat());
             old.status
         });
@@ -400,48 +447,71 @@ impl Engine {
                 status: book,
             },
         );
+        self.learn_targets(&id);
         self.touch(&id);
         self.remind_of_grace(&id);
-        self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id));
-        self.everything_dirty();
+        if id.kind == RuleKind::ClusterReplication {
+            self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id.clone()));
+        }
+        self.concern(&id);
         self.demand_changed();
     }
 
     /// A rule doesn't exist any more, as far as its watch says.
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
+        self.concern(id);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
+        self.forget_targets(&id, old.rule.as_ref().ok());
         self.retire(&old.slots.concat(), &[]);
         self.sweeps.remove(&id);
         self.work.disturb();
         self.gone.insert(id, collect::Gone::seen_under(old.crd, self.now));
-        self.everything_dirty();
         self.demand_changed();
     }
 
-    /// Every rule there is has been shown; those in `listed` are all.
-    pub fn rules_listed(&mut self, listed: &BTreeSet<RuleId>, now: Tick) {
+    /// Every rule of the kind that there is has been shown; those in `listed` are all.
+    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
         self.at(now);
-        let lost: Vec<RuleId> =
-            self.rules.keys().filter(|id| !listed.contains(&***id)).map(|id| (**id).clone()).collect();
+        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
+        let lost: Vec<RuleId> = of_kind.filter(|id| !listed.contains(&***id)).map(|id| (**id).clone()).collect();
         for id in lost {
             self.rule_gone(&id, now);
         }
-        self.rules_listed = true;
+        self.listings[kind] = Listing::Listed;
         self.everything_dirty();
     }
 
-    /// The server doesn't serve rules: their CRD isn't there (any more). Whoever only fills new namespaces has nothing to wait
-    /// for then; what it means for copies that exist is not decided by a watch.
-    pub fn rules_unserved(&mut self, now: Tick) {
+    /// The server doesn't serve rules of the kind: their CRD isn't there (any more). Whoever only fills new namespaces has
+    /// nothing to wait for then; what it means for copies that exist is not decided by a watch.
+    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
+        self.at(now);
         if self.settings.role == Role::Injector {
-            self.rules_listed(&BTreeSet::new(), now);
+            self.rules_listed(kind, &BTreeSet::new(), now);
+        } else if self.listings[kind] == Listing::Unknown {
+            self.listings[kind] = Listing::Unserved;
+            self.everything_dirty();
         }
     }
 
-    /// The highest resourceVersion at which a rule was first seen as it is.
+    /// Whether every rule of the kind was shown once.
+    fn all_rules_of(&self, kind: RuleKind) -> bool {
+        self.listings[kind] == Listing::Listed
+    }
+
+    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' whose kind isn't served.
+    fn all_rules(&self) -> bool {
+        self.all_rules_of(RuleKind::ClusterReplication) && self.listings[RuleKind::Replication] != Listing::Unknown
+    }
+
+    /// The platform's rules. In the order of identities they come first.
+    fn cluster_rules(&self) -> impl Iterator<Item = (&Arc<RuleId>, &RuleState)> {
+        self.rules.iter().take_while(|(id, _)| id.kind == RuleKind::ClusterReplication)
+    }
+
+    /// The highest resourceVersion at which one of the platform's rules was first seen as it is.
     pub fn rules_seen(&self) -> u64 {
-        self.rules.values().map(|state| state.spec_version).max().unwrap_or_default()
+        self.cluster_rules().map(|(_, state)| state.spec_version).max().unwrap_or_default()
     }
 
     fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
@@ -452,8 +522,9 @@ impl Engine {
             for source in &rule.sources {
                 let kind = self.kind_id(&source.gvk.group_kind());
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
+                let granted = self.may_read(id, source);
                 let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
-                let rendering = rendering(rule, source, target, state, &self.settings.cluster, &mut shared);
+                let rendering = rendering(rule, source, target, state, granted, &self.settings.cluster, &mut shared);
                 self.last_slot += 1;
                 let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
                 let slot = Slot {
@@ -461,10 +532,12 @@ impl Engine {
                     target: index,
                     source: source.clone(),
                     kind,
+                    granted,
                     name: target.copy_name(source).into(),
                     reference: first_reference(self.settings.role, &rendering),
                     rendering,
                 };
+                self.consent.add_reader(SlotId(number), &slot);
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
             }
@@ -477,6 +550,7 @@ impl Engine {
     fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
         for id in old {
             let Some(gone) = self.slots.remove(id) else { continue };
+            self.consent.remove_reader(*id, &gone);
             for id in new {
                 if let Some(slot) = self.slots.get_mut(id)
                     && slot.rendering.is_ok()
@@ -525,39 +599,50 @@ impl Engine {
             return;
         }
         self.touch_rules(|slot| slot.source == *source);
-        self.everything_dirty();
+        self.concern_source(source);
     }
 
     fn render_source(&mut self, source: &SourceRef) {
-        let Some(state) = self.sources.get(source) else { return };
+        let slots = self.slots.iter().filter(|(_, slot)| slot.source == *source).map(|(id, _)| *id).collect();
+        self.render_slots(slots);
+    }
+
+    /// Renders the copies of these slots anew, whose sources have changed, or the consent to read them.
+    fn render_slots(&mut self, slots: Vec<SlotId>) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
         let mut shared = Vec::new();
-        for (id, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.source == *source) {
+        for id in slots {
+            let Some(slot) = self.slots.get_mut(&id) else { continue };
             let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
             let Some(target) = rule.targets.get(slot.target) else { continue };
+            let Some(state) = self.sources.get(&slot.source) else { continue };
             touched.insert(slot.rule.clone());
-            let rendering = rendering(rule, source, target, state, &self.settings.cluster, &mut shared);
+            let cluster = &self.settings.cluster;
+            let rendering = rendering(rule, &slot.source, target, state, slot.granted, cluster, &mut shared);
             // A source's edit that the copies don't carry ends here.
             if rendering == slot.rendering {
                 continue;
             }
             slot.reference = first_reference(self.settings.role, &rendering);
             slot.rendering = rendering;
-            changed.insert(*id);
+            changed.insert(id);
         }
         for id in &touched {
             self.touch(id);
             self.remind_of_grace(id);
         }
-        if changed.is_empty() {
-            return;
+        let concerned: BTreeSet<Arc<RuleId>> =
+            changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| slot.rule.clone()).collect();
+        for id in &concerned {
+            self.concern(id);
         }
-        let cells = self.namespaces.values_mut().flat_map(|namespace| &mut namespace.cells);
-        for cell in cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))) {
-            cell.start_over();
+        let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
+        for name in places {
+            let Some(namespace) = self.namespaces.get_mut(&name) else { continue };
+            let cells = namespace.cells.iter_mut();
+            cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))).for_each(Cell::start_over);
         }
-        self.everything_dirty();
     }
 
     /// A namespace is gone: sources that it held went with it, though their own watches may yet have to say so.
@@ -704,6 +789,9 @@ impl Engine {
         if changed {
             self.let_settle(&name);
         }
+        if changed || !known || former.is_some() {
+            self.review_home(&name);
+        }
         self.dirty.insert(name);
     }
 
@@ -730,9 +818,12 @@ impl Engine {
         for id in &touched {
             self.touch(id);
         }
-        for state in self.rules.values_mut() {
-            state.conflicts.remove(&name);
+        for id in self.rules_for(&name) {
+            if let Some(state) = self.rules.get_mut(&id) {
+                state.conflicts.remove(&name);
+            }
         }
+        self.review_home(&name);
         let cells = watched(&mut old, self.settings.role);
         if !cells.is_empty() {
             self.namespaces.insert(name, Namespace { cells, ended: true, ..Namespace::default() });
@@ -768,10 +859,12 @@ impl Engine {
         let Some(mut seen) = Seen::read(meta, &self.settings.cluster) else { return };
         let kind = self.kind_id(kind);
         let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
-        if let Some(rule) = &seen.rule {
-            seen.rule = Some(self.rule_name(rule));
-        }
         let namespace = self.namespace_name(namespace);
+        if let Some(rule) = &seen.rule {
+            let rule = self.rule_name(rule);
+            self.consent.strew(&rule, &namespace);
+            seen.rule = Some(rule);
+        }
         let name = self.copy_name(kind, name);
         let entry = self.namespaces.entry(namespace.clone()).or_default();
         let cell = entry.cell_or_insert(kind, &name);
@@ -836,7 +929,12 @@ impl Engine {
     /// What must be watched now. Of everything else nothing is told from here on, so nothing that was told of it holds any
     /// more; until here it does, however demand may have changed back and forth.
     pub fn demand(&mut self) -> Demand {
-        let demand = self.demanded();
+        // New namespaces wait for no tenant's copies.
+        let kinds = match self.settings.role {
+            Role::Keeper => &RuleKind::ALL[..],
+            Role::Injector => &[RuleKind::ClusterReplication],
+        };
+        let demand = self.demanded(kinds);
         self.forget_unwatched(&demand);
         demand
     }
@@ -847,7 +945,9 @@ impl Engine {
         self.sources.retain(|source, _| used.contains(source));
         self.unreadable.retain(|source, _| demand.sources.contains_key(source));
         let mut silent = Vec::new();
-        for (source, state) in self.sources.iter_mut().filter(|(source, _)| !demand.sources.contains_key(*source)) {
+        let unwatched = |source| !demand.sources.contains_key(source);
+        let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, Source::NotRead));
+        for (source, state) in known.filter(|(source, _)| unwatched(*source)) {
             // Above all, a silence is no deletion.
             *state = Source::NotRead;
             silent.push(source.clone());
@@ -857,12 +957,17 @@ impl Engine {
         }
     }
 
-    fn demanded(&self) -> Demand {
+    /// What must be watched for rules of these kinds.
+    fn demanded(&self, rules: &[RuleKind]) -> Demand {
         let mut demand = Demand { confined: self.settings.reach.sources.is_some(), ..Demand::default() };
         for slot in self.slots.values().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()) {
-            demand.kinds.insert(slot.gvk().clone());
+            if !demand.kinds.contains(slot.gvk()) {
+                demand.kinds.insert(slot.gvk().clone());
+            }
             if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
-                demand.sources.insert(slot.source.clone(), resource.clone());
+                if slot.granted && rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
+                    demand.sources.insert(slot.source.clone(), resource.clone());
+                }
                 self.demand_copies(&mut demand, resource);
             }
         }
@@ -981,10 +1086,12 @@ fn rendering(
     source: &SourceRef,
     target: &crate::rule::Target,
     state: &Source,
+    granted: bool,
     cluster: &str,
     shared: &mut Vec<Copies>,
 ) -> Result<Copies, NoRendering> {
     match state {
+        _ if !granted => Err(NoRendering::NotGranted),
         Source::NotRead => Err(NoRendering::NotRead),
         Source::Missing { .. } => Err(NoRendering::SourceMissing),
         Source::Found { object, .. } => {

@@ -32,11 +32,15 @@ pub(super) struct Lost {
 
 impl Lost {
     /// Who has it, to people who look at the rule that hasn't.
-    pub(super) fn message(&self, loser: &RuleId) -> String {
+    pub(super) fn message(&self, loser: &RuleId, namespace: &str) -> String {
+        // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing else is.
+        let known = |home: &str| namespace == home || self.winner.namespace.as_deref() == Some(home);
         if *self.winner == *loser {
             "another source of this rule has this copy".to_owned()
-        } else {
+        } else if loser.namespace.as_deref().is_none_or(known) {
             format!("{} has this copy", self.winner)
+        } else {
+            "another rule has this copy".to_owned()
         }
     }
 }
@@ -47,8 +51,14 @@ impl Engine {
     /// Plans every namespace in which something changed.
     pub(super) fn plan(&mut self) {
         while let Some(name) = self.dirty.pop_first() {
+            self.planned += 1;
             self.plan_namespace(&name);
         }
+    }
+
+    /// How often a namespace was planned so far.
+    pub fn planned(&self) -> u64 {
+        self.planned
     }
 
     fn plan_namespace(&mut self, name: &Arc<str>) {
@@ -75,7 +85,8 @@ impl Engine {
     /// Gives every cell of the namespace the slot that wants a copy in it.
     fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         let (wants, lost) = self.wanted(name, namespace);
-        for (id, state) in &mut self.rules {
+        for id in &self.rules_for(name) {
+            let Some(state) = self.rules.get_mut(id) else { continue };
             match lost.get(id) {
                 Some(cells) if state.conflicts.get(name) == Some(cells) => {}
                 Some(cells) => {
@@ -129,12 +140,20 @@ impl Engine {
         }
         let mut wants = Wants::new();
         let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
-        for (id, state) in &self.rules {
+        // A tenant's rule never wins over the platform's, whose copies are all that an injector writes.
+        let rules = match self.settings.role {
+            Role::Keeper => self.rules_for(name),
+            Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
+        };
+        for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
                 let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
                 if state.rule.as_ref().is_ok_and(|rule| rule.is_source(kind, name, &copy)) {
                     continue; // A source is never written, be it for the copy of another one.
+                }
+                if !slot.granted || !self.may_write(id, name, kind, &copy) {
+                    continue;
                 }
                 let key = (slot.kind, copy.clone());
                 let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
@@ -179,10 +198,13 @@ impl Engine {
 
     /// Whether a rule wants a copy there that nobody else may change.
     pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return false };
+        let Some(RuleState { rule: Ok(rule), slots, .. }) = self.rules.get(id) else { return false };
         let Some(space) = self.namespaces.get(namespace) else { return false };
         let denies = rule.drift == DriftPolicy::Deny && !rule.suspend;
-        denies && space.alive() && rule.wants(kind, name, namespace, &space.labels)
+        let mut slots = slots.iter().flatten().filter_map(|id| self.slots.get(id));
+        let granted =
+            slots.any(|slot| slot.granted && slot.gvk().is_of(kind)) && self.may_write(id, namespace, kind, name);
+        denies && space.alive() && rule.wants(kind, name, namespace, &space.labels) && granted
     }
 
     /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
@@ -350,7 +372,7 @@ impl Engine {
         if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) = (cell.stuck, step, cell.seen()) {
             return Step::Delete(uid, seen.version, Why::Replaced);
         }
-        let noted = kind.noted() && !self.crd_unrecorded();
+        let noted = kind.noted() && !self.crd_unrecorded(slot.rule.kind);
         // Noted while it is being listed, it costs no time.
         let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..));
         if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
@@ -388,7 +410,7 @@ impl Engine {
     /// forgotten; should it ever create once again, what is there then counts.
     fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         let keeps = self.settings.role == Role::Keeper;
-        if !keeps || namespace.noting || !namespace.alive() || !self.rules_listed || !self.in_charge(namespace) {
+        if !keeps || namespace.noting || !namespace.alive() || !self.all_rules() || !self.in_charge(namespace) {
             return;
         }
         let mut seeds = namespace.seeds.clone();
@@ -420,8 +442,8 @@ impl Engine {
         let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
         match step {
             // Of what isn't ours all rules must be known before it is written: any may name it as its source.
-            Step::Take(..) | Step::Compare(..) if !self.rules_listed => Step::Leave(Leave::Undecided),
-            Step::Take(..) | Step::Compare(..) if self.is_source(slot.kind, name, &cell.name) => {
+            Step::Take(..) | Step::Compare(..) if !self.all_rules() => Step::Leave(Leave::Undecided),
+            Step::Take(..) | Step::Compare(..) if self.is_source(rule.id.kind, slot.kind, name, &cell.name) => {
                 Step::Leave(Leave::Foreign(Spared::Source))
             }
             _ => step,
@@ -437,6 +459,7 @@ impl Engine {
             (None | Some(Served::Unknown), _) => None,
             (Some(Served::Unanswered(why)), _) => Some(why.reason()),
             (Some(served), _) if served.namespaced().is_none() => Some("KindNotServed"),
+            (_, Err(NoRendering::NotGranted)) => Some("NotGranted"),
             (_, Err(NoRendering::NotRead)) => self.unreadable.get(&slot.source).map(|why| why.reason()),
             (_, Err(NoRendering::SourceMissing)) => Some("SourceNotFound"),
             (_, Err(NoRendering::Refused(_))) => Some("SourceRefused"),

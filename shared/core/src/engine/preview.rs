@@ -8,7 +8,7 @@ use std::{
 use super::{Engine, announce::places, plan::rank};
 use crate::{
     kind::{GroupKind, Resource},
-    rule::{Rule, RuleId, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
     template::{Place, Template},
 };
@@ -90,14 +90,14 @@ impl Engine {
         preview
     }
 
-    /// The sources of all rules, as far as their kinds are served.
+    /// The sources of the platform's rules, as far as their kinds are served. Tenants' could be any number.
     pub fn sources(&self) -> BTreeMap<SourceRef, Resource> {
-        self.demanded().sources
+        self.demanded(&[RuleKind::ClusterReplication]).sources
     }
 
-    /// The rules that copy this object, and how many copies each has of it, or is about to have.
+    /// The platform's rules that copy this object, and how many copies each has of it, or is about to have.
     pub fn feeds(&self, kind: &GroupKind, namespace: &str, name: &str) -> Vec<(&Rule, usize)> {
-        let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let rules = self.cluster_rules().filter_map(|(_, state)| state.rule.as_ref().ok());
         let fed = |rule: &Rule| {
             let source = rule.sources.iter().find(|source| source.is(kind, namespace, name))?;
             let copies = |(place, labels): (&Arc<str>, &Labels)| {
@@ -116,7 +116,9 @@ impl Engine {
     fn rivals(&self, rule: &Rule) -> Vec<Rival<'_>> {
         let own: Vec<(GroupKind, Template)> = rule.copies().collect();
         let mut found = BTreeSet::new();
-        for slot in self.slots.values().filter(|slot| *slot.rule != rule.id) {
+        // To a tenant's rule the platform's loses nothing, and a tenant's is told nothing here.
+        let others = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::ClusterReplication);
+        for slot in others.filter(|slot| *slot.rule != rule.id) {
             let same =
                 own.iter().enumerate().filter(|(_, (kind, name))| slot.gvk().is_of(kind) && slot.name.may_be(name));
             found.extend(same.map(|(index, _)| (slot.rule.clone(), index)));

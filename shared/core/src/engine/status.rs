@@ -6,14 +6,19 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, Plan, PlannedCopy, SourceStatus};
 
-use super::{Engine, RuleState, Served, Source, Tick, authorized::Unauthorized, work::Timer};
+use super::{
+    Engine, Listing, RuleState, Served, Source, Tick,
+    authorized::Unauthorized,
+    consent::{cells_of, lacks_read, lacks_write},
+    work::Timer,
+};
 use crate::{
     cell::{Cell, Leave, Step, Why},
     kind::Resource,
     meta::{Seen, source_hash},
     outcome::Reason,
     outcome::Unreadable,
-    rule::{Barrier, Refusal, Retain, Rule, RuleId, SourceRef},
+    rule::{Barrier, Refusal, Retain, Rule, RuleId, RuleKind, SourceRef},
     slot::{NoRendering, Slot},
 };
 
@@ -69,6 +74,8 @@ const PACE: Duration = Duration::from_secs(1);
 pub(super) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const FAILURES: usize = 20;
 const PLANNED: usize = 20;
+/// Most statuses at once; they are written one by one.
+const BATCH: usize = 128;
 
 /// Words of a plan.
 const CREATE: &str = "Create";
@@ -149,13 +156,11 @@ impl Engine {
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
         self.at(now);
         self.plan();
-        let due: Vec<Arc<RuleId>> = self
-            .rules
-            .iter()
-            .filter(|(_, state)| state.status.due && state.status.not_before <= self.now)
-            .map(|(id, _)| id.clone())
-            .collect();
-        due.iter().filter_map(|id| self.status(id, wall)).collect()
+        let due = self.rules.iter().filter(|(_, state)| state.status.due && state.status.not_before <= self.now);
+        let mut due: Vec<(Tick, Arc<RuleId>)> = due.map(|(id, state)| (state.status.not_before, id.clone())).collect();
+        // However many rules a tenant has: the platform's come first, and after them who has waited for longest.
+        due.sort_by(|(since, id), (other, than)| (id.kind, since).cmp(&(than.kind, other)));
+        due.iter().take(BATCH).filter_map(|(_, id)| self.status(id, wall)).collect()
     }
 
     /// When [`Engine::statuses`] has something to say again.
@@ -176,7 +181,7 @@ impl Engine {
     fn status(&mut self, id: &Arc<RuleId>, wall: Timestamp) -> Option<StatusUpdate> {
         let state = self.rules.get(id)?;
         // Half a picture is none: after a start the status stays what it was until everything it speaks of was seen.
-        if !self.known(state) {
+        if !self.known(id, state) {
             self.rules.get_mut(id)?.status.not_before = self.now + PACE;
             return None;
         }
@@ -196,9 +201,10 @@ impl Engine {
         Some(StatusUpdate { id: (**id).clone(), status })
     }
 
-    fn known(&self, state: &RuleState) -> bool {
+    fn known(&self, id: &RuleId, state: &RuleState) -> bool {
         let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
+            && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
             && slots.into_iter().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
                 match self.served.get(slot.gvk()) {
                     Some(Served::At(resource)) if resource.namespaced => {
@@ -236,7 +242,7 @@ impl Engine {
                 status.copies = Some(tally.copies);
                 let planned = tally.planned.into_iter().map(planned).collect();
                 status.plan = rule.suspend.then_some(Plan { copies: planned, ..tally.plan });
-                status.sources = rule.sources.iter().map(|source| self.source_status(source)).collect();
+                status.sources = rule.sources.iter().map(|source| self.source_status(id, source)).collect();
                 status.failures = tally.failures.into_iter().take(FAILURES).map(failure).collect();
             }
         }
@@ -246,7 +252,8 @@ impl Engine {
 
     fn tally(&self, id: &Arc<RuleId>, state: &RuleState, rule: &Rule) -> Tally {
         let mut tally = Tally::default();
-        for (name, namespace) in &self.namespaces {
+        for name in &self.places(id) {
+            let Some(namespace) = self.namespaces.get(name) else { continue };
             for cell in &namespace.cells {
                 let slot = cell.want.and_then(|want| self.slots.get(&want)).filter(|slot| slot.rule == *id);
                 let Some(slot) = slot else {
@@ -254,7 +261,7 @@ impl Engine {
                     let stray = cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive());
                     if stray.is_some() {
                         let goes = rule.retention.when_unmatched == Retain::Delete
-                            && !self.is_source(cell.kind, name, &cell.name)
+                            && !self.is_source(id.kind, cell.kind, name, &cell.name)
                             && !self.remembers(namespace, id, cell.kind, &cell.name);
                         let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
                         if goes {
@@ -302,11 +309,35 @@ impl Engine {
                 tally.copies.failed += 1;
                 let kind = self.kinds[usize::from(cell.kind.0)].group_kind.kind.to_string();
                 tally.plan(CONFLICT, name, &kind, &cell.name);
-                let message = cell.message(id).into();
+                let message = cell.message(id, name).into();
                 tally.failures.insert((name.clone(), kind, cell.name.clone()), (Reason::RuleConflict, message));
             }
         }
+        self.tally_not_granted(rule, &mut tally);
         tally
+    }
+
+    /// Counts the copies that a rule may not have. Whether their namespaces exist makes no difference.
+    fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
+        let Some(home) = rule.id.namespace.as_deref() else { return };
+        for (namespace, source, name) in cells_of(rule) {
+            let (kind, of) = (source.gvk.group_kind(), &source.gvk.kind);
+            let lacks = if !self.may_read(&rule.id, source) {
+                lacks_read(&source.namespace, home, of, &source.name)
+            } else if !self.may_write(&rule.id, namespace, &kind, &name) {
+                lacks_write(namespace, home, of, &name)
+            } else {
+                continue;
+            };
+            if rule.is_source(&kind, namespace, &name) {
+                continue;
+            }
+            let cell = (namespace.into(), of.to_string(), name.into());
+            if tally.failures.insert(cell, (Reason::NotGranted, lacks.into())).is_none() {
+                tally.copies.desired += 1;
+                tally.copies.failed += 1;
+            }
+        }
     }
 
     fn describe(
@@ -367,10 +398,16 @@ impl Engine {
         }
         if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
         {
+            let (most, rule) = match &id.namespace {
+                None => ("this rule's copies", format!("clusterreplication {}", id.name)),
+                Some(home) => (
+                    "this rule's copies, or of all Replications',",
+                    format!("replication --namespace {home} {}", id.name),
+                ),
+            };
             let message = format!(
-                "{count} copies would be deleted at once, which is half of this rule's copies or more; if that is meant: \
-                 kubectl annotate --overwrite clusterreplication {} {}={nonce}",
-                id.name,
+                "{count} copies would be deleted at once, which is half of {most} or more; if that is meant: kubectl annotate \
+                 --overwrite {rule} {}={nonce}",
                 crate::names::CONFIRM_DELETION,
             );
             conditions.set("Stalled", true, "DeletionHeld", &message);
@@ -378,6 +415,9 @@ impl Engine {
     }
 
     fn describe_barrier(&self, state: &RuleState, rule: &Rule, conditions: &mut Conditions<'_>) {
+        if rule.id.kind == RuleKind::Replication {
+            return; // It can have none.
+        }
         if rule.barrier == Barrier::None || rule.suspend {
             conditions.set("BarrierActive", false, "Disabled", "pods do not wait for this rule's copies");
         } else if self.webhooks.seen.is_empty() {
@@ -410,6 +450,9 @@ impl Engine {
     /// The first thing that is wrong with the sources: reason and message.
     fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
         rule.sources.iter().find_map(|source| {
+            if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
+                return Some(("SourceRefused", lacks_read(&source.namespace, home, &source.gvk.kind, &source.name)));
+            }
             if let Some(why) = self.settings.reach.refuses(source) {
                 return Some(("SourceRefused", format!("{source}: {why}")));
             }
@@ -438,8 +481,9 @@ impl Engine {
                 }
                 _ => return Some(("SourceNotFound", format!("{source} does not exist"))),
             }
-            let refused = self.slots.values().find_map(|slot| match &slot.rendering {
-                Err(NoRendering::Refused(why)) if slot.source == *source && slot.rule.name == rule.id.name => Some(why),
+            let slots = self.rules.get(&rule.id).into_iter().flat_map(|state| state.slots.iter().flatten());
+            let refused = slots.filter_map(|id| self.slots.get(id)).find_map(|slot| match &slot.rendering {
+                Err(NoRendering::Refused(why)) if slot.source == *source => Some(why),
                 _ => None,
             });
             refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
@@ -460,13 +504,16 @@ impl Engine {
     fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
         let hash = source_hash(&source.to_string());
         let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
-        let mut cells = self.namespaces.values().flat_map(|namespace| &namespace.cells);
+        let places = self.places(&rule.id);
+        let mut cells =
+            places.iter().filter_map(|name| self.namespaces.get(name)).flat_map(|namespace| &namespace.cells);
         rule.retention.when_source_deleted == Retain::Delete && cells.any(|cell| cell.ours().is_some_and(copy))
     }
 
-    fn source_status(&self, source: &SourceRef) -> SourceStatus {
+    fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
         let version = match self.sources.get(source) {
-            Some(Source::Found { version, .. }) => Some(version.to_string()),
+            // Read for another rule it is nothing to this one.
+            Some(Source::Found { version, .. }) if self.may_read(id, source) => Some(version.to_string()),
             _ => None,
         };
         SourceStatus {

@@ -14,7 +14,7 @@ use crate::{
     outcome::{Failure, Outcome, Reason},
     ownership::content_is_ours,
     render::{Copies, Rendering},
-    rule::{ConflictPolicy, RuleId, SourceRef, Strategy},
+    rule::{ConflictPolicy, RuleId, RuleKind, SourceRef, Strategy},
     seeds::Seeds,
     slot::{KindId, Slot, SlotId},
     template::Place,
@@ -93,8 +93,8 @@ pub enum Errand {
     Record(GroupVersionKind),
     /// Remove the note, unless there are copies in one of these namespaces (none named: in any); answer by [`Engine::unrecorded`].
     Unrecord(GroupKind, Vec<Option<Box<str>>>),
-    /// Note the uid of the CRD of rules.
-    RecordCrd(Box<str>),
+    /// Note the uid of the CRD of these rules.
+    RecordCrd(RuleKind, Box<str>),
     /// Read a rule and its CRD; answer by [`Engine::rule_read`].
     ConfirmRule(RuleId),
     /// Read a source and its namespace; answer by [`Engine::source_read`].
@@ -143,7 +143,6 @@ pub(super) struct Work {
     normal: VecDeque<CellRef>,
     timers: BTreeSet<(Tick, Timer)>,
     pub(super) errands: VecDeque<Errand>,
-    pub(super) recording_crd: bool,
     serial: u32,
     untidy: bool,
 }
@@ -304,7 +303,7 @@ impl Engine {
             }
             Timer::Rule(id) => {
                 self.touch(&id);
-                self.everything_dirty();
+                self.concern(&id);
             }
             Timer::Everything => {
                 self.work.disturb();
@@ -427,6 +426,9 @@ impl Engine {
                 cell.phase = Phase::Idle;
                 let place = Place { name: &ticket.namespace, labels: &namespace.labels };
                 self.take_in(ticket, outcome, place, cell);
+                if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
+                    self.consent.strew(rule, &ticket.namespace);
+                }
                 self.dirty.insert(ticket.namespace.clone());
             }
         }
@@ -443,7 +445,9 @@ impl Engine {
             _ => None,
         };
         self.set_reference(ticket, entry.map_or(Reference::Unknown, Reference::Known));
-        self.everything_dirty();
+        if let Some(id) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
+            self.concern(&id);
+        }
     }
 
     fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {

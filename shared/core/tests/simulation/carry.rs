@@ -72,13 +72,13 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             }
             Answer::Unrecorded(clear)
         }
-        Errand::RecordCrd(uid) => {
+        Errand::RecordCrd(_, uid) => {
             server.note(|notes| notes.crd = Some(uid.to_string()));
             Answer::Noted
         }
         Errand::ConfirmRule(id) => {
             let found = server.get(&Key::new(Res::Rule, "", &id.name)).is_some();
-            Answer::Rule(RuleRead { found, crd: server.crd().map(|uid| uid.as_str().into()) })
+            Answer::Rule(RuleRead { found, homeless: false, crd: server.crd().map(|uid| uid.as_str().into()) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
         Errand::NoteSeeds { namespace, seeds, version } => {

@@ -281,7 +281,7 @@ impl Process {
                 if self.role == Role::Injector {
                     self.view.rules.clear();
                 }
-                self.engine.rules_unserved(now);
+                self.engine.rules_unserved(RuleKind::ClusterReplication, now);
             }
             Topic::Copies(res) | Topic::Source(res, ..) if matches!(message, Message::NotServed) => {
                 self.engine.kind(&res.gvk(), None, now);
@@ -316,7 +316,7 @@ impl Process {
     fn tell_crd(&mut self, server: &Server, now: Tick) {
         let (Some(notes), Some(crd)) = (self.view.notes, self.view.crd) else { return };
         let text = |uid: &Option<String>| uid.as_deref().map(Into::into);
-        self.engine.crd(text(&server.crds[crd]), text(&server.notes[notes].crd), now);
+        self.engine.crd(RuleKind::ClusterReplication, text(&server.crds[crd]), text(&server.notes[notes].crd), now);
     }
 
     fn tell_rule(&mut self, message: &Message, now: Tick) {
@@ -337,7 +337,12 @@ impl Process {
                 self.view.taken_in = self.view.taken_in.max(*version);
                 let shown = self.shown(&Topic::Rules).clone();
                 self.view.rules.retain(|name, _| shown.contains(name));
-                self.engine.rules_listed(&shown.iter().map(|name| id(name)).collect(), now);
+                self.engine.rules_listed(
+                    RuleKind::ClusterReplication,
+                    &shown.iter().map(|name| id(name)).collect(),
+                    now,
+                );
+                self.engine.rules_unserved(RuleKind::Replication, now);
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! What the engine asks for that is about no cell, and the statuses of rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use http::{Method, Request, StatusCode};
 use jiff::Timestamp;
@@ -18,7 +18,7 @@ use mimeo_core::{
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::Uid,
     names,
-    rule::{RuleId, SourceRef},
+    rule::{RuleId, RuleKind, SourceRef},
     seeds::Seeds,
 };
 use serde::{
@@ -68,15 +68,33 @@ pub enum ErrandError {
 /// What an errand came to.
 pub type Answer<T> = Result<T, ErrandError>;
 
-/// Reads the kinds `ConfigMap`: the kinds of which copies may exist, the uid that the CRD of rules had when copies were first
-/// written, and the nonce of a held deletion that a person confirmed. Entries that make no sense are passed over with a warning.
-pub fn parse_kinds(object: &ConfigMap) -> (BTreeSet<GroupVersionKind>, Option<Box<str>>, Option<Box<str>>) {
+/// What the kinds `ConfigMap` says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// The kinds of which copies may exist.
+    pub kinds: BTreeSet<GroupVersionKind>,
+    /// The uid that the CRD of each kind of rules had when copies were first written.
+    pub crds: BTreeMap<RuleKind, Box<str>>,
+    /// The nonce of a held deletion that a person confirmed.
+    pub confirmed: Option<Box<str>>,
+}
+
+/// Reads the kinds `ConfigMap`. Entries that make no sense are passed over with a warning.
+pub fn parse_kinds(object: &ConfigMap) -> Kinds {
     let annotation = |key| {
         let value = object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
         value.filter(|value| !value.is_empty()).map(|value| value.as_str().into())
     };
     let kinds = object.data.iter().flatten().filter_map(|(key, api_version)| parse_kind(key, api_version)).collect();
-    (kinds, annotation(names::CRD_UID), annotation(names::CONFIRM_DELETION))
+    let crds = RuleKind::ALL.into_iter().filter_map(|kind| Some((kind, annotation(crd_annotation(kind))?))).collect();
+    Kinds { kinds, crds, confirmed: annotation(names::CONFIRM_DELETION) }
+}
+
+fn crd_annotation(kind: RuleKind) -> &'static str {
+    match kind {
+        RuleKind::ClusterReplication => names::CRD_UID,
+        RuleKind::Replication => names::REPLICATIONS_CRD_UID,
+    }
 }
 
 fn parse_kind(key: &str, api_version: &str) -> Option<GroupVersionKind> {
@@ -138,10 +156,20 @@ impl Writer {
             Look::NotServed => return None,
         };
         match rule {
-            Look::Found(_) => Some(RuleRead { found: true, crd }),
-            Look::Absent => Some(RuleRead { found: false, crd }),
+            Look::Found(_) => Some(RuleRead { found: true, homeless: false, crd }),
+            Look::Absent => {
+                let homeless = match &id.namespace {
+                    None => false,
+                    Some(home) => match self.look(&namespace_path(home)).await? {
+                        Look::Found(home) => home.metadata.deletion_timestamp.is_some(),
+                        Look::Absent => true,
+                        Look::NotServed => return None,
+                    },
+                };
+                Some(RuleRead { found: false, homeless, crd })
+            }
             // The CRD is there but not (yet) served by whoever answered: that is no word about the rule.
-            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, crd }),
+            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, homeless: false, crd }),
         }
     }
 
@@ -179,7 +207,7 @@ impl Writer {
     pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> Answer<bool> {
         let key = kind.to_string();
         let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(true) };
-        let Some(gvk) = parse_kinds(&map).0.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
+        let Some(gvk) = parse_kinds(&map).kinds.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
             return Ok(true);
         };
         let found = Discovery::new(self.client.clone()).find(&gvk).await;
@@ -194,9 +222,9 @@ impl Writer {
         self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}})).await.map(|()| true)
     }
 
-    /// Notes the uid of the CRD of rules.
-    pub async fn record_crd(&self, uid: &str) -> Answer<()> {
-        self.note(&json!({"metadata": {"annotations": {names::CRD_UID: uid}}})).await
+    /// Notes the uid of the CRD of these rules.
+    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> Answer<()> {
+        self.note(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}})).await
     }
 
     /// Writes a rule's status. A rule that is gone needs none.

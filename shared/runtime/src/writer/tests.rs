@@ -1,11 +1,11 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_core::{
     engine::{Action, Announcement, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
-    rule::{Rule, RuleId, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -42,7 +42,8 @@ fn request(verb: Verb) -> Request {
     let source = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
     let source_ref = rule.sources[0].clone();
     engine.rule_applied(id.clone(), Ok(rule), None, now);
-    engine.rules_listed(&[id].into(), now);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
+    engine.rules_unserved(RuleKind::Replication, now);
     engine.kind(&secrets().gvk, Some(secrets()), now);
     engine.source(&source_ref, Some(source), now);
     let meta = from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
@@ -216,7 +217,7 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
     let going = || Script::json(200, &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let read = |found, crd: Option<&str>| Some(RuleRead { found, crd: crd.map(Into::into) });
+    let read = |found, crd: Option<&str>| Some(RuleRead { found, homeless: false, crd: crd.map(Into::into) });
     let cases = [
         (there(), there(), read(true, Some(UID))),
         (absent(), there(), read(false, Some(UID))),
@@ -273,12 +274,15 @@ async fn a_kind_is_noted_whoever_creates_the_config_map() {
     assert_eq!(serde_json::from_slice::<Value>(&came.body).expect("a patch"), json!({"data": {"Secret": "v1"}}));
 
     let server = Server::start([status(404, &json!({"name": "mimeo-kinds"})), status(409, &json!({})), ok()]).await;
-    assert_eq!(writer(&server).record_crd(UID).await, Ok(()));
+    assert_eq!(writer(&server).record_crd(RuleKind::ClusterReplication, UID).await, Ok(()));
     let came = server.came();
     assert_eq!(came[1].line, "POST /api/v1/namespaces/mimeo/configmaps");
     let object: ConfigMap = serde_json::from_slice(&came[1].body).expect("a ConfigMap");
     assert_eq!(object.metadata.name.as_deref(), Some(KINDS_CONFIG_MAP));
-    assert_eq!(parse_kinds(&object), (BTreeSet::new(), Some(UID.into()), None));
+    assert_eq!(
+        parse_kinds(&object),
+        Kinds { crds: [(RuleKind::ClusterReplication, UID.into())].into(), ..Kinds::default() }
+    );
     assert_eq!(came[2].line, "PATCH /api/v1/namespaces/mimeo/configmaps/mimeo-kinds");
 }
 
@@ -332,11 +336,14 @@ fn kinds_reads_what_record_wrote() {
         "metadata": {"name": "mimeo-kinds", "annotations": {"mimeo.dev/crd-uid": UID, "mimeo.dev/confirm-deletion": "n1"}},
         "data": {"Secret": "v1", "Certificate.cert-manager.io": "cert-manager.io/v1", "Secret.x": "v1", "what": "", "": "v1"},
     });
-    let (kinds, crd, confirm) = parse_kinds(&from_value(object).expect("a ConfigMap"));
+    let Kinds { kinds, crds, confirmed: confirm } = parse_kinds(&from_value(object).expect("a ConfigMap"));
     let printed: Vec<String> = kinds.iter().map(ToString::to_string).collect();
     assert_eq!(printed, ["v1/Secret", "cert-manager.io/v1/Certificate"]);
-    assert_eq!((crd.as_deref(), confirm.as_deref()), (Some(UID), Some("n1")));
-    assert_eq!(parse_kinds(&ConfigMap::default()), (BTreeSet::new(), None, None));
+    assert_eq!(
+        (crds.get(&RuleKind::ClusterReplication).map(|uid| &**uid), confirm.as_deref()),
+        (Some(UID), Some("n1"))
+    );
+    assert_eq!(parse_kinds(&ConfigMap::default()), Kinds::default());
 }
 
 #[tokio::test]

@@ -1,0 +1,314 @@
+//! What namespaces grant each other's rules, and which namespaces a rule concerns at all.
+//!
+//! A Replication acts within its own namespace by itself, and beyond it as far as the other namespace consents. Nothing of what is
+//! decided here tells a namespace that doesn't consent from one that doesn't exist. A tenant's rules may be many: whatever changes
+//! is looked up by the namespaces that it concerns, and costs no look at the rest.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use mimeo_api::Access;
+
+use super::{Engine, Listing, Tick};
+use crate::{
+    grant::Grant,
+    kind::GroupKind,
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    slot::{Slot, SlotId},
+};
+
+/// Grants, and the Replications by the namespaces that they concern.
+#[derive(Debug, Default)]
+pub(super) struct Consent {
+    /// By namespace and name.
+    grants: BTreeMap<Box<str>, BTreeMap<Box<str>, Grant>>,
+    pub(super) listing: Listing,
+    /// Replications that target a namespace, which need not exist.
+    targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
+    /// Namespaces where copies of a Replication were seen since it was last tidied up.
+    strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
+    /// Slots whose source is in another namespace than their rule, by that namespace.
+    readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
+}
+
+impl Consent {
+    pub(super) fn add_reader(&mut self, id: SlotId, slot: &Slot) {
+        if reads_abroad(slot) {
+            self.readers.entry(slot.source.namespace.clone()).or_default().insert(id);
+        }
+    }
+
+    pub(super) fn remove_reader(&mut self, id: SlotId, slot: &Slot) {
+        remove(&mut self.readers, &slot.source.namespace, &id);
+    }
+
+    /// A copy of the rule is in this namespace.
+    pub(super) fn strew(&mut self, rule: &Arc<RuleId>, namespace: &Arc<str>) {
+        if rule.kind == RuleKind::Replication {
+            self.strewn.entry(rule.clone()).or_default().insert(namespace.clone());
+        }
+    }
+
+    /// No copy is left of other rules than these.
+    pub(super) fn forget_strewn(&mut self, owners: &BTreeSet<Arc<RuleId>>) {
+        self.strewn.retain(|id, _| owners.contains(id));
+    }
+
+    /// Copies of Replications are there, and nowhere else.
+    pub(super) fn strewn_as(&mut self, strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>) {
+        self.strewn = strewn;
+    }
+}
+
+fn reads_abroad(slot: &Slot) -> bool {
+    slot.rule.namespace.as_ref().is_some_and(|home| *home != slot.source.namespace)
+}
+
+fn remove<T: Ord>(index: &mut BTreeMap<Box<str>, BTreeSet<T>>, namespace: &str, item: &T) {
+    if let Some(items) = index.get_mut(namespace) {
+        items.remove(item);
+        if items.is_empty() {
+            index.remove(namespace);
+        }
+    }
+}
+
+impl Engine {
+    /// A grant exists, with this spec. One that can't be parsed grants nothing.
+    pub fn grant_applied(&mut self, namespace: &str, name: &str, grant: Result<Grant, Vec<Refusal>>, now: Tick) {
+        self.at(now);
+        let Ok(grant) = grant else { return self.grant_gone(namespace, name, now) };
+        self.consent.grants.entry(namespace.into()).or_default().insert(name.into(), grant);
+        self.review_grants(namespace);
+    }
+
+    /// A grant doesn't exist any more, as far as its watch says.
+    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.at(now);
+        let Some(grants) = self.consent.grants.get_mut(namespace) else { return };
+        if grants.remove(name).is_none() {
+            return;
+        }
+        if grants.is_empty() {
+            self.consent.grants.remove(namespace);
+        }
+        self.review_grants(namespace);
+    }
+
+    /// Every grant there is has been shown; those in `listed`, by namespace and name, are all.
+    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
+        self.at(now);
+        let known = self.consent.grants.iter();
+        let known = known.flat_map(|(namespace, grants)| grants.keys().map(|name| (namespace.clone(), name.clone())));
+        let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
+        for (namespace, name) in lost {
+            self.grant_gone(&namespace, &name, now);
+        }
+        if self.consent.listing != Listing::Listed {
+            self.consent.listing = Listing::Listed;
+            let namespaces: Vec<Box<str>> =
+                self.consent.readers.keys().chain(self.consent.targeting.keys()).cloned().collect();
+            for namespace in namespaces {
+                self.review_grants(&namespace);
+            }
+            self.everything_dirty();
+        }
+    }
+
+    /// The server doesn't serve grants: their CRD isn't there (any more). Those that were shown hold.
+    pub fn grants_unserved(&mut self, now: Tick) {
+        self.at(now);
+        if self.consent.listing == Listing::Unknown {
+            self.consent.listing = Listing::Unserved;
+            self.rules.values_mut().for_each(|state| state.status.touch());
+        }
+    }
+
+    /// Whether it is known what is granted: only then does the lack of a grant mean anything for copies that are there.
+    pub(super) fn grants_known(&self) -> bool {
+        self.consent.listing == Listing::Listed && self.namespaces_listed
+    }
+
+    /// Whether a rule may read a source.
+    pub(super) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
+        self.may(Access::Read, id, &source.namespace, &source.gvk.group_kind(), &source.name)
+    }
+
+    /// Whether a rule may have a copy there.
+    pub(super) fn may_write(&self, id: &RuleId, namespace: &str, kind: &GroupKind, name: &str) -> bool {
+        self.may(Access::Write, id, namespace, kind, name)
+    }
+
+    fn may(&self, access: Access, id: &RuleId, namespace: &str, kind: &GroupKind, name: &str) -> bool {
+        let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else { return true };
+        let Some(grants) = self.consent.grants.get(namespace) else { return false };
+        let Some(entry) = self.namespaces.get(home).filter(|entry| entry.uid.is_some()) else { return false };
+        self.consent.listing == Listing::Listed
+            && grants.values().any(|grant| grant.covers(access, home, &entry.labels, kind, name))
+    }
+
+    /// What a rule lacks, each a sentence for people: the same whether the other namespace grants nothing or doesn't exist.
+    pub fn not_granted(&self, rule: &Rule) -> Vec<String> {
+        let Some(home) = rule.id.namespace.as_deref() else { return vec![] };
+        let reads = rule.sources.iter().filter(|source| !self.may_read(&rule.id, source));
+        let mut lacks: BTreeSet<String> =
+            reads.map(|source| lacks_read(&source.namespace, home, &source.gvk.kind, &source.name)).collect();
+        for (namespace, source, name) in cells_of(rule) {
+            if !self.may_write(&rule.id, namespace, &source.gvk.group_kind(), &name) {
+                lacks.insert(lacks_write(namespace, home, &source.gvk.kind, &name));
+            }
+        }
+        lacks.into_iter().collect()
+    }
+
+    // ---- what concerns whom ----
+
+    pub(super) fn learn_targets(&mut self, id: &Arc<RuleId>) {
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
+        for namespace in named_targets(rule) {
+            self.consent.targeting.entry(namespace.into()).or_default().insert(id.clone());
+        }
+    }
+
+    pub(super) fn forget_targets(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
+        for namespace in rule.into_iter().flat_map(named_targets) {
+            remove(&mut self.consent.targeting, namespace, id);
+        }
+    }
+
+    /// The rules that may want copies in a namespace: all of the platform's, and those that name it.
+    pub(super) fn rules_for(&self, namespace: &str) -> Vec<Arc<RuleId>> {
+        let local = self.consent.targeting.get(namespace).into_iter().flatten();
+        self.cluster_rules().map(|(id, _)| id).chain(local).cloned().collect()
+    }
+
+    /// The namespaces where a rule may want copies, or has some.
+    pub(super) fn places(&self, id: &RuleId) -> Vec<Arc<str>> {
+        if id.kind == RuleKind::ClusterReplication {
+            return self.namespaces.keys().cloned().collect();
+        }
+        let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
+        let targets = rule.into_iter().flat_map(named_targets);
+        let known = targets.filter_map(|name| self.namespaces.get_key_value(name)).map(|(name, _)| name);
+        let strewn = self.consent.strewn.get(id).into_iter().flatten();
+        known.chain(strewn).cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Something about a rule has changed: the namespaces that it concerns are to be planned anew.
+    pub(super) fn concern(&mut self, id: &RuleId) {
+        if id.kind == RuleKind::ClusterReplication {
+            return self.everything_dirty();
+        }
+        let mut places = self.places(id);
+        // Of what is a source there more may be left alone, or less.
+        let slots = self.rules.get(id).into_iter().flat_map(|state| state.slots.iter().flatten());
+        let sources = slots.filter_map(|slot| self.slots.get(slot)).map(|slot| &*slot.source.namespace);
+        let homes: BTreeSet<&str> = sources.collect();
+        places.extend(
+            homes.into_iter().filter_map(|name| self.namespaces.get_key_value(name)).map(|(name, _)| name.clone()),
+        );
+        self.dirty.extend(places);
+    }
+
+    /// The same for every rule with this source.
+    pub(super) fn concern_source(&mut self, source: &SourceRef) {
+        let rules: BTreeSet<Arc<RuleId>> =
+            self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone()).collect();
+        for id in rules {
+            self.concern(&id);
+        }
+    }
+
+    /// What a namespace grants has changed.
+    fn review_grants(&mut self, namespace: &str) {
+        let readers = self.consent.readers.get(namespace).cloned().unwrap_or_default();
+        self.review_readers(readers);
+        let targeting = self.consent.targeting.get(namespace).cloned().unwrap_or_default();
+        for id in targeting.iter().filter(|id| id.namespace.as_deref() != Some(namespace)) {
+            self.touch(id);
+        }
+        if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
+            self.dirty.insert(name.clone());
+        }
+    }
+
+    /// A namespace has come or gone, or has got other labels: what others grant its rules may be something else.
+    pub(super) fn review_home(&mut self, namespace: &str) {
+        let first = RuleId { kind: RuleKind::Replication, namespace: Some(namespace.into()), name: "".into() };
+        let rules = self.rules.range::<RuleId, _>(&first..);
+        let rules = rules.take_while(|(id, _)| id.namespace.as_deref() == Some(namespace));
+        let (mut ids, mut readers) = (Vec::new(), BTreeSet::new());
+        for (id, state) in rules {
+            ids.push(id.clone());
+            readers.extend(state.slots.iter().flatten().filter(|id| self.slots.get(id).is_some_and(reads_abroad)));
+        }
+        self.review_readers(readers);
+        for id in ids {
+            self.touch(&id);
+            self.concern(&id);
+        }
+    }
+
+    fn review_readers(&mut self, readers: BTreeSet<SlotId>) {
+        let mut changed = Vec::new();
+        for id in readers {
+            let Some(slot) = self.slots.get(&id) else { continue };
+            let granted = self.may_read(&slot.rule, &slot.source);
+            let rule = slot.rule.clone();
+            if slot.granted != granted {
+                changed.push(id);
+                self.concern(&rule);
+            }
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.granted = granted;
+            }
+        }
+        if !changed.is_empty() {
+            self.render_slots(changed);
+            self.demand_changed();
+        }
+    }
+}
+
+/// The namespaces that a Replication targets.
+fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
+    let local = rule.id.kind == RuleKind::Replication;
+    let targets = rule.targets.iter().filter(move |_| local);
+    targets.filter_map(|target| target.selection.exact_names()).flatten()
+}
+
+/// Every place where a Replication wants a copy, if it may: namespace, source and name. Whether there is such a namespace makes
+/// no difference.
+pub(super) fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, &SourceRef, String)> {
+    rule.targets.iter().flat_map(move |target| {
+        let names = target.selection.exact_names().unwrap_or_default();
+        names.into_iter().flat_map(move |namespace| {
+            let labels = crate::selection::Labels::new();
+            rule.sources.iter().map(move |source| {
+                // A tenant's copies have no labels of their namespaces in their names.
+                let name =
+                    target.copy_name(source).text_at(crate::template::Place { name: namespace, labels: &labels });
+                (namespace, source, name)
+            })
+        })
+    })
+}
+
+/// That a source may not be read.
+pub(super) fn lacks_read(namespace: &str, home: &str, kind: &str, name: &str) -> String {
+    lacks(namespace, home, kind, name, "source", Access::Read)
+}
+
+/// That a copy may not be written.
+pub(super) fn lacks_write(namespace: &str, home: &str, kind: &str, name: &str) -> String {
+    lacks(namespace, home, kind, name, "copy", Access::Write)
+}
+
+fn lacks(namespace: &str, home: &str, kind: &str, name: &str, role: &str, access: Access) -> String {
+    format!(
+        "{kind} {name} in namespace {namespace} is not granted as a {role} to namespace {home}: there is no ReplicationGrant in \
+         {namespace} with access {access:?} that covers it, or no such namespace"
+    )
+}

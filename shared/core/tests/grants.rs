@@ -1,0 +1,596 @@
+//! What a namespace's own rule may do: within it by itself, between namespaces what these consent to, and nothing that would tell a
+//! tenant what there is in another's.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_core::{
+    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, Verb},
+    grant::Grant,
+    kind::{GroupVersionKind, Resource},
+    outcome::Outcome,
+    render::Precondition,
+    rule::{Rule, RuleId, RuleKind, SourceRef},
+};
+use serde_json::{Value, from_value, json};
+
+struct Scene {
+    engine: Engine,
+    now: Duration,
+    version: u32,
+    /// Metadata of what is there, by `namespace/name`.
+    objects: BTreeMap<String, Value>,
+    /// What was written and deleted since the last look.
+    done: Vec<String>,
+    statuses: BTreeMap<RuleId, ClusterReplicationStatus>,
+    /// Of the namespaces.
+    uids: BTreeMap<String, u32>,
+    errands: Vec<Errand>,
+}
+
+fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+fn source(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::named(secrets(), namespace, name)
+}
+
+fn uid(number: u32) -> String {
+    format!("00000000-0000-4000-8000-{number:012}")
+}
+
+fn replication(home: &str, name: &str, spec: &Value) -> Rule {
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "metadata": {"namespace": home, "name": name, "generation": 1, "resourceVersion": "1"}, "spec": spec,
+    });
+    Rule::parse_replication(&from_value(object).unwrap()).unwrap()
+}
+
+fn cluster_replication(name: &str, spec: &Value) -> Rule {
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": name, "generation": 1, "resourceVersion": "1"}, "spec": spec,
+    });
+    Rule::parse(&from_value(object).unwrap()).unwrap()
+}
+
+/// Copies `from/name` to `to`.
+fn copying(from: &str, name: &str, to: &[&str]) -> Value {
+    json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": from, "name": name}],
+        "targets": [{"namespaces": to}],
+    })
+}
+
+fn grant(access: &str, from: &Value, names: &[&str]) -> Grant {
+    let mut to = json!({"apiVersion": "v1", "kind": "Secret"});
+    if !names.is_empty() {
+        to["names"] = json!(names);
+    }
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant", "metadata": {"namespace": "any", "name": "any"},
+        "spec": {"access": access, "from": [from], "to": [to]},
+    });
+    Grant::parse(&from_value(object).unwrap()).unwrap()
+}
+
+fn to(home: &str) -> Value {
+    json!({"namespaces": [home]})
+}
+
+impl Scene {
+    /// These namespaces, and nothing in them; which grants there are isn't known yet.
+    fn unlisted(namespaces: &[&str]) -> Self {
+        let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let now = Duration::from_secs(1);
+        for kind in RuleKind::ALL {
+            engine.rules_listed(kind, &BTreeSet::new(), now);
+            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+        }
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kind(&secrets(), Some(Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true }), now);
+        let mut scene = Self {
+            engine,
+            now,
+            version: 100,
+            objects: BTreeMap::new(),
+            done: Vec::new(),
+            statuses: BTreeMap::new(),
+            uids: BTreeMap::new(),
+            errands: Vec::new(),
+        };
+        for name in namespaces {
+            scene.namespace(name, &json!({}));
+        }
+        scene.engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
+        scene.engine.copies_listing(&secrets().group_kind().into(), now);
+        scene.engine.copies_listed(&secrets().group_kind().into(), 100, now);
+        scene
+    }
+
+    fn new(namespaces: &[&str]) -> Self {
+        let mut scene = Self::unlisted(namespaces);
+        scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+        scene
+    }
+
+    fn namespace(&mut self, name: &str, labels: &Value) {
+        self.version += 1;
+        let uid = *self.uids.entry(name.to_owned()).or_insert(self.version);
+        let meta = json!({
+            "name": name, "uid": self::uid(uid), "labels": labels, "resourceVersion": self.version.to_string(),
+        });
+        self.engine.namespace_applied(&from_value(meta).unwrap(), self.now);
+    }
+
+    fn rule(&mut self, rule: Rule) -> RuleId {
+        let id = rule.id.clone();
+        self.engine.rule_applied(id.clone(), Ok(rule), None, self.now);
+        self.run();
+        id
+    }
+
+    fn grant(&mut self, namespace: &str, grant: Grant) {
+        let name = format!("{:?}", grant.access);
+        self.engine.grant_applied(namespace, &name, Ok(grant), self.now);
+        self.run();
+    }
+
+    fn revoke(&mut self, namespace: &str, access: &str) {
+        self.engine.grant_gone(namespace, access, self.now);
+        self.run();
+    }
+
+    /// Whether the source is to be watched.
+    fn watched(&mut self, source: &SourceRef) -> bool {
+        self.engine.demand().sources.contains_key(source)
+    }
+
+    /// The source's watch shows it.
+    fn show(&mut self, source: &SourceRef) {
+        assert!(self.watched(source), "{source} isn't watched");
+        self.version += 1;
+        let object = json!({
+            "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "b"},
+        });
+        self.engine.source(source, Some(object), self.now);
+        self.run();
+    }
+
+    /// An object that isn't Mimeo's, in a copy's way.
+    fn stranger(&mut self, key: &str) {
+        self.version += 1;
+        let (namespace, name) = key.split_once('/').unwrap();
+        let entry = json!({"manager": "stranger", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let meta = json!({
+            "name": name, "namespace": namespace, "uid": uid(self.version), "resourceVersion": self.version.to_string(),
+            "managedFields": [entry],
+        });
+        self.objects.insert(key.to_owned(), meta);
+    }
+
+    /// Carries out what the engine wants.
+    fn run(&mut self) {
+        while let Some(action) = self.engine.next(self.now) {
+            let request = match action {
+                Action::Request(request) => request,
+                // There may be copies of the kind, whether a rule wants some or not.
+                Action::Errand(Errand::Unrecord(kind, _)) => {
+                    self.engine.unrecorded(&kind, false, self.now);
+                    continue;
+                }
+                Action::Errand(errand) => {
+                    self.errands.push(errand);
+                    continue;
+                }
+            };
+            let ticket = &request.ticket;
+            let key = format!("{}/{}", ticket.namespace, ticket.name);
+            let there = self.objects.get(&key).map(|meta| Outcome::Object(Box::new(from_value(meta.clone()).unwrap())));
+            let outcome = match ticket.verb {
+                Verb::Create if there.is_some() => Outcome::Conflict,
+                Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
+                    self.done.push(format!("write {key}"));
+                    let written = self.written(&request);
+                    self.objects.insert(key, written.clone());
+                    Outcome::Object(Box::new(from_value(written).unwrap()))
+                }
+                Verb::Delete(..) => {
+                    self.done.push(format!("delete {key}"));
+                    self.objects.remove(&key);
+                    Outcome::Absent
+                }
+                Verb::Look | Verb::Learn(_) | Verb::Compare(..) | Verb::Claim(..) => there.unwrap_or(Outcome::Absent),
+            };
+            self.engine.outcome(&request.ticket, outcome, self.now);
+        }
+    }
+
+    fn written(&mut self, request: &Request) -> Value {
+        self.version += 1;
+        let ticket = &request.ticket;
+        let body = request.rendering.as_ref().unwrap().body(Precondition::Absent).concat();
+        let mut meta = serde_json::from_slice::<Value>(&body).unwrap()["metadata"].take();
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let (name, namespace, version) = (&*ticket.name, &*ticket.namespace, self.version);
+        let known = self.objects.get(&format!("{namespace}/{name}")).map(|meta| meta["uid"].clone());
+        meta["uid"] = known.unwrap_or_else(|| uid(version).into());
+        meta["resourceVersion"] = version.to_string().into();
+        meta["managedFields"] = json!([entry]);
+        (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
+        meta
+    }
+
+    /// What was written and deleted since the last look.
+    fn done(&mut self) -> Vec<String> {
+        self.run();
+        std::mem::take(&mut self.done)
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.run();
+    }
+
+    fn status(&mut self, id: &RuleId) -> ClusterReplicationStatus {
+        self.run();
+        self.now += Duration::from_secs(5);
+        let statuses = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        for update in statuses {
+            self.statuses.insert(update.id, update.status);
+        }
+        self.statuses[id].clone()
+    }
+}
+
+fn condition(status: &ClusterReplicationStatus, type_: &str) -> (String, String, String) {
+    let found = status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+    (found.status.clone(), found.reason.clone(), found.message.clone())
+}
+
+fn words(status: &ClusterReplicationStatus, type_: &str) -> String {
+    let (status, reason, _) = condition(status, type_);
+    format!("{status} {reason}")
+}
+
+#[test]
+fn within_its_namespace_a_rule_needs_nobodys_consent() {
+    let mut scene = Scene::unlisted(&["home", "other"]);
+    let id = scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}], "targets": [{"namespaces": ["home"], "name": "y"}],
+    })));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write home/y"]);
+    let marks = &scene.objects["home/y"];
+    assert_eq!(marks["labels"]["mimeo.dev/replication"], "home.r");
+    assert_eq!(marks["annotations"]["mimeo.dev/rule"], "Replication/home/r");
+    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Ready"), "True Synced");
+    assert_eq!(words(&status, "Authorized"), "True Allowed");
+    assert!(status.conditions.iter().all(|condition| condition.type_ != "BarrierActive"));
+}
+
+#[test]
+fn across_namespaces_both_sides_consent_or_nothing_is_read_or_written() {
+    let mut scene = Scene::new(&["home", "from", "to"]);
+    let x = source("from", "x");
+    let id = scene.rule(replication("home", "r", &copying("from", "x", &["to"])));
+    assert!(!scene.watched(&x));
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    assert!(!scene.watched(&x), "the source isn't granted by the target");
+    scene.grant("from", grant("Read", &to("home"), &["x"]));
+    scene.show(&x);
+    assert_eq!(scene.done(), ["write to/x"]);
+    assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+
+    // What a grant doesn't cover is as if there were none.
+    for (access, from, names) in [
+        ("Read", to("home"), &["other"][..]),
+        ("Read", to("another"), &[]),
+        ("Read", json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}), &[]),
+    ] {
+        let mut scene = Scene::new(&["home", "from", "to"]);
+        scene.rule(replication("home", "r", &copying("from", "x", &["to"])));
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene.grant("from", grant(access, &from, names));
+        assert!(!scene.watched(&x), "{access} {from} {names:?}");
+    }
+}
+
+#[test]
+fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
+    let mut scene = Scene::new(&["home", "from", "to"]);
+    let x = source("from", "x");
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    scene.grant("from", grant("Read", &to("home"), &[]));
+    let rule = replication("home", "r", &copying("from", "x", &["to"]));
+    scene.rule(rule.clone());
+    scene.show(&x);
+    assert_eq!(scene.done(), ["write to/x"]);
+
+    // Another process finds the copy, and doesn't know yet what is granted.
+    let mut next = Scene::unlisted(&["home", "from", "to"]);
+    next.objects = scene.objects.clone();
+    next.engine.copy_applied(&secrets().group_kind(), &from_value(next.objects["to/x"].clone()).unwrap(), next.now);
+    next.rule(rule);
+    next.grant("from", grant("Read", &to("home"), &[]));
+    assert!(!next.watched(&x));
+    next.wait(60);
+    assert_eq!(next.done(), [] as [&str; 0]);
+    next.grant("to", grant("Write", &to("home"), &[]));
+    let listed = [("from".into(), "Read".into()), ("to".into(), "Write".into())];
+    next.engine.grants_listed(&listed.into(), next.now);
+    next.show(&x);
+    next.wait(60);
+    assert!(next.done().iter().all(|done| !done.starts_with("delete")));
+}
+
+#[test]
+fn consent_withdrawn_takes_the_copies_along_after_a_while() {
+    for (namespace, access) in [("from", "Read"), ("to", "Write")] {
+        let mut scene = Scene::new(&["home", "from", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene.grant("from", grant("Read", &to("home"), &[]));
+        let id = scene.rule(replication("home", "r", &copying("from", "x", &["to", "home"])));
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done(), ["write home/x", "write to/x"]);
+        scene.revoke(namespace, access);
+        scene.wait(9);
+        assert_eq!(scene.done(), [] as [&str; 0], "{access}");
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+        scene.wait(11);
+        let gone: &[&str] = if access == "Read" { &["delete home/x", "delete to/x"] } else { &["delete to/x"] };
+        assert_eq!(scene.done(), gone);
+        assert_eq!(scene.watched(&source("from", "x")), access == "Write");
+    }
+}
+
+#[test]
+fn labels_of_the_rules_namespace_count_when_they_change() {
+    let mut scene = Scene::new(&["home", "from"]);
+    let gold = json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+    scene.grant("from", grant("Read", &gold, &[]));
+    scene.rule(replication("home", "r", &copying("from", "x", &["home"])));
+    assert!(!scene.watched(&source("from", "x")));
+    scene.namespace("home", &json!({"tier": "gold"}));
+    scene.show(&source("from", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    scene.namespace("home", &json!({}));
+    scene.run();
+    assert!(!scene.watched(&source("from", "x")));
+    scene.wait(11);
+    assert_eq!(scene.done(), ["delete home/x"]);
+}
+
+#[test]
+fn what_is_granted_is_done_though_not_all_is() {
+    let mut scene = Scene::new(&["home", "a", "b"]);
+    scene.grant("a", grant("Write", &to("home"), &[]));
+    let id = scene.rule(replication("home", "r", &copying("home", "x", &["a", "b"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write a/x"]);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False NotGranted");
+    let copies = status.copies.unwrap();
+    assert_eq!((copies.desired, copies.synced, copies.failed), (2, 1, 1));
+    let [failure] = &status.failures[..] else { panic!("{:?}", status.failures) };
+    assert_eq!((&*failure.namespace, &*failure.name, &*failure.reason), ("b", "x", "NotGranted"));
+}
+
+/// A tenant looks for what there is in other namespaces: nothing that he is told depends on it.
+#[test]
+fn nothing_is_told_of_what_is_not_granted() {
+    let told = |world: &dyn Fn(&mut Scene), namespaces: &[&str]| {
+        let mut scene = Scene::new(namespaces);
+        world(&mut scene);
+        let id = scene.rule(replication(
+            "home",
+            "r",
+            &json!({
+                "sources": [
+                    {"apiVersion": "v1", "kind": "Secret", "namespace": "vault", "name": "x"},
+                    {"apiVersion": "v1", "kind": "Secret", "name": "own"},
+                ],
+                "targets": [{"namespaces": ["vault", "home"], "name": "$(source.name)-copy"}],
+            }),
+        ));
+        scene.show(&source("home", "own"));
+        let status = scene.status(&id);
+        let rule = replication("home", "probe", &copying("vault", "x", &["vault"]));
+        format!(
+            "{:?} {:?}",
+            scene.engine.not_granted(&rule),
+            ClusterReplicationStatus {
+                last_sync_time: None,
+                sources: status.sources.iter().filter(|source| source.namespace == "vault").cloned().collect(),
+                ..status
+            }
+        )
+    };
+    let absent = told(&|_| {}, &["home"]);
+    assert!(absent.contains("NotGranted") && absent.contains("is not granted as a source"), "{absent}");
+    assert_eq!(told(&|_| {}, &["home", "vault"]), absent, "there is such a namespace");
+    let read = |scene: &mut Scene| {
+        // The platform reads the object, and copies it there, too.
+        scene.rule(cluster_replication(
+            "p",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "vault", "name": "x"}],
+                "targets": [{"namespaces": ["vault"], "name": "x-copy"}],
+            }),
+        ));
+        scene.show(&source("vault", "x"));
+    };
+    assert_eq!(told(&read, &["home", "vault"]), absent, "there is such an object, and it is read for another rule");
+}
+
+#[test]
+fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
+    let spec = |conflict: &str| {
+        json!({
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "x"}],
+            "targets": [{"namespaces": ["home"]}], "conflictPolicy": conflict,
+        })
+    };
+    // His own object, in the copy's place, and his rule's source: it would be left alone for the platform's rule's source.
+    let mut scene = Scene::new(&["home", "platform"]);
+    scene.stranger("home/x");
+    scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}], "targets": [{"namespaces": ["home"], "name": "y"}],
+    })));
+    scene.rule(cluster_replication("p", &spec("Overwrite")));
+    scene.show(&source("platform", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    // Nor does it stay for him when the platform wants it no more.
+    scene.engine.rule_gone(&"ClusterReplication/p".parse().unwrap(), scene.now);
+    scene.run();
+    assert!(scene.errands.iter().any(|errand| matches!(errand, Errand::ConfirmRule(_))));
+    let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+    scene.engine.rule_read(&"ClusterReplication/p".parse().unwrap(), Some(&read), scene.now);
+    assert_eq!(scene.done(), ["delete home/x"]);
+}
+
+#[test]
+fn a_tenants_copy_gives_way_to_the_platforms() {
+    let mut scene = Scene::new(&["home", "platform"]);
+    let id = scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}], "targets": [{"namespaces": ["home"], "name": "x"}],
+    })));
+    scene.show(&source("home", "own"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    scene.rule(cluster_replication("p", &copying("platform", "x", &["home"])));
+    scene.show(&source("platform", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    assert_eq!(scene.objects["home/x"]["annotations"]["mimeo.dev/rule"], "ClusterReplication/p");
+    let status = scene.status(&id);
+    assert_eq!(status.failures[0].reason, "RuleConflict");
+    assert!(status.failures[0].message.contains("ClusterReplication/p"));
+}
+
+/// Of other tenants' rules, too, he is told no more than that there is one.
+#[test]
+fn who_has_a_cell_abroad_is_not_told() {
+    let mut scene = Scene::new(&["home", "other", "to"]);
+    scene.grant("to", grant("Write", &json!({"namespaces": ["*"]}), &[]));
+    scene.rule(replication("home", "a", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    let id = scene.rule(replication("other", "b", &copying("other", "x", &["to"])));
+    scene.show(&source("other", "x"));
+    let status = scene.status(&id);
+    assert_eq!(status.failures[0].message, "another rule has this copy");
+}
+
+#[test]
+fn a_source_that_may_be_read_is_left_alone_by_tenants_rules() {
+    for (readable, written) in [(true, [].as_slice()), (false, ["write home/x"].as_slice())] {
+        let mut scene = Scene::new(&["home", "reader"]);
+        if readable {
+            scene.grant("home", grant("Read", &to("reader"), &[]));
+        }
+        scene.stranger("home/x");
+        scene.rule(replication("reader", "r", &copying("home", "x", &["reader"])));
+        scene.rule(replication(
+            "home",
+            "w",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
+                "targets": [{"namespaces": ["home"], "name": "x"}], "conflictPolicy": "Overwrite",
+            }),
+        ));
+        scene.show(&source("home", "own"));
+        assert_eq!(scene.done(), written, "{readable}");
+    }
+}
+
+#[test]
+fn a_copy_may_be_another_rules_source() {
+    let mut scene = Scene::new(&["platform", "home"]);
+    scene.rule(cluster_replication("p", &copying("platform", "x", &["home"])));
+    scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}], "targets": [{"namespaces": ["home"], "name": "y"}],
+    })));
+    scene.show(&source("platform", "x"));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write home/x", "write home/y"]);
+    scene.show(&source("platform", "x"));
+    assert_eq!(scene.done(), [] as [&str; 0], "the same content");
+}
+
+/// A lost definition of grants, or somebody who deletes them all, finds few copies of each rule.
+#[test]
+fn a_mass_of_lost_grants_is_held() {
+    for (rules, deleted) in [(19, 19), (25, 0)] {
+        let homes: Vec<String> = (0..rules).map(|i| format!("team-{i}")).collect();
+        let mut namespaces: Vec<&str> = homes.iter().map(String::as_str).collect();
+        namespaces.push("from");
+        let mut scene = Scene::new(&namespaces);
+        scene.grant("from", grant("Read", &json!({"namespaces": ["team-*"]}), &[]));
+        for home in &homes {
+            scene.rule(replication(home, "r", &copying("from", "x", &[home])));
+        }
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done().len(), rules);
+        scene.revoke("from", "Read");
+        scene.wait(30);
+        assert_eq!(scene.done().len(), deleted, "{rules}");
+        if deleted == 0 {
+            let status = scene.status(&"Replication/team-0/r".parse().unwrap());
+            assert_eq!(words(&status, "Stalled"), "True DeletionHeld");
+            assert!(condition(&status, "Stalled").2.contains("replication --namespace team-0 r"));
+            scene.grant("from", grant("Read", &json!({"namespaces": ["team-*"]}), &[]));
+            scene.wait(60);
+            assert!(scene.done().iter().all(|done| !done.starts_with("delete")));
+        }
+    }
+}
+
+#[test]
+fn rules_that_go_with_their_namespace_are_no_lost_definition() {
+    for (homeless, deleted_at_once) in [(false, true), (true, false)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        scene.engine.rule_gone(&id, scene.now);
+        scene.run();
+        let read = RuleRead { found: false, homeless, crd: Some("crd".into()) };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        assert_eq!(scene.done().is_empty(), !deleted_at_once);
+        scene.wait(11);
+        assert_eq!(scene.objects.len(), 0);
+    }
+}
+
+/// Each change costs a look at the namespaces that it concerns, however many others there are.
+#[test]
+fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
+    let planned = |others: usize| {
+        let others: Vec<String> = (0..others).map(|i| format!("other-{i}")).collect();
+        let mut namespaces: Vec<&str> = others.iter().map(String::as_str).collect();
+        namespaces.extend(["home", "from"]);
+        let mut scene = Scene::new(&namespaces);
+        scene.run();
+        let before = scene.engine.planned();
+        for i in 0..100 {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": format!("x{i}")}],
+                "targets": [{"namespaces": ["home"]}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+            scene.engine.grant_applied("home", &format!("g{i}"), Ok(grant("Read", &to("nobody"), &[])), scene.now);
+            scene.run();
+        }
+        scene.engine.planned() - before
+    };
+    assert_eq!(planned(10), planned(500));
+}

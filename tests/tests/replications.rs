@@ -1,0 +1,262 @@
+//! Rules of tenants, and what namespaces grant each other: with users of limited rights, the hostile ones included.
+
+use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Client};
+use mimeo_api::{ClusterReplicationStatus, Replication};
+use mimeo_tests::author::{grant, secrets};
+use mimeo_tests::scenario::{
+    SOON, Scene, Stage, annotation, condition, create, delete, label, of, rule, value, wait_for, wait_gone,
+};
+use mimeo_tests::{ControlPlane, Pair, create_secret, eventually, unique};
+use serde_json::{Value, json};
+
+static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipped_rights());
+
+/// The owner of a namespace: may do there what an `edit` of it may, and knows nothing else.
+struct Tenant<'a> {
+    scene: &'a Scene<'a>,
+    client: Client,
+    home: String,
+}
+
+impl<'a> Tenant<'a> {
+    /// One who may write rules and grants, and the name that other rights can be given to.
+    async fn new(scene: &'a Scene<'a>) -> Result<(Self, String)> {
+        let (name, home) = (unique(&scene.tag), scene.namespace().await?);
+        let client = scene.setting.control_plane.user(&name, &[])?.client().await?;
+        let kinds = ["replications", "replicationgrants"];
+        let rights = json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["*"]});
+        grant(scene, "User", &name, Some(&home), &rights).await?;
+        Ok((Self { scene, client, home }, name))
+    }
+
+    async fn write(&self, plural: &str, name: &str, spec: &Value) -> kube::Result<Value> {
+        let kind = if plural == "replications" { "Replication" } else { "ReplicationGrant" };
+        let metadata = json!({"namespace": self.home, "name": name});
+        let object = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec});
+        create(&self.client, &format!("namespaces/{}/{plural}", self.home), &object).await
+    }
+
+    /// Waits until it is accepted.
+    async fn writes(&self, plural: &str, name: &str, spec: &Value) -> Result<()> {
+        eventually(SOON, format!("{plural} {name} accepted"), || async {
+            Ok(Some(self.write(plural, name, spec).await?))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Waits until it is refused with these words.
+    async fn is_refused(&self, plural: &str, name: &str, spec: &Value, words: &str) -> Result<()> {
+        eventually(SOON, format!("{plural} {name} refused: {words}"), || async {
+            match self.write(plural, name, spec).await {
+                Err(kube::Error::Api(status)) if status.message.contains(words) => Ok(Some(())),
+                Err(error) => bail!("{error}"),
+                Ok(_) => bail!("it was accepted"),
+            }
+        })
+        .await
+    }
+
+    async fn status(&self, rule: &str, type_: &str, reason: &str) -> Result<ClusterReplicationStatus> {
+        let rules: Api<Replication> = of(&self.scene.client, &self.home);
+        let told = |object: &Replication| {
+            let status =
+                object.status.as_ref().filter(|status| status.observed_generation == object.metadata.generation);
+            status.and_then(|status| condition(status, type_)).is_some_and(|found| found.reason == reason)
+        };
+        Ok(wait_for(rules, rule.to_owned(), told).await?.status.unwrap_or_default())
+    }
+
+    async fn secret(&self, name: &str, token: &str) -> Result<Secret> {
+        create_secret(&self.scene.client, &self.home, name, &[("token", token)]).await
+    }
+}
+
+/// Copies Secret `from/name` (its own namespace's, without `from`) to these namespaces.
+fn copying(from: Option<&str>, name: &str, to: &[&str]) -> Value {
+    let mut spec = json!({"sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}]});
+    if let Some(from) = from {
+        spec["sources"][0]["namespace"] = json!(from);
+    }
+    if !to.is_empty() {
+        spec["targets"] = json!([{"namespaces": to}]);
+    }
+    spec
+}
+
+fn consent(access: &str, from: &str, names: &[&str]) -> Value {
+    let mut to = json!({"apiVersion": "v1", "kind": "Secret"});
+    if !names.is_empty() {
+        to["names"] = json!(names);
+    }
+    json!({"access": access, "from": [{"namespaces": [from]}], "to": [to]})
+}
+
+fn has(token: &'static str) -> impl Fn(&Secret) -> bool {
+    move |copy| value(copy, "token").as_deref() == Some(token)
+}
+
+#[tokio::test]
+async fn a_tenant_copies_at_home_what_he_may_read_and_write_there() -> Result<()> {
+    let scene = STAGE.scene("at-home").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    tenant.secret("db", "one").await?;
+    let mut spec = copying(None, "db", &[&tenant.home]);
+    spec["targets"][0]["name"] = json!("db-copy");
+    tenant.is_refused("replications", "r", &spec, "may not get secrets/db").await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get"])).await?;
+    tenant.is_refused("replications", "r", &spec, "may not create secrets").await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["create", "update", "delete"])).await?;
+    tenant.writes("replications", "r", &spec).await?;
+
+    let copy = scene.wait_secret(&tenant.home, "db-copy", has("one")).await?;
+    assert_eq!(label(&copy, "mimeo.dev/replication"), Some(&*format!("{}.r", tenant.home)));
+    assert_eq!(annotation(&copy, "mimeo.dev/rule"), Some(&*format!("Replication/{}/r", tenant.home)));
+    let status = tenant.status("r", "Ready", "Synced").await?;
+    assert_eq!(status.copies.map(|copies| (copies.desired, copies.synced)), Some((1, 1)));
+
+    // What he wants no more goes, without waiting for anything.
+    let rules: Api<Replication> = of(&tenant.client, &tenant.home);
+    rules.delete("r", &DeleteParams::default()).await?;
+    wait_gone(scene.secrets(&tenant.home), "db-copy").await
+}
+
+/// He gets a copy only by both sides' will, and learns nothing of the other namespace before: not even whether there is one.
+#[tokio::test]
+async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
+    let scene = STAGE.scene("consent").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get", "create", "update", "delete"])).await?;
+    let (owner, owners_name) = Tenant::new(&scene).await?;
+    owner.secret("db", "planted-value").await?;
+    tenant.writes("replications", "pull", &copying(Some(&owner.home), "db", &[])).await?;
+    let probe = |namespace: &str, source: &str| copying(Some(namespace), source, &[namespace]);
+    tenant.writes("replications", "there", &probe(&owner.home, "db")).await?;
+    tenant.writes("replications", "empty", &probe(&owner.home, "no")).await?;
+    let nowhere = format!("{}-x", owner.home);
+    tenant.writes("replications", "nowhere", &probe(&nowhere, "db")).await?;
+
+    let told = async |rule: &str, namespace: &str, source: &str| -> Result<String> {
+        let status = tenant.status(rule, "Authorized", "NotGranted").await?;
+        let ClusterReplicationStatus { conditions, copies, failures, sources, .. } = status;
+        let conditions: Vec<_> =
+            conditions.iter().map(|one| (&one.type_, &one.status, &one.reason, &one.message)).collect();
+        let told = format!("{conditions:?} {copies:?} {failures:?} {sources:?}");
+        Ok(told
+            .replace(namespace, "NAMESPACE")
+            .replace(&format!("Secret {source}"), "Secret S")
+            .replace(&format!("name: \"{source}\""), "name: S"))
+    };
+    let there = told("there", &owner.home, "db").await?;
+    assert_eq!(told("empty", &owner.home, "no").await?, there);
+    assert_eq!(told("nowhere", &nowhere, "db").await?, there);
+
+    // The owner can't give what he hasn't got.
+    let read = consent("Read", &tenant.home, &["db"]);
+    owner.is_refused("replicationgrants", "g", &read, "may not get secrets/db").await?;
+    let one = json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["db"], "verbs": ["get"]});
+    grant(&scene, "User", &owners_name, Some(&owner.home), &one).await?;
+    owner.is_refused("replicationgrants", "g", &consent("Read", &tenant.home, &[]), "may not get secrets in").await?;
+    owner
+        .is_refused("replicationgrants", "g", &consent("Write", &tenant.home, &["db"]), "may not create secrets")
+        .await?;
+    owner.writes("replicationgrants", "g", &read).await?;
+    scene.wait_secret(&tenant.home, "db", has("planted-value")).await?;
+    tenant.status("pull", "Ready", "Synced").await?;
+
+    // And takes it back.
+    delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "g").await?;
+    wait_gone(scene.secrets(&tenant.home), "db").await?;
+    tenant.status("pull", "Authorized", "NotGranted").await?;
+    ensure!(!scene.setting.log().contains("planted-value"), "a Secret's content was logged");
+    Ok(())
+}
+
+#[tokio::test]
+async fn copies_in_another_namespace_take_its_owners_consent() -> Result<()> {
+    let scene = STAGE.scene("push").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get"])).await?;
+    let (owner, owners_name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &owners_name, Some(&owner.home), &secrets(&["create", "update", "delete"])).await?;
+    tenant.secret("db", "one").await?;
+    tenant.writes("replications", "push", &copying(None, "db", &[&owner.home])).await?;
+    tenant.status("push", "Authorized", "NotGranted").await?;
+    owner.writes("replicationgrants", "g", &consent("Write", &tenant.home, &["db*"])).await?;
+    scene.wait_secret(&owner.home, "db", has("one")).await?;
+    tenant.status("push", "Ready", "Synced").await?;
+
+    // Rules go with their namespace, and copies with their rules.
+    delete(&Api::<k8s_openapi::api::core::v1::Namespace>::all(scene.client.clone()), &tenant.home).await?;
+    wait_gone(scene.secrets(&owner.home), "db").await
+}
+
+#[tokio::test]
+async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
+    let scene = STAGE.scene("platform").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get", "create", "update", "delete"])).await?;
+    // One copy has the name of the platform's, another object is his rule's source and is in the way.
+    tenant.secret("own", "his").await?;
+    tenant.secret("second", "his").await?;
+    let mut spec = copying(None, "own", &[&tenant.home]);
+    spec["targets"][0]["name"] = json!("first");
+    tenant.writes("replications", "squats", &spec).await?;
+    let mut spec = copying(None, "second", &[&tenant.home]);
+    spec["targets"][0]["name"] = json!("elsewhere");
+    tenant.writes("replications", "names", &spec).await?;
+    scene.wait_secret(&tenant.home, "first", has("his")).await?;
+    scene.wait_secret(&tenant.home, "elsewhere", has("his")).await?;
+
+    scene.secret("first", &[("token", "platforms")]).await?;
+    scene.secret("second", &[("token", "platforms")]).await?;
+    for name in ["first", "second"] {
+        let platform = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, name);
+        platform.set("conflictPolicy", json!("Overwrite")).create(&scene.client).await?;
+        scene.wait_secret(&tenant.home, name, has("platforms")).await?;
+    }
+    // A copy may be a source: what his rule makes of it follows.
+    scene.wait_secret(&tenant.home, "elsewhere", has("platforms")).await?;
+    let status = tenant.status("squats", "Ready", "CopiesFailed").await?;
+    assert_eq!(status.failures[0].reason, "RuleConflict");
+    Ok(())
+}
+
+/// Whoever may write objects may write them under Mimeo's name, and with whatever marks.
+#[tokio::test]
+async fn marks_that_name_anothers_rule_reach_nothing_of_his() -> Result<()> {
+    let scene = STAGE.scene("forged").await?;
+    let (victim, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&victim.home), &secrets(&["get", "create", "update", "delete"])).await?;
+    victim.secret("db", "one").await?;
+    let mut spec = copying(None, "db", &[&victim.home]);
+    spec["targets"][0]["name"] = json!("db-copy");
+    victim.writes("replications", "r", &spec).await?;
+    let before = scene.wait_secret(&victim.home, "db-copy", has("one")).await?;
+
+    let (forger, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&forger.home), &secrets(&["*"])).await?;
+    let forged = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {
+            "name": "db-copy", "namespace": forger.home,
+            "labels": before.metadata.labels, "annotations": before.metadata.annotations,
+        },
+        "data": {"token": "eA=="},
+    });
+    let api: Api<Secret> = of(&forger.client, &forger.home);
+    let params = PatchParams::apply("mimeo").force();
+    eventually(SOON, "the forged copy", || async {
+        Ok(Some(api.patch("db-copy", &params, &Patch::Apply(&forged)).await?))
+    })
+    .await?;
+    // Nobody wants it there: it goes, and nothing else does.
+    wait_gone(scene.secrets(&forger.home), "db-copy").await?;
+    let after = scene.secrets(&victim.home).get("db-copy").await?;
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    assert_eq!(victim.status("r", "Ready", "Synced").await?.failures, []);
+    Ok(())
+}
