@@ -73,10 +73,10 @@ fn contest(contest: &Contest) -> String {
 
 /// What other namespaces don't grant a tenant's rule. Whether they exist makes no difference.
 pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
-    let lacks = app.handle.look(|engine, _| if engine.primed() { engine.not_granted(rule) } else { vec![] });
-    let mut warnings: Vec<String> = lacks.iter().take(GRANTS).map(|lack| format!("Mimeo: {lack}")).collect();
-    if lacks.len() > GRANTS {
-        warnings.push(format!("Mimeo: so it is with {} more", lacks.len() - GRANTS));
+    let (lacks, more) = app.handle.look(|engine, _| engine.not_granted(rule, GRANTS));
+    let mut warnings: Vec<String> = lacks.iter().map(|lack| format!("Mimeo: {lack}")).collect();
+    if more > 0 {
+        warnings.push(format!("Mimeo: so it is with {more} more"));
     }
     warnings
 }

@@ -23,6 +23,17 @@ pub enum SourceWatch {
     },
 }
 
+impl SourceWatch {
+    /// Whether it shows that source.
+    pub fn shows(&self, source: &SourceRef) -> bool {
+        match self {
+            Self::Named(named) => named == source,
+            Self::Namespace { resource, namespace } => resource.gvk == source.gvk && *namespace == source.namespace,
+            Self::Cluster { resource } => resource.gvk == source.gvk,
+        }
+    }
+}
+
 /// At most this many watches by name in one namespace,
 const PER_NAMESPACE: usize = 8;
 /// and this many watches of sources in all: each is a connection's stream and an API server's goroutine.

@@ -408,7 +408,7 @@ fn nothing_is_told_of_what_is_not_granted() {
         let rule = replication("home", "probe", &copying("vault", "x", &["vault"]));
         format!(
             "{:?} {:?}",
-            scene.engine.not_granted(&rule),
+            scene.engine.not_granted(&rule, 5),
             ClusterReplicationStatus {
                 last_sync_time: None,
                 sources: status.sources.iter().filter(|source| source.namespace == "vault").cloned().collect(),
@@ -593,4 +593,53 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
         scene.engine.planned() - before
     };
     assert_eq!(planned(10), planned(500));
+}
+
+/// However many copies a tenant's rules have in one namespace, a change of one doesn't plan all of them at once each time.
+#[test]
+fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
+    let mut scene = Scene::new(&["home"]);
+    let planned_for = |scene: &mut Scene, rules: std::ops::Range<u32>| {
+        let before = scene.engine.planned();
+        for i in rules {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
+                "targets": [{"namespaces": ["home"], "name": format!("copy-{i}")}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+        }
+        scene.engine.planned() - before
+    };
+    planned_for(&mut scene, 0..1);
+    scene.show(&source("home", "own"));
+    assert!(planned_for(&mut scene, 1..255) >= 254);
+    assert!(planned_for(&mut scene, 255..400) < 10);
+    scene.wait(1);
+    assert_eq!(scene.objects.len(), 400);
+}
+
+/// A tenant with many rules waits his turn: the platform's copies come first, and another tenant's in between.
+#[test]
+fn a_flood_of_writes_keeps_nobody_else_waiting() {
+    let mut scene = Scene::new(&["flood", "other", "platform"]);
+    let own = |name: &str, to: &str| {
+        json!({
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}], "targets": [{"namespaces": [to], "name": "copy"}],
+        })
+    };
+    let mut flood = own("x", "flood");
+    flood["targets"] = (0..32).map(|i| json!({"namespaces": ["flood"], "name": format!("copy-{i}")})).collect();
+    for rule in [replication("flood", "r", &flood), replication("other", "r", &own("x", "other"))] {
+        scene.engine.rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+    }
+    let platform = cluster_replication("p", &copying("platform", "x", &["other"]));
+    scene.engine.rule_applied(platform.id.clone(), Ok(platform), None, scene.now);
+    for home in ["flood", "other", "platform"] {
+        assert!(scene.watched(&source(home, "x")));
+        let object = json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
+        scene.engine.source(&source(home, "x"), Some(object), scene.now);
+    }
+    let done = scene.done();
+    assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
+    assert!(done[1..3].contains(&"write other/copy".to_owned()), "{done:?}");
 }

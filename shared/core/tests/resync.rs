@@ -13,7 +13,7 @@ use mimeo_core::{
     engine::{Action, Engine, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
-    rule::Rule,
+    rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
 
@@ -51,7 +51,8 @@ impl Scene {
         let rule = rule(1, &json!({}));
         let (id, source) = (rule.id.clone(), rule.sources[0].clone());
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(&[id].into(), now);
+        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
+        engine.rules_unserved(RuleKind::Replication, now);
         let names: BTreeSet<Box<str>> = (0..COPIES).map(|number| format!("team-{number}").into()).collect();
         for (name, number) in names.iter().zip(1..) {
             let mut meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});

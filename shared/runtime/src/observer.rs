@@ -287,14 +287,19 @@ impl Observer {
         let mut open = Open::default();
         let mut failing: BTreeMap<GroupVersionKind, Failing> = BTreeMap::new();
         let mut version = None;
+        let mut took = Duration::ZERO;
         loop {
+            // However often it changes, to look at what a tenant with thousands of rules demands takes little of the time.
+            tokio::time::sleep(took * 4).await;
             let current = self.handle.look(|engine, _| engine.demand_version());
             let moved = || self.handle.look(|engine, _| engine.demand_version()) != current;
             let mut pause = Duration::from_mins(10);
             if version != Some(current) {
+                let began = Instant::now();
                 let demand = self.handle.look(|engine, _| engine.demand());
                 version = Some(current);
                 self.follow(&demand, &mut open);
+                took = began.elapsed();
                 failing.retain(|gvk, _| demand.kinds.contains(gvk));
                 // A kind whose server hangs doesn't hold up what the others' answers ask for.
                 let (last, first): (Vec<_>, Vec<_>) = demand.kinds.iter().partition(|gvk| failing.contains_key(gvk));
@@ -372,26 +377,28 @@ impl Observer {
             });
         }
         let wanted = watches(&demand.sources, demand.confined);
-        // A kind's watch serves whichever sources are wanted; one that comes to be wanted needs a new listing to be seen.
-        let members: BTreeSet<SourceRef> = demand.sources.keys().cloned().collect();
-        let stale = |watch: &SourceWatch| !matches!(watch, SourceWatch::Named(_)) && open.members != members;
-        open.sources.retain(|watch, task| (wanted.contains(watch) && !stale(watch)) || task.stop());
+        open.sources.retain(|watch, task| wanted.contains(watch) || task.stop());
+        open.members.retain(|watch, _| wanted.contains(watch));
         for watch in wanted {
+            let members = match &watch {
+                SourceWatch::Named(_) => Arc::default(),
+                wide => open.members.entry(wide.clone()).or_default().clone(),
+            };
+            let running = open.sources.contains_key(&watch);
+            members.set(demand.sources.keys().filter(|source| watch.shows(source)), running);
             open.sources.entry(watch.clone()).or_insert_with(|| match watch {
                 SourceWatch::Named(source) => {
                     let resource = demand.sources.get(&source).cloned().unwrap_or_else(|| unknown(&source));
                     Task::start(&resource, self.clone().source(source, resource.clone()))
                 }
                 SourceWatch::Namespace { resource, namespace } => {
-                    let task = self.clone().many(resource.clone(), Some(namespace), members.clone());
-                    Task::start(&resource, task)
+                    Task::start(&resource, self.clone().many(resource.clone(), Some(namespace), members))
                 }
                 SourceWatch::Cluster { resource } => {
-                    Task::start(&resource, self.clone().many(resource.clone(), None, members.clone()))
+                    Task::start(&resource, self.clone().many(resource.clone(), None, members))
                 }
             });
         }
-        open.members = members;
     }
 
     async fn copies(self, copies: CopyWatch, resource: Resource) {
@@ -434,23 +441,17 @@ impl Observer {
     }
 
     /// Many sources of one kind: their metadata is watched, and what changed is read.
-    async fn many(self, resource: Resource, namespace: Option<Box<str>>, members: BTreeSet<SourceRef>) {
+    async fn many(self, resource: Resource, namespace: Option<Box<str>>, members: Arc<Members>) {
         let path = resource_path(&resource, namespace.as_deref(), None);
         let spec = cluster_wide(&path, true, None, "sources");
-        let mine: BTreeSet<SourceRef> = members
-            .into_iter()
-            .filter(|source| {
-                source.gvk == resource.gvk && namespace.as_ref().is_none_or(|name| *name == source.namespace)
-            })
-            .collect();
         let find = |meta: &Meta| {
             let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
-            mine.get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
+            members.wanted().get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
         };
-        let reads = Reads::default();
+        let reads = &members.reads;
         let mut missing = BTreeSet::new();
         let watching = watch::<Meta>(self.client.clone(), spec, |event| match event {
-            Event::Listing => missing.clone_from(&mine),
+            Event::Listing => missing.clone_from(&members.wanted()),
             // What became of it, and in which order, a read tells.
             Event::Applied(object) | Event::Deleted(object) => {
                 if let Some(source) = find(&object) {
@@ -461,12 +462,12 @@ impl Observer {
             Event::Listed { .. } => std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source)),
             Event::NotServed => self.gone(&resource),
             Event::Unreadable(why) => self.handle.with(|engine, now| {
-                for source in &mine {
+                for source in members.wanted().iter() {
                     engine.source_unreadable(source, why, now);
                 }
             }),
         });
-        tokio::join!(watching, self.read(&reads, &resource));
+        tokio::join!(watching, self.read(reads, &resource));
     }
 
     /// Reads sources as they come due, one at a time.
@@ -496,6 +497,30 @@ impl Observer {
     fn gone(&self, resource: &Resource) {
         self.discovery.forget();
         self.handle.with(|engine, now| engine.kind(&resource.gvk, None, now));
+    }
+}
+
+/// The sources that one wide watch serves. They come and go while it goes on: whichever comes is read then, and what happens to it
+/// afterwards the watch shows.
+#[derive(Default)]
+struct Members {
+    wanted: Mutex<BTreeSet<SourceRef>>,
+    reads: Reads,
+}
+
+impl Members {
+    fn wanted(&self) -> MutexGuard<'_, BTreeSet<SourceRef>> {
+        // It is replaced as a whole.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it is these. What a watch that is yet to begin serves its listing will show.
+    fn set<'a>(&self, sources: impl Iterator<Item = &'a SourceRef>, running: bool) {
+        let sources: BTreeSet<SourceRef> = sources.cloned().collect();
+        let former = std::mem::replace(&mut *self.wanted(), sources.clone());
+        if running {
+            sources.difference(&former).for_each(|source| self.reads.want(source.clone()));
+        }
     }
 }
 
@@ -570,7 +595,7 @@ impl Failing {
 struct Open {
     copies: BTreeMap<CopyWatch, Task>,
     sources: BTreeMap<SourceWatch, Task>,
-    members: BTreeSet<SourceRef>,
+    members: BTreeMap<SourceWatch, Arc<Members>>,
 }
 
 struct Task {
@@ -759,7 +784,10 @@ mod tests {
     }
 
     fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {
-        observer.many(secrets(), Some("platform".into()), names.iter().map(|name| source(name)).collect())
+        let members = Arc::new(Members::default());
+        let sources: Vec<SourceRef> = names.iter().map(|name| source(name)).collect();
+        members.set(sources.iter(), false);
+        observer.many(secrets(), Some("platform".into()), members)
     }
 
     fn listing(names: &[&str]) -> Script {

@@ -16,7 +16,7 @@ use crate::{
     cell::Cell,
     meta::{Checksum, source_hash},
     outcome::Reason,
-    rule::{Retain, Rule, RuleId, SourceRef},
+    rule::{Retain, Rule, RuleId, RuleKind, SourceRef},
 };
 
 /// An Event to write. The same topic has the same name each time: its Event is the series that the next one continues.
@@ -89,6 +89,8 @@ const NAMESPACES: usize = 10;
 const BURST: u32 = 50;
 /// Of these, what is left to rules alone.
 const RESERVED: u32 = 25;
+/// And what is left to the platform's, however many tenants' rules fail.
+const KEPT: u32 = 10;
 /// One more Event may be written after each of these times.
 const REFILL: Duration = Duration::from_secs(6);
 /// Longest note of an Event, in bytes: the API server's limit.
@@ -149,9 +151,22 @@ impl News {
         }
     }
 
+    /// What is told next: the platform's first, then of those namespaces of whose rules least was told lately.
     fn next(&self, now: Tick) -> Option<Topic> {
-        let due = self.pending.iter().filter(|(_, pending)| pending.due <= now && self.tokens > 0);
-        due.min_by_key(|(_, pending)| pending.due).map(|(topic, _)| topic.clone())
+        let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+        for (id, _) in self.told.keys() {
+            *told.entry(id.namespace.as_deref()).or_default() += 1;
+        }
+        let due = self.pending.iter().filter(|(topic, pending)| pending.due <= now && self.affords(topic));
+        let turn = |(id, _): &Topic| (id.kind, told.get(&id.namespace.as_deref()).copied().unwrap_or_default());
+        due.min_by_key(|(topic, pending)| (turn(topic), pending.due)).map(|(topic, _)| topic.clone())
+    }
+
+    fn affords(&self, (id, _): &Topic) -> bool {
+        match id.kind {
+            RuleKind::ClusterReplication => self.tokens > 0,
+            RuleKind::Replication => self.tokens > KEPT,
+        }
     }
 }
 
@@ -189,8 +204,11 @@ impl Engine {
 
     /// When [`Engine::announcements`] has something to say.
     pub fn announcements_due(&self) -> Option<Tick> {
-        let due = self.news.pending.values().map(|pending| pending.due).min()?;
-        Some(if self.news.tokens == 0 { due.max(self.news.refilled + REFILL) } else { due })
+        let News { pending, refilled, .. } = &self.news;
+        let due = pending.iter().map(|(topic, pending)| {
+            if self.news.affords(topic) { pending.due } else { pending.due.max(*refilled + REFILL) }
+        });
+        due.min()
     }
 
     /// Something happened to a cell.

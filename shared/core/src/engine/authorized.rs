@@ -32,10 +32,10 @@ impl Engine {
 
     /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of what isn't granted.
     fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
-        let lacks = self.not_granted(rule);
-        let mut message = lacks.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
-        if lacks.len() > NAMED {
-            _ = write!(message, "; and {} more", lacks.len() - NAMED);
+        let (lacks, more) = self.not_granted(rule, NAMED);
+        let mut message = lacks.join("; ");
+        if more > 0 {
+            _ = write!(message, "; and {more} more");
         }
         (!lacks.is_empty()).then_some(Unauthorized { reason: "NotGranted", message })
     }

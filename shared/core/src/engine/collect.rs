@@ -422,7 +422,8 @@ impl Engine {
         let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
         let large = large || (id.kind == RuleKind::Replication && self.tenants_lose_much());
         let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
-        let nonce = (large || unmeant).then(|| self.nonce(id, sweep));
+        let held = self.sweeps.get(id).filter(|_| large || unmeant);
+        let nonce = held.map(|sweep| self.nonce(id, sweep));
         let due = self.now + self.settings.sweep;
         let Some(sweep) = self.sweeps.get_mut(id) else { return };
         let news = sweep.held != nonce;
@@ -451,7 +452,16 @@ impl Engine {
 
     /// Whether all Replications together lose as much as one rule may not: what takes away the consent for many, as a lost
     /// definition of grants does, finds few copies of each.
-    fn tenants_lose_much(&self) -> bool {
+    ///
+    /// Found once for all sweeps that end at the same time: what becomes of one doesn't depend on which comes first.
+    fn tenants_lose_much(&mut self) -> bool {
+        let much = self.consent.much_lost.filter(|(at, _)| *at == self.now).map(|(_, much)| much);
+        let much = much.unwrap_or_else(|| self.tenants_lose_much_now());
+        self.consent.much_lost = Some((self.now, much));
+        much
+    }
+
+    fn tenants_lose_much_now(&self) -> bool {
         let slots = |id: &RuleId| self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
         let sweeps = self.sweeps.iter().filter(|(id, _)| id.kind == RuleKind::Replication);
         let lost = sweeps.map(|(id, sweep)| weight(sweep.cells.keys(), slots(id))).sum();

@@ -16,7 +16,9 @@ use crate::{
     grant::Grant,
     kind::GroupKind,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    selection::Labels,
     slot::{Slot, SlotId},
+    template::Place,
 };
 
 /// Grants, and the Replications by the namespaces that they concern.
@@ -31,6 +33,8 @@ pub(super) struct Consent {
     strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
     /// Slots whose source is in another namespace than their rule, by that namespace.
     readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
+    /// Whether all Replications together lost much, and when that was found.
+    pub(super) much_lost: Option<(Tick, bool)>,
 }
 
 impl Consent {
@@ -149,18 +153,35 @@ impl Engine {
             && grants.values().any(|grant| grant.covers(access, home, &entry.labels, kind, name))
     }
 
-    /// What a rule lacks, each a sentence for people: the same whether the other namespace grants nothing or doesn't exist.
-    pub fn not_granted(&self, rule: &Rule) -> Vec<String> {
-        let Some(home) = rule.id.namespace.as_deref() else { return vec![] };
+    /// What a rule lacks: so many of them as sentences for people, and how many more there are. All of it is the same whether the
+    /// other namespace grants nothing or doesn't exist.
+    pub fn not_granted(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
+        let Some(home) = rule.id.namespace.as_deref() else { return (vec![], 0) };
         let reads = rule.sources.iter().filter(|source| !self.may_read(&rule.id, source));
-        let mut lacks: BTreeSet<String> =
-            reads.map(|source| lacks_read(&source.namespace, home, &source.gvk.kind, &source.name)).collect();
+        let mut lacks: BTreeSet<Lack<'_>> = reads.map(Lack::of_source).collect();
+        lacks.extend(self.ungranted_cells(rule).into_values());
+        (lacks.iter().take(most).map(|lack| lack.message(home)).collect(), lacks.len().saturating_sub(most))
+    }
+
+    /// The copies that a rule may not have, by namespace, kind and name, and what each lacks.
+    pub(super) fn ungranted_cells<'a>(&self, rule: &'a Rule) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
+        let mut cells = BTreeMap::new();
         for (namespace, source, name) in cells_of(rule) {
-            if !self.may_write(&rule.id, namespace, &source.gvk.group_kind(), &name) {
-                lacks.insert(lacks_write(namespace, home, &source.gvk.kind, &name));
+            let kind = source.gvk.group_kind();
+            // A source is never written, be it one that may not be read.
+            if rule.is_source(&kind, namespace, &name) {
+                continue;
             }
+            let lack = if !self.may_read(&rule.id, source) {
+                Lack::of_source(source)
+            } else if !self.may_write(&rule.id, namespace, &kind, &name) {
+                Lack { access: Access::Write, namespace, kind: &source.gvk.kind, name: name.clone() }
+            } else {
+                continue;
+            };
+            cells.insert((namespace, &*source.gvk.kind, name), lack);
         }
-        lacks.into_iter().collect()
+        cells
     }
 
     // ---- what concerns whom ----
@@ -281,34 +302,45 @@ fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
 
 /// Every place where a Replication wants a copy, if it may: namespace, source and name. Whether there is such a namespace makes
 /// no difference.
-pub(super) fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, &SourceRef, String)> {
+fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, &SourceRef, String)> {
     rule.targets.iter().flat_map(move |target| {
         let names = target.selection.exact_names().unwrap_or_default();
         names.into_iter().flat_map(move |namespace| {
-            let labels = crate::selection::Labels::new();
             rule.sources.iter().map(move |source| {
                 // A tenant's copies have no labels of their namespaces in their names.
-                let name =
-                    target.copy_name(source).text_at(crate::template::Place { name: namespace, labels: &labels });
-                (namespace, source, name)
+                let place = Place { name: namespace, labels: &Labels::new() };
+                (namespace, source, target.copy_name(source).text_at(place))
             })
         })
     })
 }
 
-/// That a source may not be read.
-pub(super) fn lacks_read(namespace: &str, home: &str, kind: &str, name: &str) -> String {
-    lacks(namespace, home, kind, name, "source", Access::Read)
+/// Something that a namespace would have to grant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lack<'a> {
+    access: Access,
+    namespace: &'a str,
+    kind: &'a str,
+    name: String,
 }
 
-/// That a copy may not be written.
-pub(super) fn lacks_write(namespace: &str, home: &str, kind: &str, name: &str) -> String {
-    lacks(namespace, home, kind, name, "copy", Access::Write)
-}
+impl<'a> Lack<'a> {
+    /// That a source may not be read.
+    pub(super) fn of_source(source: &'a SourceRef) -> Self {
+        let SourceRef { gvk, namespace, .. } = source;
+        Self { access: Access::Read, namespace, kind: &gvk.kind, name: source.name.to_string() }
+    }
 
-fn lacks(namespace: &str, home: &str, kind: &str, name: &str, role: &str, access: Access) -> String {
-    format!(
-        "{kind} {name} in namespace {namespace} is not granted as a {role} to namespace {home}: there is no ReplicationGrant in \
-         {namespace} with access {access:?} that covers it, or no such namespace"
-    )
+    /// To people who look at the rule, which lives in `home`.
+    pub(super) fn message(&self, home: &str) -> String {
+        let Self { access, namespace, kind, name } = self;
+        let role = match access {
+            Access::Read => "source",
+            Access::Write => "copy",
+        };
+        format!(
+            "{kind} {name} in namespace {namespace} is not granted as a {role} to namespace {home}: there is no ReplicationGrant \
+             in {namespace} with access {access:?} that covers it, or no such namespace"
+        )
+    }
 }

@@ -326,6 +326,8 @@ struct Namespace {
     ended: bool,
     /// Which listing of the namespaces showed it last.
     listing: u8,
+    /// Being crowded it isn't planned again until then.
+    rests: Tick,
 }
 
 #[derive(Debug)]
@@ -960,12 +962,14 @@ impl Engine {
     /// What must be watched for rules of these kinds.
     fn demanded(&self, rules: &[RuleKind]) -> Demand {
         let mut demand = Demand { confined: self.settings.reach.sources.is_some(), ..Demand::default() };
-        for slot in self.slots.values().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()) {
+        // What isn't granted isn't even looked up: else a tenant could have any number of kinds looked for.
+        let read = |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
+        for slot in self.slots.values().filter(read) {
             if !demand.kinds.contains(slot.gvk()) {
                 demand.kinds.insert(slot.gvk().clone());
             }
             if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
-                if slot.granted && rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
+                if rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
                     demand.sources.insert(slot.source.clone(), resource.clone());
                 }
                 self.demand_copies(&mut demand, resource);

@@ -51,9 +51,28 @@ impl Engine {
     /// Plans every namespace in which something changed.
     pub(super) fn plan(&mut self) {
         while let Some(name) = self.dirty.pop_first() {
+            if self.rests(&name) {
+                continue;
+            }
             self.planned += 1;
             self.plan_namespace(&name);
         }
+    }
+
+    /// Whether a crowded namespace is planned later: so many rules as a tenant may have in it would keep the engine from all
+    /// others' work, if each of their changes planned all of their copies at once.
+    fn rests(&mut self, name: &Arc<str>) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(name) else { return false };
+        if namespace.cells.len() < CROWD || namespace.mark.is_some() {
+            return false;
+        }
+        if self.now < namespace.rests {
+            self.work.timer(namespace.rests, Timer::Namespace(name.clone()));
+            return true;
+        }
+        let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
+        namespace.rests = self.now + pause;
+        false
     }
 
     /// How often a namespace was planned so far.
@@ -223,6 +242,7 @@ impl Engine {
         }
         let step = self.decide(name, namespace, cell);
         let urgent = namespace.mark.is_some();
+        let home = self.rule_of(&namespace.cells[index]).filter(|_| !matches!(step, Step::Leave(_)));
         let cell = &mut namespace.cells[index];
         if let Step::Leave(why) = step {
             self.settle(Place { name, labels: &namespace.labels }, name, cell, why);
@@ -230,7 +250,7 @@ impl Engine {
         }
         if cell.phase == Phase::Idle {
             cell.phase = Phase::Queued;
-            self.work.queue(name, cell, urgent);
+            self.work.queue(name, cell, urgent, home.as_deref().and_then(|rule| rule.namespace.as_deref()));
         }
         self.touch_cell(index, namespace);
     }
@@ -538,6 +558,11 @@ impl Why {
         undoes || matches!(self, Self::Disowned | Self::Shared | Self::Adopted | Self::Overwritten)
     }
 }
+
+/// A namespace with this many cells is crowded,
+const CROWD: usize = 256;
+/// and rests so long for each of them after it was planned: some ten times what that took.
+const REST: Duration = Duration::from_micros(20);
 
 /// A repair within this time of the last one is part of the same fight.
 pub(super) const FIGHT: Duration = Duration::from_mins(1);

@@ -6,12 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, Plan, PlannedCopy, SourceStatus};
 
-use super::{
-    Engine, Listing, RuleState, Served, Source, Tick,
-    authorized::Unauthorized,
-    consent::{cells_of, lacks_read, lacks_write},
-    work::Timer,
-};
+use super::{Engine, Listing, RuleState, Served, Source, Tick, authorized::Unauthorized, consent::Lack, work::Timer};
 use crate::{
     cell::{Cell, Leave, Step, Why},
     kind::Resource,
@@ -205,7 +200,7 @@ impl Engine {
         let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
             && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
-            && slots.into_iter().filter(|slot| self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
+            && slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
                 match self.served.get(slot.gvk()) {
                     Some(Served::At(resource)) if resource.namespaced => {
                         let kind = &self.kinds[usize::from(slot.kind.0)];
@@ -320,23 +315,14 @@ impl Engine {
     /// Counts the copies that a rule may not have. Whether their namespaces exist makes no difference.
     fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
         let Some(home) = rule.id.namespace.as_deref() else { return };
-        for (namespace, source, name) in cells_of(rule) {
-            let (kind, of) = (source.gvk.group_kind(), &source.gvk.kind);
-            let lacks = if !self.may_read(&rule.id, source) {
-                lacks_read(&source.namespace, home, of, &source.name)
-            } else if !self.may_write(&rule.id, namespace, &kind, &name) {
-                lacks_write(namespace, home, of, &name)
-            } else {
-                continue;
-            };
-            if rule.is_source(&kind, namespace, &name) {
-                continue;
-            }
-            let cell = (namespace.into(), of.to_string(), name.into());
-            if tally.failures.insert(cell, (Reason::NotGranted, lacks.into())).is_none() {
-                tally.copies.desired += 1;
-                tally.copies.failed += 1;
-            }
+        let cells = self.ungranted_cells(rule);
+        let count = i32::try_from(cells.len()).unwrap_or(i32::MAX);
+        tally.copies.desired += count;
+        tally.copies.failed += count;
+        // More are never shown.
+        for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
+            let cell = (namespace.into(), kind.to_owned(), name.into());
+            tally.failures.insert(cell, (Reason::NotGranted, lack.message(home).into()));
         }
     }
 
@@ -451,7 +437,7 @@ impl Engine {
     fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
         rule.sources.iter().find_map(|source| {
             if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
-                return Some(("SourceRefused", lacks_read(&source.namespace, home, &source.gvk.kind, &source.name)));
+                return Some(("SourceRefused", Lack::of_source(source).message(home)));
             }
             if let Some(why) = self.settings.reach.refuses(source) {
                 return Some(("SourceRefused", format!("{source}: {why}")));

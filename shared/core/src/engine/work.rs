@@ -1,7 +1,8 @@
 //! The queue, the back-off, and what an answer means for a cell.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -141,6 +142,7 @@ pub struct Notice {
 pub(super) struct Work {
     urgent: VecDeque<CellRef>,
     normal: VecDeque<CellRef>,
+    tenants: Turns,
     timers: BTreeSet<(Tick, Timer)>,
     pub(super) errands: VecDeque<Errand>,
     serial: u32,
@@ -148,6 +150,36 @@ pub(super) struct Work {
 }
 
 type CellRef = (Arc<str>, KindId, Arc<str>);
+
+/// Cells of Replications. However many those of one namespace have, the others' come in between.
+#[derive(Debug, Default)]
+struct Turns {
+    waiting: BTreeMap<Box<str>, VecDeque<CellRef>>,
+    /// Whose turn was the last.
+    last: Box<str>,
+}
+
+impl Turns {
+    fn push(&mut self, home: &str, cell: CellRef) {
+        match self.waiting.get_mut(home) {
+            Some(cells) => cells.push_back(cell),
+            None => _ = self.waiting.insert(home.into(), [cell].into()),
+        }
+    }
+
+    fn pop(&mut self) -> Option<CellRef> {
+        let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
+        let next = self.waiting.range::<str, _>(after).next().or_else(|| self.waiting.iter().next());
+        let home = next?.0.clone();
+        let cells = self.waiting.get_mut(&home)?;
+        let cell = cells.pop_front();
+        if cells.is_empty() {
+            self.waiting.remove(&home);
+        }
+        self.last = home;
+        cell
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
@@ -166,10 +198,19 @@ pub(super) enum Timer {
 }
 
 impl Work {
-    pub(super) fn queue(&mut self, namespace: &Arc<str>, cell: &Cell, urgent: bool) {
-        let queue = if urgent { &mut self.urgent } else { &mut self.normal };
-        queue.push_back((namespace.clone(), cell.kind, cell.name.clone()));
+    /// Queues a cell; `home` is the namespace of its rule, if that lives in one.
+    pub(super) fn queue(&mut self, namespace: &Arc<str>, cell: &Cell, urgent: bool, home: Option<&str>) {
+        let queued = (namespace.clone(), cell.kind, cell.name.clone());
+        match home {
+            Some(home) => self.tenants.push(home, queued),
+            None if urgent => self.urgent.push_back(queued),
+            None => self.normal.push_back(queued),
+        }
         self.untidy = true;
+    }
+
+    fn pop(&mut self) -> Option<CellRef> {
+        self.urgent.pop_front().or_else(|| self.normal.pop_front()).or_else(|| self.tenants.pop())
     }
 
     /// Something went: what it needed may not be needed any more.
@@ -221,7 +262,7 @@ impl Engine {
         if let Some(errand) = self.errand() {
             return Some(Action::Errand(errand));
         }
-        while let Some(cell) = self.work.urgent.pop_front().or_else(|| self.work.normal.pop_front()) {
+        while let Some(cell) = self.work.pop() {
             if let Some(request) = self.request(&cell) {
                 return Some(Action::Request(Box::new(request)));
             }
