@@ -2,8 +2,9 @@
 //!
 //! Tests apart, nothing else in the project spells one of these out.
 
-/// Field manager of every copy that Mimeo writes. Its entry in `managedFields`, and nothing else, makes an object ours:
-/// labels and annotations can be set by whoever may patch the object, this entry only by whoever may write under the name.
+/// Field manager of every copy that Mimeo writes. Its entry in `managedFields` makes an object ours, and keeps it ours for a process
+/// that has seen it ([`Seen::ours`](crate::meta::Seen::ours)); labels and annotations prove nothing, whoever may patch the object
+/// can set them.
 pub const MANAGER: &str = "mimeo";
 
 /// Field manager of rules' statuses. Not that of copies: nothing but copies is ever Mimeo's own.
