@@ -278,6 +278,56 @@ mod tests {
         needs.iter().map(tell).collect()
     }
 
+    /// Of a Replication in namespace `home`.
+    fn needs_at_home(spec: &Value) -> Vec<Need> {
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": "home", "name": "r"},
+            "spec": spec,
+        });
+        of_rule(&Rule::parse_replication(&serde_json::from_value(rule).unwrap()).unwrap(), look_up)
+    }
+
+    #[test]
+    fn a_tenants_rule_takes_the_rights_that_its_own_namespace_gives() {
+        let own = json!({"apiVersion": "v1", "kind": "Secret", "name": "own"});
+        let pulls = json!({"sources": [secret("a")]});
+        let writes = [
+            "create secrets in namespace home",
+            "delete secrets in namespace home",
+            "update secrets in namespace home",
+        ];
+        assert_eq!(told(&needs_at_home(&pulls)), writes);
+        let pushes = json!({"sources": [own], "targets": [{"namespaces": ["other"]}]});
+        assert_eq!(told(&needs_at_home(&pushes)), ["get secrets/own in namespace home"]);
+        let abroad = json!({"sources": [secret("a")], "targets": [{"namespaces": ["other"]}]});
+        assert_eq!(told(&needs_at_home(&abroad)), [] as [&str; 0], "all of it is others' to grant");
+    }
+
+    #[test]
+    fn whoever_grants_must_hold_what_they_grant() {
+        let needs = |access: &str, to: Value| {
+            let grant = json!({
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+                "metadata": {"namespace": "home", "name": "g"},
+                "spec": {"access": access, "from": [{"namespaces": ["other"]}], "to": [to]},
+            });
+            told(&of_grant(&Grant::parse(&serde_json::from_value(grant).unwrap()).unwrap(), "home", look_up))
+        };
+        let secrets = |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
+        let exact = ["get secrets/a in namespace home", "get secrets/b in namespace home"];
+        assert_eq!(needs("Read", secrets(&["a", "b"])), exact);
+        assert_eq!(needs("Read", secrets(&["a", "b-*"])), ["get secrets in namespace home"]);
+        assert_eq!(needs("Read", secrets(&[])), ["get secrets in namespace home"]);
+        let gadgets = json!({"apiVersion": "example.com/v1", "kind": "Gadget"});
+        assert_eq!(needs("Read", gadgets), ["get *.example.com in namespace home"]);
+        let writes = [
+            "create secrets in namespace home",
+            "delete secrets in namespace home",
+            "update secrets in namespace home",
+        ];
+        assert_eq!(needs("Write", secrets(&["a"])), writes);
+    }
+
     fn everywhere() -> Value {
         json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}})
     }
