@@ -80,18 +80,24 @@ impl Claim {
     }
 }
 
-/// Whether nobody but us has written content into the object, status apart: no other entry owns a field that ours doesn't. With
-/// values that are equal wherever ours and theirs meet (an apply without force has none else), the object's content is ours.
+/// Whether the object had our content, status apart, before we applied it: no other entry owns a field that ours doesn't, and ours
+/// has none that was in nobody's. With values that are equal wherever ours and theirs meet (an apply without force has none else),
+/// the object's content is ours, no more and no less.
 pub fn content_is_ours(meta: &ObjectMeta) -> bool {
     let entries = meta.managed_fields.as_deref().unwrap_or_default();
-    let Some(ours) = entries.iter().find(|entry| is_our_apply(entry)) else { return false };
-    let nothing = Map::new();
-    let ours = fields(ours).unwrap_or(&nothing);
-    let mut others = entries.iter().filter(|entry| !is_our_apply(entry) && is_main(entry)).filter_map(fields);
-    others.all(|theirs| {
-        let content = theirs.iter().filter(|(field, _)| !matches!(field.as_str(), "f:metadata" | "f:status"));
-        owns(ours, &content.map(|(field, below)| (field.clone(), below.clone())).collect())
-    })
+    let content = |entry: &ManagedFieldsEntry| {
+        let mut content = fields(entry).cloned().unwrap_or_default();
+        // A Secret's type is there always, of nobody's where it is the default, and another one would have been refused.
+        content.retain(|field, _| !matches!(field.as_str(), "f:metadata" | "f:status" | "f:type"));
+        content
+    };
+    // Who applies nothing has no entry.
+    let ours = entries.iter().find(|entry| is_our_apply(entry)).map(content).unwrap_or_default();
+    let mut theirs = Map::new();
+    for entry in entries.iter().filter(|entry| !is_our_apply(entry) && is_main(entry)) {
+        add(&mut theirs, &content(entry));
+    }
+    owns(&ours, &theirs) && owns(&theirs, &ours)
 }
 
 fn fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {

@@ -318,11 +318,17 @@ fn what_has_the_copys_content_is_adopted() {
 }
 
 #[test]
-fn what_has_more_or_other_content_is_not_adopted() {
+fn what_has_more_or_less_or_other_content_is_not_adopted() {
     let ours = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}}, "f:type": {}}));
+    let with_another = entry("mimeo", "Apply", &json!({"f:data": {"f:a": {}, "f:c": {}}, "f:type": {}}));
     let more = entry("third", "Apply", &json!({"f:data": {"f:secret": {}}}));
     let immutable_too = entry("third", "Update", &json!({"f:immutable": {}}));
-    let answers = [json!([ours, theirs(), more]), json!([immutable_too, ours]), json!([theirs()])];
+    let answers = [
+        json!([ours, theirs(), more]),
+        json!([immutable_too, ours]),
+        json!([theirs()]),
+        json!([with_another, theirs()]),
+    ];
     let answers = answers.map(|entries| {
         let mut meta = foreign();
         meta["managedFields"] = entries;
