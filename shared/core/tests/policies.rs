@@ -226,6 +226,10 @@ fn what_is_being_deleted_is_waited_for() {
         going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         scene.meet(going);
         assert!(scene.next().is_none(), "{policy}");
+        // For as long as a finalizer keeps it, there is something to say about it.
+        let status = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH).pop().unwrap().status;
+        let told: Vec<&str> = status.failures.iter().map(|failure| &*failure.reason).collect();
+        assert_eq!((told, status.copies.unwrap().failed), (vec!["Conflict"], 1), "{policy}");
     }
 }
 

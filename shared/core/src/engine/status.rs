@@ -104,12 +104,12 @@ impl Tally {
         }
     }
 
-    /// Counts a cell as failed if it has failed, or if a wanted copy can't be put right because it is going and doesn't go.
+    /// Counts a cell as failed if it has failed, or if a wanted copy can't be put right because what is there is going and doesn't go.
     fn fail(&mut self, namespace: &Arc<str>, kind: &str, cell: &Cell, wanted: bool) {
-        let going = wanted && cell.ours().is_some_and(|seen| seen.deleting);
+        let going = wanted && cell.seen().is_some_and(|seen| seen.deleting);
         let (reason, message) = match &cell.failure {
             Some(failure) => (failure.reason, failure.message.clone()),
-            None if going => (Reason::Conflict, "the copy is being deleted, and a finalizer keeps it".into()),
+            None if going => (Reason::Conflict, "what has its name is being deleted, and a finalizer keeps it".into()),
             None => return,
         };
         self.copies.failed += 1;

@@ -249,11 +249,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
             return Ok(State::Open);
         }
         same(was, is, "not ours")?;
-        if foreign.deleting && after.ever_ours.contains(&foreign.uid) {
-            return Ok(State::Unsure);
-        }
-        let known =
-            !foreign.deleting && source_of(after, want.source).is_some() && !want.spec.suspend && after.served(key.res);
+        let known = source_of(after, want.source).is_some() && !want.spec.suspend && after.served(key.res);
         return Ok(if known { State::Failed } else { State::Open });
     }
     if want.contested && ours.is_some_and(|ours| !ours.labelled()) {
