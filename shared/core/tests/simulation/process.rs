@@ -529,6 +529,5 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
 /// The rule as the API server shows it.
 pub fn parse(object: &Object) -> Result<Rule, Vec<mimeo_core::rule::Refusal>> {
     let spec: &RuleSpec = object.spec.as_ref().expect("a rule has a spec");
-    let spec = serde_json::from_value(spec.json()).expect("the CRD's schema lets it pass");
-    Rule::parse(&ClusterReplication { metadata: object.meta(), spec, status: object.status.clone() })
+    Rule::parse(&ClusterReplication { metadata: object.meta(), spec: spec.typed(), status: object.status.clone() })
 }

@@ -176,6 +176,9 @@ impl Object {
         });
         let part = if self.key.res == Res::Widget { "spec" } else { "data" };
         object[part] = json!(map(&format!("{part}/")));
+        if self.fields.keys().any(|path| path.starts_with("binaryData/")) {
+            object["binaryData"] = json!(map("binaryData/"));
+        }
         if let Some(kind) = self.field("type") {
             object["type"] = kind.into();
         }
@@ -223,6 +226,7 @@ pub fn flatten(body: &Value) -> BTreeMap<String, String> {
     take("label", body.pointer("/metadata/labels"));
     take("ann", body.pointer("/metadata/annotations"));
     take("data", body.get("data"));
+    take("binaryData", body.get("binaryData"));
     take("spec", body.get("spec"));
     for name in body.pointer("/metadata/finalizers").and_then(Value::as_array).into_iter().flatten() {
         fields.insert(format!("fin/{}", text(name)), String::new());
@@ -557,6 +561,12 @@ impl Server {
         if config.iter().any(|(path, value)| path.starts_with("data/") && value.as_str() == "bad") {
             let details = json!({"name": key.name, "causes": [{"field": "data"}]});
             return Err(refuse(422, json!({"reason": "Invalid", "details": details})));
+        }
+        if let (Some(old), Some(wanted)) = (&old, config.get("type"))
+            && old.field("type").is_some_and(|is| is != wanted)
+        {
+            let cause = json!({"field": "type", "message": "Invalid value: field is immutable"});
+            return Err(refuse(422, json!({"reason": "Invalid", "details": {"name": key.name, "causes": [cause]}})));
         }
         if old.is_none() && self.full.contains(&key.namespace) {
             return Err(refuse(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mimeo_api::ClusterReplicationSpec;
 use mimeo_core::names;
 use serde_json::{Value, json};
 
@@ -176,7 +177,12 @@ impl RuleSpec {
         (!parts.is_empty()).then(|| parts.join(","))
     }
 
-    pub fn json(&self) -> Value {
+    /// As the API server shows it.
+    pub fn typed(&self) -> ClusterReplicationSpec {
+        serde_json::from_value(self.json()).expect("the CRD's schema lets it pass")
+    }
+
+    fn json(&self) -> Value {
         let source = |index: &usize| {
             let (res, namespace, name) = SOURCES[*index];
             let gvk = res.gvk();

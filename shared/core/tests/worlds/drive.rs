@@ -1,0 +1,288 @@
+//! The real engine on the server in memory, in good weather: everything arrives, and nothing fails.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    time::Duration,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_core::engine::{Role, Webhooks};
+
+use super::{
+    carry::carry,
+    model::{Deed, Model, Told, agrees},
+    process::{Answer, Flight, Process, Topic, What},
+    server::{Entry, Key, Object, Res, Server},
+    spec::KINDS,
+};
+
+/// Longer than any grace here, than losses are collected, and than anything is put off.
+const LONG: Duration = Duration::from_secs(65);
+
+#[derive(Debug)]
+pub struct Cluster {
+    server: Server,
+    process: Process,
+    clock: Duration,
+}
+
+impl Cluster {
+    pub fn new() -> Self {
+        let clock = Duration::from_secs(1000);
+        let mut server = Server::new();
+        server.seconds = clock.as_secs();
+        let process = Process::new(Role::Keeper, 4, clock, &server);
+        Self { server, process, clock }
+    }
+
+    /// What people do. Tells whether it could be done.
+    pub fn act(&mut self, deed: &Deed) -> bool {
+        let rule = |name: &str| Key::new(Res::Rule, "", name);
+        let namespace = |name: &str| Key::new(Res::Namespace, "", name);
+        let server = &mut self.server;
+        match deed {
+            Deed::Namespace(name, labels) => {
+                let labels: Vec<(String, &str)> =
+                    labels.iter().map(|(key, value)| (format!("label/{key}"), value.as_str())).collect();
+                let fields: Vec<(&str, &str)> = labels.iter().map(|(path, value)| (path.as_str(), *value)).collect();
+                if server.create(&namespace(name), &fields, "user") {
+                    return true;
+                }
+                server.edit(&namespace(name), "user", |object| {
+                    let given = "label/kubernetes.io/metadata.name";
+                    object.fields.retain(|path, _| !path.starts_with("label/") || path == given);
+                    object.fields.extend(fields.iter().map(|(path, value)| ((*path).to_owned(), (*value).to_owned())));
+                });
+                true
+            }
+            Deed::EndNamespace(name) => server.remove(&namespace(name)),
+            Deed::Reap(name) => server.reap(name),
+            Deed::Create(key, fields) => {
+                let fields: Vec<(&str, &str)> =
+                    fields.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
+                server.create(key, &fields, "user")
+            }
+            Deed::Change(key, changes) => {
+                server.edit(key, "user", |object| {
+                    for (path, value) in changes {
+                        match value {
+                            Some(value) => drop(object.fields.insert(path.clone(), value.clone())),
+                            None => drop(object.fields.remove(path)),
+                        }
+                    }
+                });
+                true
+            }
+            Deed::Remove(key) => {
+                server.remove(key);
+                true
+            }
+            Deed::Release(key) => {
+                server.edit(key, "user", |object| object.fields.retain(|path, _| !path.starts_with("fin/")));
+                true
+            }
+            Deed::Disown(key) => server.edit(key, "user", |object| {
+                let fields = object.fields.keys().cloned().collect();
+                object.entries = vec![Entry { manager: "user".into(), apply: false, fields, time: object.version }];
+            }),
+            Deed::Clear(key) => server.edit(key, "user", |object| object.entries.clear()),
+            Deed::Share(key) => {
+                server.edit(key, "user", |object| {
+                    let fields = object.fields.keys().cloned().collect();
+                    object.entries.retain(|entry| entry.manager != "tool");
+                    object.entries.push(Entry { manager: "tool".into(), apply: false, fields, time: object.version });
+                });
+                true
+            }
+            Deed::Rule(name, spec) => {
+                if !server.create_rule(name, (**spec).clone()) {
+                    server.edit(&rule(name), "user", |object| object.spec = Some(Rc::new((**spec).clone())));
+                }
+                true
+            }
+            Deed::DeleteRule(name) => server.remove(&rule(name)),
+            Deed::Restart => {
+                self.process = Process::new(Role::Keeper, 4, self.clock, &self.server);
+                true
+            }
+        }
+    }
+
+    // ---- time passes ----
+
+    fn deliver(&mut self) -> bool {
+        let mut busy = false;
+        let topics: Vec<Topic> = self.process.watches.keys().cloned().collect();
+        for topic in topics {
+            while self.process.deliver(&topic, &self.server, self.clock).is_some() {
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    fn answer(&mut self, Flight { what, .. }: Flight) {
+        let (answer, _) = carry(&mut self.server, &what);
+        let now = self.process.tick(self.clock);
+        match (what, answer) {
+            (What::Request(request), Answer::Outcome(outcome, _)) => {
+                self.process.engine.outcome(&request.ticket, outcome, now);
+            }
+            (What::Request(_), answer) => panic!("{answer:?} to a request"),
+            (What::Errand(errand), answer) => self.process.end_errand(errand, Some(answer), now),
+        }
+    }
+
+    /// Everything that is under way arrives, and what comes of it.
+    fn calm(&mut self) -> Result<(), String> {
+        for _ in 0..200 {
+            self.process.pump(&self.server, self.clock);
+            let flights = std::mem::take(&mut self.process.flights);
+            let mut busy = !flights.is_empty();
+            flights.into_iter().for_each(|flight| self.answer(flight));
+            busy |= self.deliver();
+            if !busy {
+                return Ok(());
+            }
+        }
+        Err("it never comes to rest".into())
+    }
+
+    fn statuses(&mut self) -> bool {
+        let now = self.process.tick(self.clock);
+        let wall = Timestamp::from_second(i64::try_from(self.clock.as_secs()).expect("small")).expect("in range");
+        self.process.engine.webhooks(Webhooks { seen: Vec::new() }, now);
+        let updates = self.process.engine.statuses(now, wall);
+        let any = !updates.is_empty();
+        for update in updates {
+            self.server.status(&update.id.name, update.status);
+        }
+        any
+    }
+
+    /// Time passes until nothing is put off any more.
+    pub fn settle(&mut self) -> Result<(), String> {
+        let end = self.clock + LONG;
+        // Whatever people did has been told of, before anything is decided.
+        self.deliver();
+        for _ in 0..500 {
+            self.calm()?;
+            let due = self.process.engine.wake_at().map(|due| self.process.start + due);
+            match due.filter(|due| *due < end) {
+                Some(due) => self.clock = due.max(self.clock + Duration::from_millis(1)),
+                None if self.clock < end => self.clock = end,
+                // What was said meanwhile isn't looked at.
+                None if self.statuses() => {}
+                None => return Ok(()),
+            }
+            self.server.seconds = self.clock.as_secs();
+        }
+        Err("time passes and it never comes to rest".into())
+    }
+
+    // ---- comparing ----
+
+    /// Where the cluster is not what the model has.
+    pub fn compare(&self, model: &Model, told: &BTreeMap<String, Told>) -> Vec<String> {
+        // The simulation's server knows no object that is given away; here the comparison shows what was harmed.
+        let violations = self.server.violations.iter().filter(|what| !what.ends_with("never ours"));
+        let mut faults: Vec<String> = violations.cloned().collect();
+        let here = self.server.objects.keys().filter(|key| KINDS.contains(&key.res));
+        let keys: BTreeSet<&Key> = here.chain(model.objects.keys()).collect();
+        for key in keys {
+            match (model.objects.get(key), self.server.get(key)) {
+                (Some(wanted), Some(found)) => {
+                    faults.extend(differences(wanted, found).into_iter().map(|what| format!("{key}: {what}")));
+                }
+                (Some(_), None) => faults.push(format!("{key} is gone")),
+                (None, _) => faults.push(format!("{key} is there")),
+            }
+        }
+        for (name, told) in told {
+            let rule = self.server.get(&Key::new(Res::Rule, "", name));
+            match rule.and_then(|rule| rule.status.as_ref()) {
+                Some(status) => {
+                    faults.extend(misstatements(told, status).into_iter().map(|what| format!("{name}: {what}")));
+                }
+                None => faults.push(format!("{name} has no status")),
+            }
+        }
+        faults
+    }
+
+    /// Ready's reason, rule by rule.
+    pub fn reasons(&self) -> BTreeSet<String> {
+        let statuses = self.server.of(Res::Rule).filter_map(|rule| rule.status.as_ref());
+        statuses.filter_map(ready).collect()
+    }
+}
+
+fn differences(wanted: &super::model::Object, found: &Object) -> Vec<String> {
+    let mut faults = Vec::new();
+    if wanted.deleting != found.deleting {
+        faults.push(format!("is being deleted: {}", found.deleting));
+    }
+    let paths: BTreeSet<&String> = wanted.fields.keys().chain(found.fields.keys()).collect();
+    let entry = found.entries.iter().find(|entry| entry.apply && entry.manager == "mimeo");
+    for path in paths {
+        let (field, value) = (wanted.fields.get(path), found.field(path));
+        match (field, value) {
+            (Some(field), Some(value)) if agrees(path, &field.value, value) => {}
+            (field, value) => faults.push(format!("{path} is {value:?}, not {:?}", field.map(|field| &field.value))),
+        }
+        let mine = entry.is_some_and(|entry| entry.fields.contains(path));
+        if mine != field.is_some_and(|field| field.mine) {
+            faults.push(format!("{path} is Mimeo's: {mine}"));
+        }
+    }
+    faults
+}
+
+fn ready(status: &ClusterReplicationStatus) -> Option<String> {
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    Some(ready.reason.clone())
+}
+
+/// What the status says and the model doesn't.
+fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut reasons = Vec::new();
+    if told.refused {
+        reasons.push("InvalidSpec");
+    } else if told.suspended {
+        reasons.push("Suspended");
+    } else {
+        // Which of several goes first is left open.
+        let all = [
+            (told.desired == 0, "NoNamespaceMatches"),
+            (told.sourceless || told.unread, "SourceNotFound"),
+            (told.failed > 0 || told.unread, "CopiesFailed"),
+        ];
+        reasons.extend(all.into_iter().filter(|(holds, _)| *holds).map(|(_, reason)| reason));
+        if reasons.is_empty() {
+            reasons.push("Synced");
+        }
+    }
+    let found = ready(status).unwrap_or_default();
+    if !reasons.contains(&found.as_str()) {
+        faults.push(format!("Ready says {found}, not {reasons:?}"));
+    }
+    if told.refused || told.suspended {
+        return faults;
+    }
+    let counts = status.copies.map(|copies| [copies.desired, copies.synced, copies.failed]);
+    let wanted = [told.desired, told.synced, told.failed].map(|count| i32::try_from(count).expect("few"));
+    if counts != Some(wanted) {
+        faults.push(format!("counts {counts:?}, not {wanted:?}"));
+    }
+    let said: BTreeSet<(String, String)> =
+        status.failures.iter().map(|failure| (failure.namespace.clone(), failure.reason.clone())).collect();
+    let meant: BTreeSet<(String, String)> =
+        told.reasons.iter().map(|(namespace, _, reason)| (namespace.clone(), (*reason).to_owned())).collect();
+    if said != meant {
+        faults.push(format!("failures {said:?}, not {meant:?}"));
+    }
+    faults
+}

@@ -1,0 +1,147 @@
+//! A hundred thousand small worlds: what the documents say of each, by [`tables`], is what the real engine makes of it.
+//!
+//! The model computes, from what people did, what every cell holds after each step, who owns which of its fields, and what each
+//! rule's status says. It is written from the documents, shares no rule with `mimeo-core`, and has its own selection, rendering and
+//! server-side apply. A world that the two differ about is made as small as it can be and printed with its number.
+//!
+//! `MIMEO_WORLDS=100000` looks at so many worlds, as `make test` does, and `MIMEO_WORLD=17` at this one alone.
+
+// Modules of one test, which fails by panicking. Of the simulation's modules the simulation needs more.
+#![allow(unreachable_pub, clippy::panic, clippy::print_stdout)]
+
+mod drive;
+mod generate;
+mod model;
+mod render;
+mod select;
+mod spec;
+mod tables;
+
+#[allow(dead_code, clippy::result_large_err)]
+#[path = "../simulation/carry.rs"]
+mod carry;
+#[allow(dead_code)]
+#[path = "../simulation/process.rs"]
+mod process;
+#[allow(dead_code, clippy::result_large_err)]
+#[path = "../simulation/server.rs"]
+mod server;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+use drive::Cluster;
+use model::Model;
+use spec::Story;
+use tables::Coverage;
+
+/// As many as fit into a minute of a build that isn't optimized; `make test` takes a hundred thousand.
+const WORLDS: u64 = 6_000;
+
+/// Follows a story, as far as the documents tell it. What went wrong, after which step.
+fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
+    let (mut model, mut cluster) = (Model::default(), Cluster::new());
+    let mut deeds = Vec::new();
+    for (at, step) in story.0.iter().enumerate() {
+        for event in step {
+            let Some(deed) = model.choose(event) else { continue };
+            model.act(&deed, coverage);
+            if !cluster.act(&deed) {
+                return Err(format!("{deed:?} could not be done"));
+            }
+            deeds.push((at, deed));
+        }
+        let told = match model.settle(coverage) {
+            Ok(told) => told,
+            Err(silence) => {
+                *coverage.silent.entry(silence).or_default() += 1;
+                return Ok(());
+            }
+        };
+        let mut faults = cluster.settle().err().into_iter().collect::<Vec<_>>();
+        faults.extend(cluster.compare(&model, &told));
+        if !faults.is_empty() {
+            let deeds: Vec<String> = deeds.iter().map(|deed| format!("{deed:?}")).collect();
+            return Err(format!("{}\nafter\n  {}", faults.join("\n"), deeds.join("\n  ")));
+        }
+        for reason in cluster.reasons() {
+            *coverage.reasons.entry(reason).or_default() += 1;
+        }
+    }
+    Ok(())
+}
+
+/// The same, with panics for faults.
+fn judge(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| follow(story, coverage))).unwrap_or_else(|_| Err("it panics".into()))
+}
+
+/// The smallest story found that goes wrong, too.
+fn smallest(mut story: Story) -> (Story, String) {
+    let fails = |story: &Story| judge(story, &mut Coverage::default()).err();
+    while let Some(smaller) = generate::smaller(&story).into_iter().find(|story| fails(story).is_some()) {
+        story = smaller;
+    }
+    let why = fails(&story).expect("it was only made smaller while it failed");
+    (story, why)
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn the_engine_agrees_with_the_tables_on_every_world() {
+    if let Some(seed) = number("MIMEO_WORLD") {
+        let story = generate::story(seed);
+        if judge(&story, &mut Coverage::default()).is_err() {
+            let (story, why) = smallest(story);
+            panic!("world {seed}: {why}\n{story:#?}");
+        }
+        return;
+    }
+    let worlds = number("MIMEO_WORLDS").unwrap_or(WORLDS);
+    let next = AtomicU64::new(0);
+    let (wrong, coverage) = thread::scope(|scope| {
+        let look = || {
+            let (mut coverage, mut wrong) = (Coverage::default(), Vec::new());
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= worlds || wrong.len() > 5 {
+                    return (wrong, coverage);
+                }
+                if judge(&generate::story(seed), &mut coverage).is_err() {
+                    wrong.push(seed);
+                }
+            }
+        };
+        let threads = [scope.spawn(look), scope.spawn(look)];
+        let mut all = (Vec::new(), Coverage::default());
+        for thread in threads {
+            let (wrong, coverage) = thread.join().expect("what goes wrong is caught");
+            all.0.extend(wrong);
+            all.1.add(&coverage);
+        }
+        all
+    });
+    let mut wrong: Vec<String> = wrong
+        .into_iter()
+        .map(|seed| (seed, smallest(generate::story(seed))))
+        .map(|(seed, (story, why))| format!("world {seed}: {why}\n{story:?}"))
+        .collect();
+    wrong.sort_by_key(String::len);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    let rows = coverage.rows();
+    for (row, hits) in &rows {
+        println!("{hits:>9} {row}");
+    }
+    println!("{:?}\n{:?}", coverage.silent, coverage.reasons);
+    if worlds >= WORLDS {
+        let enough = (worlds / 10_000).max(1);
+        let rare: Vec<_> = rows.iter().filter(|(row, hits)| *hits < enough && !row.ends_with("Silent)")).collect();
+        assert!(rare.is_empty(), "hardly ever reached: {rare:#?}");
+    }
+}

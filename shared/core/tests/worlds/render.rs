@@ -1,0 +1,160 @@
+//! What a copy has in it: the source's content by the rule's transform, with Mimeo's marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    select::{Labels, glob},
+    server::{Key, Res},
+    spec::{Data, Keep, Keys, Piece, Policy, Retention, RuleSpec, Strategy, Text},
+    tables::Coverage,
+};
+
+pub type Content = BTreeMap<String, String>;
+
+/// A value that is Mimeo's own affair.
+pub const OPAQUE: &str = "(whatever Mimeo writes)";
+
+/// Why there is no copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withheld {
+    /// A variable takes a label that the namespace doesn't have.
+    Unset,
+    /// What the source is, is not copied.
+    Refused,
+}
+
+/// Where a copy goes, as variables see it.
+pub struct Place<'a> {
+    pub source: &'a Key,
+    pub namespace: &'a str,
+    pub labels: &'a Labels,
+}
+
+/// The text with its variables filled in.
+pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
+    let piece = |piece: &Piece| {
+        Ok(match piece {
+            Piece::Text(text) => (*text).to_owned(),
+            Piece::SourceName => place.source.name.clone(),
+            Piece::SourceNamespace => place.source.namespace.clone(),
+            Piece::NamespaceName => place.namespace.to_owned(),
+            Piece::NamespaceLabel(key) => place.labels.get(*key).cloned().ok_or(Withheld::Unset)?,
+            Piece::Literal(text) | Piece::Unknown(text) => format!("$({text})"),
+        })
+    };
+    text.0.iter().map(piece).collect()
+}
+
+/// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the namespace's labels where
+/// whatever has the name is written over.
+pub fn refused(spec: &RuleSpec) -> bool {
+    let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
+    let sets = spec.transform.labels.set.iter().chain(&spec.transform.annotations.set).map(|(_, text)| text);
+    let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
+    sets.chain(names.clone()).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
+        || spec.conflict == Policy::Overwrite
+            && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
+}
+
+/// Kept is what is included and not excluded; nothing said of what is included means everything.
+fn kept(include: Option<&Vec<&str>>, exclude: &[&str], key: &str) -> bool {
+    include.is_none_or(|globs| globs.iter().any(|one| glob(one, key))) && !exclude.iter().any(|one| glob(one, key))
+}
+
+fn keys(
+    copy: &mut Content,
+    part: &str,
+    keys: &Keys,
+    source: &Content,
+    place: &Place<'_>,
+    coverage: &mut Coverage,
+) -> Result<(), Withheld> {
+    for (path, value) in source {
+        let Some(key) = path.strip_prefix(part) else { continue };
+        if coverage.carried(key) && kept(keys.include.as_ref(), &keys.exclude, key) {
+            copy.insert(path.clone(), value.clone());
+        }
+    }
+    for (key, value) in &keys.set {
+        copy.insert(format!("{part}{key}"), fill(value, place)?);
+    }
+    Ok(())
+}
+
+fn type_of(spec: &RuleSpec, secret: &Content) -> String {
+    let own = || secret.get("type").map_or_else(|| "Opaque".to_owned(), Clone::clone);
+    spec.transform.type_.map_or_else(own, str::to_owned)
+}
+
+/// A source that gives no copy: a Secret that belongs to one namespace, unless its type is transformed, and what has two keys that
+/// come to the same name.
+pub fn uncopied(spec: &RuleSpec, kind: Res, source: &Content) -> bool {
+    let type_ = type_of(spec, source);
+    let bound = type_ == "kubernetes.io/service-account-token" || type_.starts_with("helm.sh/release");
+    let mut names = BTreeSet::new();
+    let keys = source.keys().filter_map(|path| path.strip_prefix("data/").or(path.strip_prefix("binaryData/")));
+    let mut named = keys.filter_map(|key| new_name(spec, key));
+    kind == Res::Secret && bound || named.any(|name| !names.insert(name.to_owned()))
+}
+
+/// What a key of the data is called in the copy, if it is kept.
+fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
+    let Data { include, exclude, rename } = &spec.transform.data;
+    let renamed = || rename.iter().find(|(old, _)| *old == key).map_or(key, |(_, new)| new);
+    kept(include.as_ref(), exclude, key).then(renamed)
+}
+
+/// The copy of a source, with its marks.
+pub fn copy(
+    rule: &str,
+    spec: &RuleSpec,
+    source: &Content,
+    place: &Place<'_>,
+    cluster: &str,
+    coverage: &mut Coverage,
+) -> Result<Content, Withheld> {
+    let mut copy = Content::new();
+    let transform = &spec.transform;
+    if uncopied(spec, place.source.res, source) {
+        return Err(Withheld::Refused);
+    }
+    if place.source.res == Res::Secret {
+        copy.insert("type".to_owned(), type_of(spec, source));
+    }
+    keys(&mut copy, "label/", &transform.labels, source, place, coverage)?;
+    keys(&mut copy, "ann/", &transform.annotations, source, place, coverage)?;
+    for (path, value) in source {
+        if path.starts_with("spec/") {
+            copy.insert(path.clone(), value.clone());
+        }
+        for part in ["data/", "binaryData/"] {
+            let Some(key) = path.strip_prefix(part) else { continue };
+            if let Some(name) = new_name(spec, key) {
+                copy.insert(format!("{part}{name}"), value.clone());
+            }
+        }
+    }
+    let mut mark = |path: &str, value: &str| drop(copy.insert(path.to_owned(), value.to_owned()));
+    mark("label/app.kubernetes.io/managed-by", "mimeo");
+    mark("label/mimeo.dev/cluster-replication", rule);
+    mark("ann/mimeo.dev/rule", &format!("ClusterReplication/{rule}"));
+    let Key { res, namespace, name } = place.source;
+    mark("ann/mimeo.dev/source", &format!("{}/{namespace}/{name}", res.gvk()));
+    mark("ann/mimeo.dev/cluster", cluster);
+    mark("ann/mimeo.dev/checksum", OPAQUE);
+    if spec.strategy == Strategy::Replace {
+        mark("ann/mimeo.dev/strategy", OPAQUE);
+    }
+    if let Some(retention) = retention_mark(spec) {
+        mark("ann/mimeo.dev/retention", &retention);
+    }
+    Ok(copy)
+}
+
+/// On a copy when it isn't all Delete. How it is written is Mimeo's own affair; here it says what it is.
+pub fn retention_mark(spec: &RuleSpec) -> Option<String> {
+    let keep = Keep::Retain;
+    let all = Retention { rule_deleted: keep, unmatched: keep, source_deleted: keep };
+    let retention = if spec.strategy == Strategy::CreateOnce { all } else { spec.retention };
+    (retention != Retention::default()).then(|| format!("{retention:?}"))
+}

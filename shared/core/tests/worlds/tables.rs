@@ -1,0 +1,465 @@
+//! What the documents say, as tables: of each, exactly one row holds for any case. Rows that no world reaches fail the test.
+
+use std::{collections::BTreeMap, fmt::Debug};
+
+use super::spec::{
+    Keep::{self, Delete, Retain},
+    Policy::{self, Adopt, Fail, Overwrite},
+    Strategy::{self, Apply, CreateOnce, Replace},
+};
+
+/// One condition of a row: it is one of these. None: whatever it is.
+type In<T> = &'static [T];
+
+fn holds<T: PartialEq>(these: In<T>, this: &T) -> bool {
+    these.is_empty() || these.contains(this)
+}
+
+const YES: In<bool> = &[true];
+const NO: In<bool> = &[false];
+
+// ---- which namespaces ----
+
+/// How a target's selection finds a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    No,
+    Exact,
+    Glob,
+    Pattern,
+    Selector,
+}
+use Way::{Exact, Glob, Pattern, Selector};
+
+/// How it is found · one of the three system namespaces · excluded · whether it is selected.
+#[derive(Debug)]
+pub struct Selection(In<Way>, In<bool>, In<bool>, bool);
+
+pub const SELECTION: [Selection; 13] = [
+    Selection(&[Way::No], &[], &[], false),
+    // What is excluded is out, whatever else selects it.
+    Selection(&[Exact], NO, YES, false),
+    Selection(&[Exact], YES, YES, false),
+    Selection(&[Glob], &[], YES, false),
+    Selection(&[Pattern], &[], YES, false),
+    Selection(&[Selector], &[], YES, false),
+    // System namespaces only by their exact names.
+    Selection(&[Exact], NO, NO, true),
+    Selection(&[Exact], YES, NO, true),
+    Selection(&[Glob], NO, NO, true),
+    Selection(&[Glob], YES, NO, false),
+    Selection(&[Pattern], NO, NO, true),
+    Selection(&[Selector], NO, NO, true),
+    Selection(&[Pattern, Selector], YES, NO, false),
+];
+
+// ---- a cell that a rule wants ----
+
+/// What is in the cell before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Nothing,
+    /// A copy of this rule's.
+    Own,
+    /// A copy of another rule's, or of this one's former self.
+    Others,
+    /// Not Mimeo's, with the content that the copy has.
+    Same,
+    /// Not Mimeo's, but with the mark that a replicator leaves on copies, and another content.
+    Marked,
+    /// Not Mimeo's, and nothing of that.
+    Foreign,
+    /// Not Mimeo's, and named by a rule as its source.
+    Source,
+    /// With a deletionTimestamp.
+    Deleting,
+}
+use Found::{Deleting, Foreign, Marked, Nothing, Others, Own, Same, Source};
+
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// It becomes the copy.
+    Write,
+    /// It stays as it is, and that is a conflict.
+    Conflict,
+    /// It stays as it is, and that is all right: it counts as created.
+    Created,
+    /// The documents don't say how it is counted.
+    Silent,
+}
+use Then::{Conflict, Created, Write};
+
+/// Strategy · remembered as created once · what is there · conflictPolicy · what becomes of it.
+#[derive(Debug)]
+pub struct Cell(In<Strategy>, In<bool>, In<Found>, In<Policy>, Then);
+
+pub const CELL: [Cell; 29] = [
+    Cell(&[Apply], &[], &[Nothing], &[], Write),
+    Cell(&[Replace], &[], &[Nothing], &[], Write),
+    Cell(&[Apply], &[], &[Own], &[], Write),
+    Cell(&[Replace], &[], &[Own], &[], Write),
+    // What a rule no longer wants is taken over in place.
+    Cell(&[Apply, Replace], &[], &[Others], &[], Write),
+    Cell(&[Apply, Replace], &[], &[Deleting], &[], Conflict),
+    // An object that any rule names as its source is always left alone.
+    Cell(&[Apply, Replace], &[], &[Source], &[Fail, Adopt], Conflict),
+    Cell(&[Apply, Replace], &[], &[Source], &[Overwrite], Conflict),
+    Cell(&[Apply, Replace], &[], &[Same], &[Fail], Conflict),
+    Cell(&[Apply, Replace], &[], &[Marked], &[Fail], Conflict),
+    Cell(&[Apply, Replace], &[], &[Foreign], &[Fail], Conflict),
+    Cell(&[Apply, Replace], &[], &[Same], &[Adopt], Write),
+    Cell(&[Apply, Replace], &[], &[Marked], &[Adopt], Write),
+    Cell(&[Apply, Replace], &[], &[Foreign], &[Adopt], Conflict),
+    Cell(&[Apply, Replace], &[], &[Same], &[Overwrite], Write),
+    Cell(&[Apply, Replace], &[], &[Marked], &[Overwrite], Write),
+    Cell(&[Apply, Replace], &[], &[Foreign], &[Overwrite], Write),
+    // Never updated, restored or deleted after it was created.
+    Cell(&[CreateOnce], YES, &[Nothing], &[], Created),
+    Cell(&[CreateOnce], YES, &[Own], &[], Created),
+    Cell(&[CreateOnce], YES, &[Others, Same, Marked, Foreign, Source, Deleting], &[], Created),
+    Cell(&[CreateOnce], NO, &[Nothing], &[], Write),
+    // What is there already counts as created, unless conflictPolicy is Overwrite.
+    Cell(&[CreateOnce], NO, &[Own], &[], Created),
+    Cell(&[CreateOnce], NO, &[Others], &[], Created),
+    Cell(&[CreateOnce], NO, &[Same, Marked], &[Fail, Adopt], Created),
+    Cell(&[CreateOnce], NO, &[Foreign], &[Fail, Adopt], Created),
+    Cell(&[CreateOnce], NO, &[Source], &[Fail, Adopt], Created),
+    Cell(&[CreateOnce], NO, &[Same, Marked, Foreign], &[Overwrite], Write),
+    Cell(&[CreateOnce], NO, &[Source], &[Overwrite], Then::Silent),
+    Cell(&[CreateOnce], NO, &[Deleting], &[], Then::Silent),
+];
+
+/// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
+pub const OTHERS: [&str; 19] = [
+    "won by mark",
+    "won by age",
+    "won by name",
+    "a source's own cell",
+    "a chain of rules",
+    "a terminating namespace",
+    "suspended",
+    "source missing",
+    "source refused",
+    "variable unset in content",
+    "variable unset in name",
+    "rule refused",
+    "replaced for its type",
+    "not adopted for its type",
+    "waits for a finalizer",
+    "restart",
+    "taken back by its uid",
+    "taken back by its content",
+    "not taken back",
+];
+
+// ---- a copy that is no longer wanted ----
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    RuleDeleted,
+    /// Its namespace is no longer selected.
+    Unmatched,
+    /// Its namespace is selected, but the rule wants another name or another source there, and has that.
+    Superseded,
+    SourceDeleted,
+}
+use Why::{RuleDeleted, SourceDeleted, Superseded, Unmatched};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Goes,
+    Stays,
+    Silent,
+}
+use End::{Goes, Stays};
+
+/// Why · suspended · created once · named by a rule as its source · the policy for this · what becomes of it.
+#[derive(Debug)]
+pub struct Unwanted(In<Why>, In<bool>, In<bool>, In<bool>, In<Keep>, End);
+
+pub const UNWANTED: [Unwanted; 15] = [
+    Unwanted(&[RuleDeleted], NO, NO, NO, &[Delete], Goes),
+    Unwanted(&[RuleDeleted], NO, NO, NO, &[Retain], Stays),
+    Unwanted(&[Unmatched], NO, NO, NO, &[Delete], Goes),
+    Unwanted(&[Unmatched], NO, NO, NO, &[Retain], Stays),
+    // Along a chain, too.
+    Unwanted(&[SourceDeleted], NO, NO, NO, &[Delete], Goes),
+    Unwanted(&[SourceDeleted], NO, NO, YES, &[Delete], Goes),
+    Unwanted(&[SourceDeleted], NO, NO, &[], &[Retain], Stays),
+    Unwanted(&[Superseded], NO, NO, NO, &[Delete], Goes),
+    Unwanted(&[Superseded], NO, NO, NO, &[Retain], End::Silent),
+    // CreateOnce always retains.
+    Unwanted(&[RuleDeleted], NO, YES, &[], &[], Stays),
+    Unwanted(&[Unmatched, Superseded], NO, YES, &[], &[], Stays),
+    Unwanted(&[SourceDeleted], NO, YES, &[], &[], Stays),
+    // Not deleted for having been a copy.
+    Unwanted(&[RuleDeleted], NO, NO, YES, &[], Stays),
+    Unwanted(&[Unmatched, Superseded], NO, NO, YES, &[], Stays),
+    // No deletes.
+    Unwanted(&[], YES, &[], &[], &[], Stays),
+];
+
+// ---- a field of a copy that is applied ----
+
+/// What the field has, to what the copy is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Has {
+    Nothing,
+    Equal,
+    Other,
+    /// The copy isn't to have it.
+    Unwanted,
+}
+
+/// Who owns the field afterwards, with which value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The copy's value, by Mimeo alone.
+    Mine,
+    /// The copy's value, by Mimeo and those who own it already.
+    Shared,
+    /// As it is, by the others.
+    Theirs,
+    Gone,
+}
+
+/// Whose fields others' are, in the copy as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// With `strategy: Apply`.
+    Stays,
+    /// With `strategy: Replace`, or because nobody can tell any more whose it is.
+    Goes,
+}
+
+/// What it has · owned by Mimeo · owned by others · whether others' fields stay · what becomes of it.
+#[derive(Debug)]
+pub struct Field(In<Has>, In<bool>, In<bool>, In<Rest>, Held);
+
+pub const FIELD: [Field; 11] = [
+    Field(&[Has::Nothing], &[], &[], &[], Held::Mine),
+    Field(&[Has::Equal], YES, NO, &[], Held::Mine),
+    Field(&[Has::Equal], YES, YES, &[], Held::Shared),
+    Field(&[Has::Equal], NO, &[], &[], Held::Shared),
+    Field(&[Has::Other], YES, NO, &[], Held::Mine),
+    Field(&[Has::Other], YES, YES, &[], Held::Mine),
+    Field(&[Has::Other], NO, &[], &[], Held::Mine),
+    Field(&[Has::Unwanted], YES, NO, &[], Held::Gone),
+    // Also where somebody else came to own it by writing an equal value.
+    Field(&[Has::Unwanted], YES, YES, &[], Held::Gone),
+    Field(&[Has::Unwanted], NO, &[], &[Rest::Stays], Held::Theirs),
+    Field(&[Has::Unwanted], NO, &[], &[Rest::Goes], Held::Gone),
+];
+
+// ---- what is carried ----
+
+/// Keys of labels and annotations by which tools know their objects, and others; whether copies get them from the source.
+pub const CARRIED: [(&str, bool); 20] = [
+    ("app", true),
+    ("example.com/owner", true),
+    ("app.kubernetes.io/name", true),
+    ("note", true),
+    ("app.kubernetes.io/managed-by", false),
+    ("kubectl.kubernetes.io/last-applied-configuration", false),
+    ("meta.helm.sh/release-name", false),
+    ("helm.sh/chart", false),
+    ("argocd.argoproj.io/instance", false),
+    ("argocd.argoproj.io/tracking-id", false),
+    ("kustomize.toolkit.fluxcd.io/name", false),
+    ("helm.toolkit.fluxcd.io/namespace", false),
+    ("reflector.v1.k8s.emberstack.com/reflection-allowed", false),
+    ("replicator.v1.mittwald.de/replicate-to", false),
+    ("kubed.appscode.com/sync", false),
+    ("clustersecret.io/created-by", false),
+    ("generate.kyverno.io/policy-name", false),
+    ("mimeo.dev/rule", false),
+    ("mimeo.dev/cluster-replication", false),
+    ("mimeo.dev/anything", false),
+];
+
+/// Labels or annotations of objects that aren't Mimeo's: whether they are a mark that replicators leave on copies, and on nothing else.
+pub const COPY_MARKS: [(&str, bool); 9] = [
+    ("generate.kyverno.io/policy-name", true),
+    ("kubed.appscode.com/origin", true),
+    ("reflector.v1.k8s.emberstack.com/reflected-version", true),
+    ("replicator.v1.mittwald.de/replicated-from-version", true),
+    ("clustersecret.io/created-by", true),
+    ("kubed.appscode.com/sync", false),
+    ("reflector.v1.k8s.emberstack.com/reflection-allowed", false),
+    ("replicator.v1.mittwald.de/replicate-to", false),
+    ("note", false),
+];
+
+// ---- looking up, and what was reached ----
+
+fn is_selection(Selection(ways, system, out, _): &Selection, case: (Way, bool, bool)) -> bool {
+    holds(ways, &case.0) && holds(system, &case.1) && holds(out, &case.2)
+}
+
+fn is_cell(Cell(strategies, once, found, policies, _): &Cell, case: (Strategy, bool, Found, Policy)) -> bool {
+    holds(strategies, &case.0) && holds(once, &case.1) && holds(found, &case.2) && holds(policies, &case.3)
+}
+
+fn is_unwanted(row: &Unwanted, case: (Why, bool, bool, bool, Keep)) -> bool {
+    let Unwanted(whys, suspended, once, named, keep, _) = row;
+    holds(whys, &case.0)
+        && holds(suspended, &case.1)
+        && holds(once, &case.2)
+        && holds(named, &case.3)
+        && holds(keep, &case.4)
+}
+
+fn is_field(Field(has, mine, theirs, rest, _): &Field, case: (Has, bool, bool, Rest)) -> bool {
+    holds(has, &case.0) && holds(mine, &case.1) && holds(theirs, &case.2) && holds(rest, &case.3)
+}
+
+/// How often each row was reached, and what else is to be.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    selection: Vec<u64>,
+    cell: Vec<u64>,
+    unwanted: Vec<u64>,
+    field: Vec<u64>,
+    carried: Vec<u64>,
+    marks: Vec<u64>,
+    pub others: BTreeMap<&'static str, u64>,
+    /// Stories that end where the documents are silent, by what about.
+    pub silent: BTreeMap<&'static str, u64>,
+    /// What the rules' condition Ready said.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self {
+            selection: vec![0; SELECTION.len()],
+            cell: vec![0; CELL.len()],
+            unwanted: vec![0; UNWANTED.len()],
+            field: vec![0; FIELD.len()],
+            carried: vec![0; CARRIED.len()],
+            marks: vec![0; COPY_MARKS.len()],
+            others: OTHERS.iter().map(|what| (*what, 0)).collect(),
+            silent: BTreeMap::new(),
+            reasons: BTreeMap::new(),
+        }
+    }
+}
+
+/// The row that holds, counted.
+fn the_one<'a, R>(rows: &'a [R], hits: &mut [u64], holds: impl Fn(&R) -> bool) -> &'a R {
+    let at = rows.iter().position(holds).expect("some row holds for any case");
+    hits[at] += 1;
+    &rows[at]
+}
+
+impl Coverage {
+    pub fn selection(&mut self, way: Way, system: bool, out: bool) -> bool {
+        the_one(&SELECTION, &mut self.selection, |row| is_selection(row, (way, system, out))).3
+    }
+
+    pub fn cell(&mut self, strategy: Strategy, once: bool, found: Found, policy: Policy) -> Then {
+        the_one(&CELL, &mut self.cell, |row| is_cell(row, (strategy, once, found, policy))).4
+    }
+
+    pub fn unwanted(&mut self, why: Why, suspended: bool, once: bool, named: bool, keep: Keep) -> End {
+        the_one(&UNWANTED, &mut self.unwanted, |row| is_unwanted(row, (why, suspended, once, named, keep))).5
+    }
+
+    pub fn field(&mut self, has: Has, mine: bool, theirs: bool, rest: Rest) -> Held {
+        the_one(&FIELD, &mut self.field, |row| is_field(row, (has, mine, theirs, rest))).4
+    }
+
+    /// Whether copies get a label or annotation of this key.
+    pub fn carried(&mut self, key: &str) -> bool {
+        let Some(at) = CARRIED.iter().position(|(known, _)| *known == key) else {
+            // Replicators' marks are not, and neither are Mimeo's own; what nobody knows is.
+            return !COPY_MARKS.contains(&(key, true)) && !key.starts_with("mimeo.dev/");
+        };
+        self.carried[at] += 1;
+        CARRIED[at].1
+    }
+
+    /// Whether an annotation of this key is a replicator's mark on a copy.
+    pub fn marks(&mut self, key: &str) -> bool {
+        let Some(at) = COPY_MARKS.iter().position(|(known, _)| *known == key) else { return key == "mimeo.dev/rule" };
+        self.marks[at] += 1;
+        COPY_MARKS[at].1
+    }
+
+    pub fn other(&mut self, what: &'static str) {
+        *self.others.get_mut(what).expect("it is in OTHERS") += 1;
+    }
+
+    pub fn add(&mut self, more: &Self) {
+        let pairs = [
+            (&mut self.selection, &more.selection),
+            (&mut self.cell, &more.cell),
+            (&mut self.unwanted, &more.unwanted),
+            (&mut self.field, &more.field),
+            (&mut self.carried, &more.carried),
+            (&mut self.marks, &more.marks),
+        ];
+        for (mine, theirs) in pairs {
+            mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
+        }
+        more.reasons.iter().for_each(|(reason, count)| *self.reasons.entry(reason.clone()).or_default() += count);
+        for (mine, theirs) in [(&mut self.others, &more.others), (&mut self.silent, &more.silent)] {
+            theirs.iter().for_each(|(what, count)| *mine.entry(what).or_default() += count);
+        }
+    }
+
+    /// Every row with how often it was reached.
+    pub fn rows(&self) -> Vec<(String, u64)> {
+        fn of<R: Debug>(rows: &[R], hits: &[u64]) -> Vec<(String, u64)> {
+            rows.iter().zip(hits).map(|(row, hits)| (format!("{row:?}"), *hits)).collect()
+        }
+        let mut all = of(&SELECTION, &self.selection);
+        all.extend(of(&CELL, &self.cell));
+        all.extend(of(&UNWANTED, &self.unwanted));
+        all.extend(of(&FIELD, &self.field));
+        all.extend(of(&CARRIED, &self.carried));
+        all.extend(of(&COPY_MARKS, &self.marks));
+        all.extend(self.others.iter().map(|(what, hits)| ((*what).to_owned(), *hits)));
+        all
+    }
+}
+
+#[test]
+fn of_each_table_exactly_one_row_holds_for_any_case() {
+    fn one<R: Debug, C: Copy + Debug>(rows: &[R], case: C, holds: impl Fn(&R, C) -> bool) {
+        let those: Vec<&R> = rows.iter().filter(|row| holds(row, case)).collect();
+        assert_eq!(those.len(), 1, "{case:?}: {those:?}");
+    }
+    let either = [false, true];
+    for way in [Way::No, Exact, Glob, Pattern, Selector] {
+        for system in either {
+            either.iter().for_each(|out| one(&SELECTION, (way, system, *out), is_selection));
+        }
+    }
+    for strategy in [Apply, Replace, CreateOnce] {
+        for once in either {
+            for found in [Nothing, Own, Others, Same, Marked, Foreign, Source, Deleting] {
+                for policy in [Fail, Adopt, Overwrite] {
+                    one(&CELL, (strategy, once, found, policy), is_cell);
+                }
+            }
+        }
+    }
+    for why in [RuleDeleted, Unmatched, Superseded, SourceDeleted] {
+        for (suspended, once) in [(false, false), (false, true), (true, false), (true, true)] {
+            for named in either {
+                [Delete, Retain]
+                    .iter()
+                    .for_each(|keep| one(&UNWANTED, (why, suspended, once, named, *keep), is_unwanted));
+            }
+        }
+    }
+    for has in [Has::Nothing, Has::Equal, Has::Other, Has::Unwanted] {
+        for mine in either {
+            for theirs in either {
+                [Rest::Stays, Rest::Goes].iter().for_each(|rest| one(&FIELD, (has, mine, theirs, *rest), is_field));
+            }
+        }
+    }
+}
