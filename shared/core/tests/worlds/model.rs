@@ -493,7 +493,7 @@ impl Model {
             for loser in rules.keys().filter(|name| **name != winner) {
                 count(told.get_mut(loser).expect("every rule is told of"), key, State::Failed("RuleConflict"));
             }
-            let state = self.wanted(key, &winner, &rules[&winner], coverage)?;
+            let state = self.wanted(key, &winner, &rules[&winner], rules.len() > 1, coverage)?;
             count(told.get_mut(&winner).expect("as above"), key, state);
             states.insert(key.clone(), (winner, state));
         }
@@ -547,7 +547,14 @@ impl Model {
     }
 
     /// One cell that the rule has.
-    fn wanted(&mut self, key: &Key, rule: &str, source: &Key, coverage: &mut Coverage) -> Result<State, Silence> {
+    fn wanted(
+        &mut self,
+        key: &Key,
+        rule: &str,
+        source: &Key,
+        contested: bool,
+        coverage: &mut Coverage,
+    ) -> Result<State, Silence> {
         let spec = self.rules[rule].spec.clone();
         let seed = (self.namespaces[&key.namespace].id, rule.to_owned(), key.clone());
         let seeded = spec.strategy == Strategy::CreateOnce && self.seeded.contains(&seed);
@@ -602,6 +609,15 @@ impl Model {
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
         let state = match then {
+            Then::Write if self.changes_type(key, &copy) && contested => {
+                // Between its end and its beginning it carries no mark.
+                return Err("whose a copy is that is made anew");
+            }
+            Then::Write
+                if self.changes_type(key, &copy) && object.is_some_and(|object| object.ours() && !object.shown()) =>
+            {
+                return Err("a copy that no watch shows and that can't be changed in place");
+            }
             Then::Write => self.write(key, &copy, &spec, coverage),
             Then::Created => State::Synced,
             Then::Conflict => State::Failed("Conflict"),
@@ -615,9 +631,15 @@ impl Model {
         Ok(state)
     }
 
+    /// Whether what is there would have to become another type of Secret.
+    fn changes_type(&self, key: &Key, copy: &Content) -> bool {
+        let type_ = self.objects.get(key).and_then(|object| object.value("type"));
+        type_.is_some_and(|type_| Some(type_) != copy.get("type").map(String::as_str))
+    }
+
     fn write(&mut self, key: &Key, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> State {
+        let typed = self.changes_type(key, copy);
         let object = self.objects.entry(key.clone()).or_default();
-        let typed = object.value("type").is_some_and(|type_| Some(type_) != copy.get("type").map(String::as_str));
         if typed && !object.ours() && spec.conflict == Policy::Adopt {
             coverage.other("not adopted for its type");
             return State::Failed("Invalid");
