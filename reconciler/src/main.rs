@@ -1,5 +1,7 @@
 //! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires, waits.
 
+mod authors;
+
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
@@ -18,6 +20,7 @@ use mimeo_runtime::{
     limiter::Limiter,
     observer::Observer,
     reach::ReachArgs,
+    seal::{self, Keyring},
     server::{OpsArgs, Readiness, serve},
     shutdown::Shutdown,
     telemetry::{TelemetryArgs, registry},
@@ -26,6 +29,8 @@ use mimeo_runtime::{
 };
 use tokio::sync::{Notify, watch};
 use tracing::info;
+
+use crate::authors::Authors;
 
 /// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
 #[derive(Debug, Parser)]
@@ -66,6 +71,10 @@ struct KeepArgs {
     /// rule's copies or more
     #[arg(long, env = "MIMEO_DELETION_LIMIT", value_name = "COPIES", default_value_t = 20)]
     deletion_limit: usize,
+    /// How often the authors of rules are asked about again, if no role or binding changes: whether they may still do what their
+    /// rules do (as in 1h)
+    #[arg(long, env = "MIMEO_AUTHOR_CHECK_PERIOD", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
+    author_check_period: Duration,
     /// How long one request may take before it counts as failed (as in 10s)
     #[arg(long, env = "MIMEO_REQUEST_TIMEOUT", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     request_timeout: Duration,
@@ -109,7 +118,10 @@ async fn main() -> anyhow::Result<()> {
 
     let election = Election::start(&clients, namespace, LEASE, &identity.replica, &flags.lease)?;
     let leading = election.leading();
-    observe(&clients, &handle, &writer, &discovery, namespace);
+    let keyring = seal::follow(&clients, namespace, false);
+    observe(&clients, &handle, &writer, &discovery, namespace, &keyring);
+    let authors = Authors::new(handle.clone(), &clients, limiter.clone(), flags.keep.author_check_period);
+    tokio::spawn(authors.ask(leading.clone()));
     tokio::spawn(ready(handle.clone(), readiness));
     let tools = Tools { writer: writer.clone(), limiter, discovery };
     let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
@@ -132,7 +144,14 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn observe(clients: &Clients, handle: &Handle, writer: &Writer, discovery: &Arc<Discovery>, namespace: &str) {
+fn observe(
+    clients: &Clients,
+    handle: &Handle,
+    writer: &Writer,
+    discovery: &Arc<Discovery>,
+    namespace: &str,
+    keyring: &watch::Receiver<Keyring>,
+) {
     let observer = Observer {
         handle: handle.clone(),
         client: clients.watches.clone(),
@@ -143,7 +162,7 @@ fn observe(clients: &Clients, handle: &Handle, writer: &Writer, discovery: &Arc<
     };
     let wake = Arc::new(Notify::new());
     for kind in RuleKind::ALL {
-        tokio::spawn(observer.clone().rules(kind, |_| {}));
+        tokio::spawn(observer.clone().rules(kind, keyring.clone(), |_| {}));
     }
     tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());

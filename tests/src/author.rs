@@ -42,8 +42,8 @@ impl<'a> Author<'a> {
         Ok(author)
     }
 
-    /// From now on they may do this, too: there, or everywhere.
-    pub async fn may(&self, namespace: Option<&str>, rules: &Value) -> Result<()> {
+    /// From now on they may do this, too: there, or everywhere. Returns the name of the binding.
+    pub async fn may(&self, namespace: Option<&str>, rules: &Value) -> Result<String> {
         grant(self.scene, "User", &self.name, namespace, rules).await
     }
 
@@ -82,8 +82,8 @@ impl<'a> Author<'a> {
     }
 }
 
-/// Lets a user or a group do this: there, or everywhere.
-pub async fn grant(scene: &Scene<'_>, to: &str, name: &str, namespace: Option<&str>, rules: &Value) -> Result<()> {
+/// Lets a user or a group do this: there, or everywhere. Returns the name of the binding.
+pub async fn grant(scene: &Scene<'_>, to: &str, name: &str, namespace: Option<&str>, rules: &Value) -> Result<String> {
     let (role, binding) =
         if namespace.is_some() { ("Role", "RoleBinding") } else { ("ClusterRole", "ClusterRoleBinding") };
     let (api_version, called) = ("rbac.authorization.k8s.io/v1", unique(&scene.tag));
@@ -96,5 +96,5 @@ pub async fn grant(scene: &Scene<'_>, to: &str, name: &str, namespace: Option<&s
         "apiVersion": api_version, "kind": binding, "metadata": metadata, "roleRef": role_ref, "subjects": [subject],
     });
     apply(&scene.client, &binding).await?;
-    Ok(())
+    Ok(called)
 }

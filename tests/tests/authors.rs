@@ -1,14 +1,23 @@
-//! Who the author of a rule is: stamped by the webhook, whatever whoever writes the rule says.
+//! Who the author of a rule is: stamped by the webhook, whatever whoever writes the rule says. And what becomes of the rules of those
+//! who may not, or of nobody.
 
 use std::io::Write as _;
 
-use anyhow::{Context as _, Result, ensure};
-use kube::api::{Patch, PatchParams, PostParams};
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::rbac::v1::RoleBinding;
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use mimeo_api::ClusterReplication;
+use mimeo_api::{ClusterReplication, ClusterReplicationStatus};
 use mimeo_tests::author::{Author, WRITE, secrets};
-use mimeo_tests::scenario::{RuleSpec, Scene, Stage, annotation, apply, create, kubectl, merge, rule};
-use mimeo_tests::{ControlPlane, Pair, unique};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, apply, condition, create, delete, kubectl, merge, of, put, rule,
+    value,
+};
+use mimeo_tests::traffic::{pod, stubbornly};
+use mimeo_tests::{AuditEvent, ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
 
 const AUTHOR: &str = "mimeo.dev/author";
@@ -150,7 +159,7 @@ async fn a_spec_that_others_change_after_the_stamp_is_stamped_once_more() -> Res
     apply(&scene.client, &policy).await?;
     apply(&scene.client, &named("MutatingAdmissionPolicyBinding", json!({"policyName": name}))).await?;
     let spec = of_registry(&scene);
-    mimeo_tests::eventually(mimeo_tests::scenario::SOON, "the policy in force", || async {
+    eventually(SOON, "the policy in force", || async {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let made = rules(&scene.client).create(&params, &serde_json::from_value(spec.object())?).await?;
         Ok((made.spec.barrier == mimeo_api::Barrier::None).then_some(()))
@@ -165,5 +174,215 @@ async fn a_spec_that_others_change_after_the_stamp_is_stamped_once_more() -> Res
     let touch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     let touched = rules(&bob.client).patch(&spec.name, &PatchParams::default(), &touch).await?;
     assert_eq!(stamp_of(&touched), first);
+    Ok(())
+}
+
+// ---- what becomes of a rule whose author may not ----
+
+/// Waits until the rule says so; returns all that it says.
+async fn told(scene: &Scene<'_>, rule: &str, status: &str, reason: &str) -> Result<ClusterReplicationStatus> {
+    scene.wait_condition(rule, "Authorized", status, reason).await
+}
+
+/// A rule of the admin's for the same namespaces: what it has carried by now, another had the time to.
+async fn pace(scene: &Scene<'_>) -> Result<RuleSpec> {
+    let pace = of_registry(scene).named("pace");
+    pace.create(&scene.client).await?;
+    scene.wait_synced(&pace.name).await?;
+    Ok(pace)
+}
+
+#[tokio::test]
+async fn who_loses_a_right_is_acted_for_no_more_until_they_have_it_again() -> Result<()> {
+    let scene = STAGE.scene("lost").await?;
+    let old = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let ann = Author::new(&scene, &[]).await?;
+    ann.may(None, &secrets(&WRITE)).await?;
+    let reads = ann.may(Some(&scene.home), &secrets(&["get"])).await?;
+    let rule = of_registry(&scene).set("barrier", json!("Required"));
+    ann.accepted(&rule).await?;
+    told(&scene, &rule.name, "True", "Allowed").await?;
+    scene.wait_synced(&rule.name).await?;
+    pace(&scene).await?;
+
+    let bindings: Api<RoleBinding> = Api::namespaced(scene.client.clone(), &scene.home);
+    let binding = bindings.get(&reads).await?;
+    delete(&bindings, &reads).await?;
+    let status = told(&scene, &rule.name, "False", "AuthorDenied").await?;
+    let missing = format!("user {:?} may not get secrets/registry in namespace {}", ann.name, scene.home);
+    let ready = condition(&status, "Ready").context("no Ready")?;
+    ensure!(ready.reason == "NotAuthorized" && ready.message.contains(&missing), "{ready:?}");
+    ensure!(ready.message.contains(&format!("clusterreplication {} {AUTHOR}=me", rule.name)), "{ready:?}");
+    ensure!(status.sources.is_empty() && status.failures.is_empty() && status.copies.is_none(), "{status:?}");
+
+    // Neither a rotation is carried, nor a copy brought back, nor one deleted.
+    let (one, other) = (scene.secrets(&old), scene.namespace().await?);
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    for namespace in [&old, &other] {
+        scene.wait_secret(namespace, "pace", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    }
+    assert_eq!(value(&one.get("registry").await?, "token").as_deref(), Some("one"));
+    assert!(scene.secrets(&other).get_opt("registry").await?.is_none());
+    // Its barrier is still meant: without the copy no pod.
+    let pods: Api<Pod> = Api::namespaced(scene.client.clone(), &other);
+    eventually(SOON, "pods denied", || async {
+        match pods.create(&PostParams::default(), &pod("first")).await {
+            Err(kube::Error::Api(status)) if status.message.contains("Secret registry (AuthorDenied)") => Ok(Some(())),
+            other => bail!("{:?}", other.map(|_| ())),
+        }
+    })
+    .await?;
+
+    bindings.create(&PostParams::default(), &RoleBinding { metadata: named(&reads), ..binding }).await?;
+    told(&scene, &rule.name, "True", "Allowed").await?;
+    for namespace in [&old, &other] {
+        scene.wait_secret(namespace, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    }
+    let (params, second) = (PostParams::default(), pod("second"));
+    stubbornly(|| pods.create(&params, &second)).await?;
+    Ok(())
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+/// Two rules of one author, of which both write Secrets everywhere.
+#[tokio::test]
+async fn equal_questions_are_asked_once_when_a_binding_changes() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder().shipped_rights()).await?;
+    let scene = setting.scene("equal").await?;
+    scene.namespace().await?;
+    let ann = entitled(&scene).await?;
+    for name in ["one", "two"] {
+        scene.secret(name, &[("token", "one")]).await?;
+        let rule = rule(&unique(&scene.tag)).secret(&scene.home, name).to_label("scene", &scene.tag);
+        ann.accepted(&rule).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    let asks =
+        |event: &AuditEvent| event.resource == "subjectaccessreviews" && event.user.ends_with("mimeo-reconciler");
+    let mark = setting.control_plane.audit_mark().await?;
+    Author::new(&scene, &[]).await?;
+    // For each source, and to create, update and delete copies.
+    eventually(SOON, "five questions", || async {
+        let asked = setting.control_plane.audit_since(&mark).await?.into_iter().filter(asks).count();
+        if asked < 5 {
+            bail!("{asked}")
+        }
+        assert_eq!(asked, 5);
+        Ok(Some(()))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_was_written_past_the_webhook_does_nothing_until_somebody_answers_for_it() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
+    let (tag, home, old, ann, anns, edited);
+    {
+        let scene = setting.scene("past").await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        scene.secret("other", &[("token", "hunter2")]).await?;
+        old = scene.namespace().await?;
+        let author = entitled(&scene).await?;
+        (anns, edited) = (of_registry(&scene), of_registry(&scene).named("edited"));
+        for rule in [&anns, &edited] {
+            author.accepted(rule).await?;
+            scene.wait_synced(&rule.name).await?;
+        }
+        (tag, home, ann) = (scene.tag.clone(), scene.home.clone(), author.client.clone());
+    }
+    setting.pair.stop_webhooks().await?;
+    let rule = |name: &str| rule(&unique(&tag)).secret(&home, "registry").to_label("scene", &tag).named(name);
+    let (bare, copied) = (rule("bare"), rule("copied"));
+    let bob;
+    {
+        let scene = Scene {
+            setting: &setting,
+            client: setting.control_plane.client().await?,
+            tag: tag.clone(),
+            home: home.clone(),
+        };
+        delete(&Api::<MutatingWebhookConfiguration>::all(scene.client.clone()), "mimeo").await?;
+        delete(&Api::<ValidatingWebhookConfiguration>::all(scene.client.clone()), "mimeo").await?;
+        // He may write rules, and nothing else.
+        let author = Author::new(&scene, &[]).await?;
+        bob = rules(&author.client);
+        let (name, seal) = stamp(&scene, &anns.name).await?.context("no stamp")?;
+        for (rule, stamp) in [(&bare, json!({})), (&copied, json!({AUTHOR: name, SEAL: seal}))] {
+            let mut object = rule.clone().set("barrier", json!("Required")).object();
+            object["metadata"]["annotations"] = stamp;
+            let object = serde_json::from_value(object)?;
+            // Until every API server has forgotten the hooks.
+            eventually(SOON, "a rule written past the webhook", || async {
+                Ok(Some(bob.create(&PostParams::default(), &object).await?))
+            })
+            .await?;
+        }
+        // Another spec under a stamp that was true of the former.
+        let other = json!([{"op": "replace", "path": "/spec/sources/0/name", "value": "other"}]);
+        let patch: Patch<()> = Patch::Json(serde_json::from_value(other)?);
+        let before = stamp(&scene, &edited.name).await?;
+        let changed = bob.patch(&edited.name, &PatchParams::default(), &patch).await?;
+        ensure!(before.is_some() && stamp_of(&changed) == before);
+        nobody_is_known(&scene, &[&bare, &copied, &edited]).await?;
+    }
+    setting.pair.start_webhook().await?;
+    let scene = Scene { setting: &setting, client: setting.control_plane.client().await?, tag, home };
+    // Not by one who may not; nor does the webhook fill a namespace for such a rule, or hold its pods.
+    let touch = json!({"metadata": {"annotations": {AUTHOR: "me"}}});
+    for rule in [&bare, &copied, &edited] {
+        let touched = merge(&bob, &rule.name, touch.clone()).await?;
+        ensure!(stamp_of(&touched).is_none());
+    }
+    scene.wait_condition(&anns.name, "BarrierActive", "True", "Active").await?;
+    let new = scene.namespace().await?;
+    scene.wait_secret(&new, "registry", |_| true).await?;
+    let (pods, params, first) = (of::<Pod>(&scene.client, &new), PostParams::default(), pod("first"));
+    stubbornly(|| pods.create(&params, &first)).await?;
+    nobody_is_known(&scene, &[&bare, &copied, &edited]).await?;
+    pace(&scene).await?;
+    for name in ["bare", "copied", "edited"] {
+        assert!(scene.secrets(&new).get_opt(name).await?.is_none(), "{name}");
+    }
+    let kept = scene.secrets(&old).get("edited").await?;
+    assert_eq!(value(&kept, "token").as_deref(), Some("one"), "it stays as it is");
+
+    // She may.
+    for rule in [&bare, &copied, &edited] {
+        merge(&rules(&ann), &rule.name, touch.clone()).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    for namespace in [&old, &new] {
+        scene.wait_secret(namespace, "bare", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+        scene.wait_secret(namespace, "edited", |copy| value(copy, "token").as_deref() == Some("hunter2")).await?;
+    }
+    the_key_is_nowhere(&scene).await
+}
+
+/// Waits until each says that its author is unknown, and nothing else: who wrote it may not know what there is.
+async fn nobody_is_known(scene: &Scene<'_>, forged: &[&RuleSpec]) -> Result<()> {
+    for rule in forged {
+        let status = told(scene, &rule.name, "False", "AuthorUnknown").await?;
+        let ready = condition(&status, "Ready").context("no Ready")?;
+        ensure!(ready.reason == "NotAuthorized" && condition(&status, "SourcesFound").is_none(), "{status:?}");
+        ensure!(status.sources.is_empty() && status.failures.is_empty() && status.copies.is_none(), "{status:?}");
+    }
+    Ok(())
+}
+
+/// Nor in what the programs log, nor in any rule, nor in an Event.
+async fn the_key_is_nowhere(scene: &Scene<'_>) -> Result<()> {
+    let key = of::<Secret>(&scene.client, mimeo_tests::NAMESPACE).get("mimeo-author-key").await?;
+    let key = key.data.unwrap_or_default().remove("key").context("no key")?;
+    ensure!(key.0.len() == 32);
+    let hex = key.0.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
+    let base64 = json!(key).as_str().context("no text")?.to_owned();
+    let events = of::<Event>(&scene.client, "default").list(&ListParams::default()).await?;
+    let all = rules(&scene.client).list(&ListParams::default()).await?;
+    let said = [scene.setting.log(), serde_json::to_string(&events)?, serde_json::to_string(&all)?];
+    ensure!(said.iter().all(|text| !text.is_empty() && !text.contains(&hex) && !text.contains(&base64)));
     Ok(())
 }

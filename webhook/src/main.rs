@@ -188,8 +188,8 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
         publish.send_modify(|seen| *seen = Seen { spec: seen.spec.max(spec), version: seen.version.max(version) });
     };
     let (kinds, copies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    tokio::spawn(observer.clone().rules(RuleKind::ClusterReplication, taken_in));
-    tokio::spawn(observer.clone().rules(RuleKind::Replication, |_| {}));
+    tokio::spawn(observer.clone().rules(RuleKind::ClusterReplication, app.keyring.clone(), taken_in));
+    tokio::spawn(observer.clone().rules(RuleKind::Replication, app.keyring.clone(), |_| {}));
     tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());
     tokio::spawn(observer.clone().kinds());

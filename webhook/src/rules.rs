@@ -17,9 +17,10 @@ use mimeo_core::{
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     policy::Policy,
-    review::{Request, Verdict},
+    review::{Request, User, Verdict},
     rights::{self, Program},
     rule::{Refusal, Rule, RuleKind, SourceRef},
+    stamp,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -144,8 +145,8 @@ pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: 
 
 /// Whether the stamp is of just this spec and user: the object is as it will be stored.
 fn check_stamp(app: &App, request: &Request, object: &Value) -> Result<(), Verdict> {
-    let author = key(app).and_then(|key| key.author(&request.kind.kind, object));
-    if author.as_ref() == Some(&request.user) {
+    let is_author = |noted: &User| stamp::author(noted) == stamp::author(&request.user);
+    if key(app).and_then(|key| key.author(&request.kind.kind, object)).is_some_and(|noted| is_author(&noted)) {
         return Ok(());
     }
     let message = "Mimeo's hook rules.mimeo.dev, which notes the author, was not asked, or what it noted was changed afterwards by \

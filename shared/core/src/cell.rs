@@ -181,7 +181,9 @@ pub enum Leave {
     KindNotRecorded,
     /// The copies of the kind are still being listed.
     NotListed,
-    /// The rule is suspended, or so badly wrong that what it wants isn't known.
+    /// Its author may not have it so, or nobody has said yet that they may.
+    Unauthorized,
+    /// The rule is suspended, or its author may not have it so, or it is so badly wrong that what it wants isn't known.
     Suspended,
     /// The rule says to keep it.
     Retained,

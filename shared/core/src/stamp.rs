@@ -23,6 +23,9 @@ use crate::{
 /// Longest text of an author, in bytes: an object has room for 256 KiB of annotations in all.
 const AUTHOR_LENGTH: usize = 64 << 10;
 
+/// Prefix of what the API server says in `extra` of a credential.
+const CREDENTIAL: &str = "authentication.kubernetes.io/";
+
 /// Both annotations of a rule, as they stand there: whether they are true is for [`sealed`] and the key to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamp {
@@ -60,9 +63,11 @@ struct Written {
     extra: std::collections::BTreeMap<String, Vec<String>>,
 }
 
-/// The text of an author; none if it would be too long for an annotation.
+/// The text of an author; none if it would be too long for an annotation. By which token they came, and from which pod, is left out:
+/// that is soon another, and says nothing of who they are.
 pub fn author(user: &User) -> Option<String> {
-    let User { name, uid, groups, extra } = user.clone();
+    let User { name, uid, groups, mut extra } = user.clone();
+    extra.retain(|key, _| !key.starts_with(CREDENTIAL));
     let written = serde_json::to_string(&Written { username: name, uid, groups, extra }).ok()?;
     (written.len() <= AUTHOR_LENGTH).then_some(written)
 }
@@ -198,6 +203,9 @@ mod tests {
         for bad in ["", "ann", "{}", r#"{"username":"ann","more":1}"#, r#"{"username":1}"#] {
             assert_eq!(stamp(bad).user(), None, "{bad}");
         }
+        let mut by_token = ann();
+        by_token.extra.insert("authentication.kubernetes.io/credential-id".into(), vec!["JTI=1".into()]);
+        assert_eq!(author(&by_token).as_ref(), Some(&text));
         let many = User { groups: vec!["group".into(); 20_000], ..ann() };
         assert_eq!(author(&many), None);
     }

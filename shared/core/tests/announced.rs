@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
@@ -13,6 +15,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 fn uid(number: usize) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
@@ -46,7 +50,8 @@ impl World {
             let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
             sources.push(rule.sources[0].clone());
             ids.insert(rule.id.clone());
-            engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
+            engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, now);
+            vouch(&mut engine, now);
         }
         engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
         engine.rules_unserved(RuleKind::Replication, now);
@@ -61,6 +66,7 @@ impl World {
         let kind = secrets().gvk;
         engine.kinds_recorded(&[kind.clone()].into(), now);
         engine.kind(&kind, Some(secrets()), now);
+        vouch(&mut engine, now);
         let _ = engine.demand();
         engine.copies_listing(&kind.group_kind().into(), now);
         engine.copies_listed(&kind.group_kind().into(), 6, now);
@@ -297,7 +303,8 @@ fn deletions_that_are_held_are_told_once() {
         },
     });
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
-    world.engine.rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+    world.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, world.now);
+    vouch(&mut world.engine, world.now);
     let mut told = Vec::new();
     for _ in 0..60 {
         world.answer(|request| panic!("{request:?}"));
@@ -321,7 +328,8 @@ fn two_rules_for_one_cell_are_told_by_the_one_that_lost() {
         },
     });
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
-    world.engine.rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+    world.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, world.now);
+    vouch(&mut world.engine, world.now);
     world.answer(|_| None);
     world.wait(5);
     let announced = world.announced();

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -19,6 +21,8 @@ use mimeo_core::{
     rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 struct Scene {
     engine: Engine,
@@ -133,7 +137,8 @@ impl Scene {
 
     fn rule(&mut self, rule: Rule) -> RuleId {
         let id = rule.id.clone();
-        self.engine.rule_applied(id.clone(), Ok(rule), None, self.now);
+        self.engine.rule_applied(id.clone(), Ok(rule), author(), None, self.now);
+        vouch(&mut self.engine, self.now);
         self.run();
         id
     }
@@ -630,10 +635,11 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
     let mut flood = own("x", "flood");
     flood["targets"] = (0..32).map(|i| json!({"namespaces": ["flood"], "name": format!("copy-{i}")})).collect();
     for rule in [replication("flood", "r", &flood), replication("other", "r", &own("x", "other"))] {
-        scene.engine.rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+        scene.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, scene.now);
     }
     let platform = cluster_replication("p", &copying("platform", "x", &["other"]));
-    scene.engine.rule_applied(platform.id.clone(), Ok(platform), None, scene.now);
+    scene.engine.rule_applied(platform.id.clone(), Ok(platform), author(), None, scene.now);
+    vouch(&mut scene.engine, scene.now);
     for home in ["flood", "other", "platform"] {
         assert!(scene.watched(&source(home, "x")));
         let object = json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -20,6 +22,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const NOW: Duration = Duration::from_secs(1);
 const UID: &str = "00000000-0000-4000-8000-000000000002";
@@ -60,7 +64,8 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     let rule = rule("rule", "home", spec);
     let source = rule.sources[0].clone();
     let mut engine = Engine::new(Settings::new(role, "cluster"));
-    engine.rule_applied(rule.id.clone(), Ok(rule), None, NOW);
+    engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, NOW);
+    vouch(&mut engine, NOW);
     let mut namespace = json!({"name": "team", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
     if role == Role::Injector {
         namespace["labels"] = json!({"mimeo.dev/copies": "token"});
@@ -70,6 +75,7 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     engine.claim("team", NOW);
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
+    vouch(&mut engine, NOW);
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
     engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
@@ -238,7 +244,8 @@ fn no_rules_source_is_ever_taken() {
     for policy in ["Adopt", "Overwrite"] {
         let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": policy}));
         let other = rule("other", "team", &json!({"targets": [{"namespaces": ["else"]}]}));
-        scene.engine.rule_applied(other.id.clone(), Ok(other), None, NOW);
+        scene.engine.rule_applied(other.id.clone(), Ok(other), author(), None, NOW);
+        vouch(&mut scene.engine, NOW);
         scene.meet(foreign());
         scene.spared("source");
     }
@@ -390,7 +397,8 @@ impl Scene {
     fn change(&mut self, spec: &Value) {
         let changed = rule("rule", "home", spec);
         let changed = Rule { generation: 2, ..changed };
-        self.engine.rule_applied(changed.id.clone(), Ok(changed), None, self.now);
+        self.engine.rule_applied(changed.id.clone(), Ok(changed), author(), None, self.now);
+        vouch(&mut self.engine, self.now);
     }
 
     /// The copy, created.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -12,6 +14,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const NOW: Duration = Duration::from_secs(1);
 
@@ -35,7 +39,8 @@ fn globs(globs: &[&str]) -> Value {
 fn engine(rules: &[Rule], namespaces: usize) -> Engine {
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
     for rule in rules {
-        engine.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+        engine.rule_applied(rule.id.clone(), Ok(rule.clone()), author(), None, NOW);
+        vouch(&mut engine, NOW);
     }
     let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
     for number in 0..2 * namespaces {
@@ -105,7 +110,7 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
 
         let mut keeper = Engine::new(Settings::new(Role::Keeper, "cluster"));
         for rule in [&other, &new] {
-            keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+            keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), author(), None, NOW);
         }
         keeper.rules_listed(RuleKind::ClusterReplication, &[other.id.clone(), new.id.clone()].into(), NOW);
         keeper.rules_unserved(RuleKind::Replication, NOW);

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -14,6 +16,8 @@ use mimeo_core::{
     selection::NameHint,
 };
 use serde_json::{from_value, json};
+
+use common::{author, vouch};
 
 const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
 const NOW: Duration = Duration::from_secs(1);
@@ -50,7 +54,7 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings { reach, ..Settings::new(role, "cluster") });
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rule_applied(id.clone(), Ok(rule), author(), None, NOW);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
     engine.rules_unserved(RuleKind::Replication, NOW);
     engine.kinds_recorded(&[secrets().gvk].into(), NOW);
@@ -62,6 +66,7 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
     }
     engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), NOW);
     engine.kind(&secrets().gvk, Some(secrets()), NOW);
+    vouch(&mut engine, NOW);
     engine.demand();
     let object = json!({"metadata": {"name": "registry", "resourceVersion": "9"}, "data": {"a": "aHVudGVyMg=="}});
     engine.source(&source, Some(object), NOW);

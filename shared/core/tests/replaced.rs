@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
@@ -12,6 +14,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const NOW: Duration = Duration::from_secs(1);
 
@@ -35,7 +39,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings::new(role, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rule_applied(id.clone(), Ok(rule), author(), None, NOW);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
     engine.rules_unserved(RuleKind::Replication, NOW);
     let mut namespace = json!({"name": "team", "uid": uid(1), "resourceVersion": "5"});
@@ -47,6 +51,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     engine.claim("team", NOW);
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: plural.into(), namespaced: true }), NOW);
+    vouch(&mut engine, NOW);
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
     engine.copies_listed(&gvk.group_kind().into(), 6, NOW);

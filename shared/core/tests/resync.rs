@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -16,6 +18,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const PERIOD: Duration = Duration::from_mins(1);
 const COPIES: usize = 100;
@@ -50,7 +54,7 @@ impl Scene {
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let rule = rule(1, &json!({}));
         let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
+        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
         engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
         engine.rules_unserved(RuleKind::Replication, now);
         let names: BTreeSet<Box<str>> = (0..COPIES).map(|number| format!("team-{number}").into()).collect();
@@ -66,6 +70,7 @@ impl Scene {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
         engine.kinds_recorded(&[gvk.clone()].into(), now);
         engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), now);
+        vouch(&mut engine, now);
         let _ = engine.demand();
         engine.copies_listing(&gvk.group_kind().into(), now);
         engine.copies_listed(&gvk.group_kind().into(), 6, now);
@@ -135,7 +140,8 @@ fn the_period_is_the_rules_own_and_nothing_is_verified_while_it_is_suspended() {
     let mut scene = Scene::new(Role::Keeper);
     let change = |scene: &mut Scene, generation, spec: &Value| {
         let rule = rule(generation, spec);
-        scene.engine.rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+        scene.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, scene.now);
+        vouch(&mut scene.engine, scene.now);
     };
     change(&mut scene, 2, &json!({"suspend": true}));
     assert_eq!(scene.run(PERIOD * 3).len(), 0, "suspended");

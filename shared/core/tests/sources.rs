@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{collections::BTreeSet, time::Duration};
 
 use mimeo_core::{
@@ -11,6 +13,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const NOW: Duration = Duration::from_secs(1);
 
@@ -28,7 +32,7 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, sources) = (rule.id.clone(), rule.sources.clone());
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rule_applied(id.clone(), Ok(rule), author(), None, NOW);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
     engine.rules_unserved(RuleKind::Replication, NOW);
     for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
@@ -39,6 +43,7 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     engine.namespaces_listed(&["one".into(), "two".into(), "team".into()].into(), NOW);
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
+    vouch(&mut engine, NOW);
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
     engine.copies_listed(&gvk.group_kind().into(), 6, NOW);

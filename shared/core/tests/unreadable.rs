@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,6 +14,8 @@ use mimeo_core::{
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
 const FORBIDDEN: Unreadable = Unreadable::Forbidden { verb: "watch" };
@@ -42,7 +46,7 @@ impl World {
         let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
         let (id, source, now) = (rule.id.clone(), rule.sources[0].clone(), Duration::from_secs(1));
         let mut engine = Engine::new(Settings::new(role, "cluster"));
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
+        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
         engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
         engine.rules_unserved(RuleKind::Replication, now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
@@ -55,6 +59,7 @@ impl World {
 
     fn served(mut self) -> Self {
         self.engine.kind(&secrets().gvk, Some(secrets()), self.now);
+        vouch(&mut self.engine, self.now);
         self.engine.demand();
         self
     }
@@ -202,6 +207,7 @@ fn a_rule_says_that_discovery_does_not_answer() {
     let mut world = World::new(Role::Keeper, "None");
     assert_eq!(world.conditions(), []);
     world.engine.kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    vouch(&mut world.engine, world.now);
     world.expect("SourcesFound", "SourceRefused", "does not say which kinds v1 has (Unavailable)");
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod common;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
@@ -13,6 +15,8 @@ use mimeo_core::{
     rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
 
 fn secrets() -> Resource {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
@@ -50,12 +54,13 @@ impl World {
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let now = Duration::from_secs(1);
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
+        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
         engine.rules_listed(RuleKind::ClusterReplication, &[id.clone()].into(), now);
         engine.rules_unserved(RuleKind::Replication, now);
         engine.namespaces_listed(&[].into(), now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
         engine.kind(&secrets().gvk, Some(secrets()), now);
+        vouch(&mut engine, now);
         let _ = engine.demand();
         engine.copies_listing(&secrets().gvk.group_kind().into(), now);
         engine.copies_listed(&secrets().gvk.group_kind().into(), 6, now);

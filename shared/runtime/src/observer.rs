@@ -21,7 +21,11 @@ use mimeo_core::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+use tokio::{
+    sync::{Notify, watch::Receiver},
+    task::AbortHandle,
+    time::Instant,
+};
 use tracing::{debug, warn};
 
 use crate::{
@@ -29,6 +33,7 @@ use crate::{
     driver::Handle,
     follow::Backoff,
     lease::{Observed as SeenLease, observe},
+    seal::Keyring,
     watch::{Event, LASTING, Meta, WatchSpec, watch},
     writer::{ErrandError, KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
 };
@@ -66,8 +71,20 @@ enum Sight {
 }
 
 impl Observer {
-    /// Rules of a kind, as they come and go. `also` sees each rule's resourceVersion as it is taken in.
-    pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
+    /// Rules of a kind, as they come and go, with their authors as this key shows them. `also` sees each rule's resourceVersion as
+    /// it is taken in.
+    pub async fn rules(self, kind: RuleKind, mut keyring: Receiver<Keyring>, also: impl Fn(u64) + Send + Sync) {
+        // Without a look for the key nobody would be known for a moment, and that be said.
+        while keyring.wait_for(|ring| *ring != Keyring::Unread).await.is_ok() {
+            let ring = keyring.borrow_and_update().clone();
+            tokio::select! {
+                () = self.rules_sealed_by(&ring, kind, &also) => {}
+                _ = keyring.changed() => {}
+            }
+        }
+    }
+
+    async fn rules_sealed_by(&self, ring: &Keyring, kind: RuleKind, also: &(impl Fn(u64) + Send + Sync)) {
         let spec = cluster_wide(&format!("/apis/{API_VERSION}/{}", kind.plural()), false, None, "rules");
         let mut listed = BTreeSet::new();
         watch::<Value>(self.client.clone(), spec, |event| match event {
@@ -76,8 +93,9 @@ impl Observer {
                 let Some(id) = rule_id(kind, &object) else { return };
                 listed.insert(id.clone());
                 let at = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
+                let author = ring.author(&kind.to_string(), &object);
                 let (parsed, status) = parse(kind, object);
-                self.handle.with(|engine, now| engine.rule_applied(id, parsed, status, now));
+                self.handle.with(|engine, now| engine.rule_applied(id, parsed, author, status, now));
                 also(at);
             }
             Event::Deleted(object) => {
@@ -683,7 +701,10 @@ fn seen_version(lease: &Lease) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use mimeo_core::engine::{Role, Settings, Tick};
+    use mimeo_core::{
+        engine::{Role, Settings, Tick},
+        review::User,
+    };
     use serde_json::json;
 
     use super::*;
@@ -723,7 +744,7 @@ mod tests {
         let rule = Rule::parse(&serde_json::from_value(rule).expect("a rule")).expect("a good rule");
         let id = rule.id.clone();
         let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
-        engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
+        engine.rule_applied(id.clone(), Ok(rule), Some(User::default()), None, SECOND);
         engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
         engine.rules_unserved(RuleKind::Replication, SECOND);
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});

@@ -227,7 +227,8 @@ impl Engine {
         let granted = self.slots.values().filter(|slot| slot.source == *source && slot.granted);
         let rules: BTreeSet<Arc<RuleId>> = granted.map(|slot| slot.rule.clone()).collect();
         for id in rules {
-            let Some(Ok(rule)) = self.rules.get(&id).map(|state| &state.rule) else { continue };
+            let state = self.rules.get(&id).filter(|state| state.vouched() && !state.denied());
+            let Some(Ok(rule)) = state.map(|state| &state.rule) else { continue };
             // Copies that stay without their source stay for good: after a restart that is nothing new.
             if was_there || rule.retention.when_source_deleted == Retain::Delete {
                 let copies = self.copies_of(&id, source);

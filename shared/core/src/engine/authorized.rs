@@ -1,21 +1,130 @@
-//! Whether a rule may do what it says: condition `Authorized`.
+//! Whether a rule may do what it says: who its author is, what they may do, and what Mimeo itself is granted.
+//!
+//! A rule whose author is not known, or may not do what the rule does, writes and deletes nothing; its copies stay. What it would
+//! find is told to nobody, for its author may not know. One that nobody may answer for wants nothing either: it takes no
+//! copy from another rule, and holds no pod. One whose author has lost a right still means its barrier.
+//!
+//! The keeper has the author asked about, again and again, and says in the rule's status what came of it. The injector takes it
+//! from there: both act on one verdict, and none is older than the keeper's last one. A rule that has none yet was checked as
+//! it was written.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use super::{
-    Engine, Served,
+    Engine, Observed, Role, RuleState, Served, Tick,
     status::{Tally, unwatched},
 };
 use crate::{
-    kind::Resource,
+    authority::{Need, Right, lacks, of_rule},
+    kind::{GroupVersionKind, Resource},
+    names,
     outcome::{Reason, Unreadable},
     reach::Reach,
+    review::User,
     rights::{self, Program, ProgramRight},
-    rule::{Rule, SourceRef},
+    rule::{Barrier, Rule, RuleId, SourceRef},
 };
 
 /// Most namespaces that a message names.
 const NAMED: usize = 5;
+
+/// What is to be asked about a rule's author.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inquiry {
+    /// The rule.
+    pub rule: Arc<RuleId>,
+    uid: Box<str>,
+    generation: i64,
+    /// Who wrote it.
+    pub author: Arc<User>,
+    /// What they must hold.
+    pub needs: Vec<Need>,
+}
+
+/// Whether a rule may act in its author's place.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Authority {
+    /// Nobody is known to be the author.
+    Unknown,
+    /// It is being asked; with the reason, if there is no answer.
+    Open(Option<Unreadable>),
+    /// The author may do all that the rule does.
+    Held,
+    /// They may not, and why.
+    Denied(Box<str>),
+}
+
+/// That the author lacks a right, as the status of this generation says.
+fn told_denied(observed: &Observed, generation: i64) -> Option<Box<str>> {
+    let mut conditions = observed.iter().flat_map(|status| &status.conditions);
+    let denied = conditions.find(|one| {
+        one.type_ == "Authorized" && one.reason == "AuthorDenied" && one.observed_generation == Some(generation)
+    });
+    denied.map(|one| one.message.as_str().into())
+}
+
+impl RuleState {
+    /// The rule, if it may write and delete: it isn't suspended, and its author may.
+    pub(super) fn acting(&self) -> Option<&Rule> {
+        self.rule.as_ref().ok().filter(|rule| !rule.suspend && self.authorized())
+    }
+
+    /// Whether its author is known to be one who may.
+    pub(super) fn authorized(&self) -> bool {
+        self.authority == Authority::Held
+    }
+
+    /// Whether it counts at all: somebody is known to have written it who might.
+    pub(super) fn vouched(&self) -> bool {
+        self.authority != Authority::Unknown
+    }
+
+    /// Whether its author is known to be one who may not.
+    pub(super) fn denied(&self) -> bool {
+        matches!(self.authority, Authority::Denied(_))
+    }
+
+    /// Why the rule's author is none to act for: nothing that the rule would find is told then.
+    pub(super) fn author_trouble(&self, id: &RuleId) -> Option<Unauthorized> {
+        let touch = || {
+            let (kind, name, key) = (id.kind.to_string().to_lowercase(), &id.name, names::AUTHOR);
+            let namespace = id.namespace.as_ref().map(|namespace| format!("-n {namespace} ")).unwrap_or_default();
+            format!("kubectl annotate --overwrite {namespace}{kind} {name} {key}=me")
+        };
+        let (reason, message) = match &self.authority {
+            Authority::Unknown => {
+                let touch = touch();
+                let message = format!(
+                    "it is not known who wrote the rule as it is: it was stored or changed past Mimeo's webhook; whoever may \
+                     do what it does becomes its author by {touch}"
+                );
+                ("AuthorUnknown", message)
+            }
+            Authority::Denied(why) => {
+                let touch = touch();
+                let message =
+                    format!("{why}, and wrote the rule; give them the right, or have who holds it run {touch}");
+                ("AuthorDenied", message)
+            }
+            Authority::Open(Some(Unreadable::Forbidden { .. })) => {
+                let message = "Mimeo may not ask what the rule's author may do: it lacks create on \
+                               subjectaccessreviews.authorization.k8s.io";
+                ("ControllerForbidden", message.into())
+            }
+            Authority::Open(Some(Unreadable::Unavailable)) => {
+                ("Pending", "the API server does not say now what the rule's author may do".into())
+            }
+            Authority::Open(None) | Authority::Held => return None,
+        };
+        Some(Unauthorized { reason, message })
+    }
+
+    /// What it does to the pods of a namespace that waits for its copies.
+    pub(super) fn barrier(&self) -> Barrier {
+        let rule = self.rule.as_ref().ok().filter(|rule| !rule.suspend && self.vouched());
+        rule.map_or(Barrier::None, |rule| rule.barrier)
+    }
+}
 
 /// Why a rule may not do what it says: a stable word, and what to do.
 pub(super) struct Unauthorized {
@@ -24,7 +133,107 @@ pub(super) struct Unauthorized {
 }
 
 impl Engine {
-    /// The first thing that a rule may not do.
+    /// What is known of a rule's author as the rule is shown. An answer holds for as long as the spec and the author do.
+    pub(super) fn authority_of(
+        &self,
+        id: &RuleId,
+        rule: Option<&Rule>,
+        author: Option<&Arc<User>>,
+        observed: &Observed,
+    ) -> Authority {
+        let (Some(rule), Some(author)) = (rule, author) else { return Authority::Unknown };
+        if self.settings.role == Role::Injector {
+            return told_denied(observed, rule.generation).map_or(Authority::Held, Authority::Denied);
+        }
+        let same = |old: &Rule| old.uid == rule.uid && old.generation == rule.generation;
+        let known = self.rules.get(id).filter(|state| state.rule.as_ref().is_ok_and(same));
+        let known = known.filter(|state| state.author.as_ref() == Some(author));
+        known.map_or(Authority::Open(None), |state| state.authority.clone())
+    }
+
+    /// Grows whenever somebody has to be asked about.
+    pub fn inquiry_version(&self) -> u64 {
+        self.inquiry_version
+    }
+
+    pub(super) fn inquire(&mut self) {
+        self.inquiry_version += 1;
+    }
+
+    /// Whether the author of any rule is known.
+    pub fn authored(&self) -> bool {
+        self.rules.values().any(|state| state.author.is_some())
+    }
+
+    /// What to ask about every rule whose author is known. A kind that isn't served or isn't looked for, of which nothing can be
+    /// written, is left out.
+    pub fn inquiries(&self) -> Vec<Inquiry> {
+        self.inquiries_about(|_| true)
+    }
+
+    /// The same for rules that wait for the answer.
+    pub fn open_inquiries(&self) -> Vec<Inquiry> {
+        self.inquiries_about(|state| matches!(state.authority, Authority::Open(_)))
+    }
+
+    fn inquiries_about(&self, concerned: impl Fn(&RuleState) -> bool) -> Vec<Inquiry> {
+        let served = |gvk: &GroupVersionKind| self.served.get(gvk).and_then(Served::namespaced).cloned();
+        let inquiry = |(id, state): (&Arc<RuleId>, &RuleState)| {
+            let (rule, author) = (state.rule.as_ref().ok()?, state.author.clone()?);
+            let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
+            let mut read = slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none());
+            if read.any(|slot| matches!(self.served.get(slot.gvk()), None | Some(Served::Unknown))) {
+                return None;
+            }
+            let mut needs = of_rule(rule, served);
+            needs.retain(|need| &*need.right.resource != "*");
+            Some(Inquiry { rule: id.clone(), uid: rule.uid.clone(), generation: rule.generation, author, needs })
+        };
+        self.rules.iter().filter(|(_, state)| concerned(state)).filter_map(inquiry).collect()
+    }
+
+    /// The rights that the author of an inquiry lacks, or that nobody could say: then the last answer holds.
+    pub fn answered(&mut self, inquiry: &Inquiry, answer: Result<&[&Right], Unreadable>, now: Tick) {
+        self.at(now);
+        let Some(state) = self.rules.get_mut(&inquiry.rule) else { return };
+        let same = |rule: &Rule| rule.uid == inquiry.uid && rule.generation == inquiry.generation;
+        if !state.rule.as_ref().is_ok_and(same) || state.author.as_ref() != Some(&inquiry.author) {
+            return;
+        }
+        let authority = match answer {
+            Ok([]) => Authority::Held,
+            Ok(missing) => Authority::Denied(lacks(&inquiry.author.name, missing).into()),
+            Err(why) if matches!(state.authority, Authority::Open(_)) => Authority::Open(Some(why)),
+            Err(_) => return,
+        };
+        if state.authority != authority {
+            state.authority = authority;
+            self.regard(&inquiry.rule.clone());
+        }
+    }
+
+    /// A kind has come to be served: rights to it were not asked for before.
+    pub(super) fn reopen(&mut self, gvk: &GroupVersionKind) {
+        self.inquire();
+        if self.settings.role == Role::Injector {
+            return;
+        }
+        let concerned = |state: &RuleState| {
+            state.rule.as_ref().is_ok_and(|rule| rule.sources.iter().any(|source| source.gvk == *gvk))
+        };
+        for state in self.rules.values_mut().filter(|state| state.authority == Authority::Held && concerned(state)) {
+            state.authority = Authority::Open(None);
+        }
+    }
+
+    /// What a rule may do has changed.
+    pub(super) fn regard(&mut self, id: &Arc<RuleId>) {
+        self.touch(id);
+        self.work.disturb();
+        self.concern(id);
+    }
+
+    /// The first thing that a rule may not do, though its author may.
     pub(super) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
         self.lacks_grants(rule)
             .or_else(|| rule.sources.iter().find_map(|source| self.controller_forbidden(source, tally)))

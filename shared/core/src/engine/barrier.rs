@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Engine, Mark, Namespace, Role, Tick,
+    Engine, Mark, Namespace, Role, RuleState, Tick,
     work::{Errand, Timer},
 };
 use crate::{
@@ -81,11 +81,9 @@ impl Progress {
 impl Engine {
     /// Rules that hold the pods of a namespace with this name and these labels. `known` is false until the rules are listed.
     pub fn barrier_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        let rules = self.cluster_rules().filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
-        rules
-            .filter(|(_, rule)| rule.barrier != Barrier::None && !rule.suspend && rule.could_match(hint, labels))
-            .map(|(id, _)| (**id).clone())
-            .collect()
+        let holding = self.cluster_rules().filter(|(_, state)| state.barrier() != Barrier::None);
+        let rules = holding.filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
+        rules.filter(|(_, rule)| rule.could_match(hint, labels)).map(|(id, _)| (**id).clone()).collect()
     }
 
     /// Whether everything was seen once that decides about a namespace.
@@ -281,6 +279,10 @@ impl Engine {
         progress
     }
 
+    fn denied(&self, id: SlotId) -> bool {
+        self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule)).is_some_and(RuleState::denied)
+    }
+
     fn hold(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Hold {
         match self.decide_wanted(id, name, namespace, cell) {
             // Being compared in detail, it is there all the same.
@@ -289,6 +291,7 @@ impl Engine {
                 let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
                 hindrance.map_or(Hold::Writing, |why| Hold::Cannot(why.into()))
             }
+            Step::Leave(Leave::Unauthorized) if self.denied(id) => Hold::Cannot("AuthorDenied".into()),
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match &cell.failure {
                 // An installation with Roles instead of a ClusterRole may get the one for a new namespace later than the namespace,

@@ -271,10 +271,7 @@ impl Engine {
             return Step::Leave(Leave::Retained);
         }
         let Some(state) = self.rules.get(&id) else { return self.decide_ruleless(&id, name, cell) };
-        let Ok(rule) = &state.rule else { return Step::Leave(Leave::Suspended) };
-        if rule.suspend {
-            return Step::Leave(Leave::Suspended);
-        }
+        let Some(rule) = state.acting() else { return Step::Leave(Leave::Suspended) };
         if rule.retention.when_unmatched == Retain::Retain {
             return Step::Leave(Leave::Retained);
         }

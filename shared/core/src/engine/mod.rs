@@ -39,6 +39,7 @@ use serde_json::Value;
 use self::survey::Surveys;
 pub use self::{
     announce::Announcement,
+    authorized::Inquiry,
     barrier::{Awaited, Progress},
     collect::{RuleRead, SourceRead},
     preview::{Contest, Preview},
@@ -54,6 +55,7 @@ use crate::{
     outcome::Unreadable,
     reach::Reach,
     render::{Copies, render},
+    review::User,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     seeds::Seeds,
     selection::Labels,
@@ -151,6 +153,7 @@ pub struct Engine {
     notices: Vec<Notice>,
     news: announce::News,
     demand_version: u64,
+    inquiry_version: u64,
     now: Tick,
 }
 
@@ -196,6 +199,9 @@ impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
 #[derive(Debug)]
 struct RuleState {
     rule: Result<Rule, Vec<Refusal>>,
+    /// Who wrote it, if that is known.
+    author: Option<Arc<User>>,
+    authority: authorized::Authority,
     /// Slots of each target, source by source.
     slots: Vec<Vec<SlotId>>,
     /// resourceVersion at which this generation was first seen.
@@ -383,6 +389,7 @@ impl Engine {
             notices: Vec::new(),
             news: announce::News::default(),
             demand_version: 0,
+            inquiry_version: 0,
             now: Tick::ZERO,
         }
     }
@@ -399,9 +406,18 @@ impl Engine {
 
     // ---- rules ----
 
-    /// A rule exists, with this spec; `observed` is the status that it carries.
-    pub fn rule_applied(&mut self, id: RuleId, rule: Result<Rule, Vec<Refusal>>, observed: Observed, now: Tick) {
+    /// A rule exists, with this spec, by this author if its stamp is true; `observed` is the status that it carries.
+    pub fn rule_applied(
+        &mut self,
+        id: RuleId,
+        rule: Result<Rule, Vec<Refusal>>,
+        author: Option<User>,
+        observed: Observed,
+        now: Tick,
+    ) {
         self.at(now);
+        let author = author.map(Arc::new);
+        let authority = self.authority_of(&id, rule.as_ref().ok(), author.as_ref(), &observed);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
         let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
         self.gone.remove(&id);
@@ -410,11 +426,19 @@ impl Engine {
             && old.generation == new.generation
             && old.uid == new.uid
         {
-            // Only metadata or status moved: of these, the confirmation alone is for us.
+            // Only metadata or status moved: of these, the confirmation and the author are for us.
             let confirmed = old.confirm_deletion != new.confirm_deletion;
+            let mut regarded = false;
             if let Some(state) = self.rules.get_mut(&id) {
+                regarded = state.authority != authority;
                 state.rule = rule;
+                state.author = author;
+                state.authority = authority;
                 state.status.observe(observed);
+            }
+            if regarded {
+                self.inquire();
+                self.regard(&id);
             }
             if confirmed {
                 self.confirm_sweep(&id);
@@ -439,6 +463,8 @@ impl Engine {
             id.clone(),
             RuleState {
                 rule,
+                author,
+                authority,
                 slots,
                 spec_version: version,
                 spec_seen: self.now,
@@ -451,6 +477,7 @@ impl Engine {
         );
         self.learn_targets(&id);
         self.touch(&id);
+        self.inquire();
         self.remind_of_grace(&id);
         if id.kind == RuleKind::ClusterReplication {
             self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id.clone()));
@@ -467,6 +494,7 @@ impl Engine {
         self.forget_targets(&id, old.rule.as_ref().ok());
         self.retire(&old.slots.concat(), &[]);
         self.sweeps.remove(&id);
+        self.inquire();
         self.work.disturb();
         self.gone.insert(id, collect::Gone::seen_under(old.crd, self.now));
         self.demand_changed();
@@ -668,6 +696,7 @@ impl Engine {
             return;
         }
         self.served.insert(gvk.clone(), served);
+        self.reopen(gvk);
         let sources: Vec<SourceRef> = self.sources.keys().filter(|source| source.gvk == *gvk).cloned().collect();
         for source in &sources {
             self.render_source(source);
@@ -685,6 +714,7 @@ impl Engine {
             return;
         }
         *served = Served::Unanswered(why);
+        self.inquire();
         self.touch_rules(|slot| slot.source.gvk == *gvk);
         self.everything_dirty();
     }

@@ -209,7 +209,8 @@ impl Engine {
         name: &'a str,
         labels: &'a Labels,
     ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
-        let rule = state.rule.as_ref().ok();
+        // For one that nobody answers for nothing is wanted.
+        let rule = state.rule.as_ref().ok().filter(|_| state.vouched());
         let targets = rule.into_iter().flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
         let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
         matched.flat_map(|(_, slots)| slots).filter_map(|id| Some((*id, self.slots.get(id)?)))
@@ -217,19 +218,21 @@ impl Engine {
 
     /// Whether a rule wants a copy there that nobody else may change.
     pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        let Some(RuleState { rule: Ok(rule), slots, .. }) = self.rules.get(id) else { return false };
+        let Some(state) = self.rules.get(id) else { return false };
+        let Some(rule) = state.acting() else { return false };
         let Some(space) = self.namespaces.get(namespace) else { return false };
-        let denies = rule.drift == DriftPolicy::Deny && !rule.suspend;
-        let mut slots = slots.iter().flatten().filter_map(|id| self.slots.get(id));
+        let mut slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         let granted =
             slots.any(|slot| slot.granted && slot.gvk().is_of(kind)) && self.may_write(id, namespace, kind, name);
+        let denies = rule.drift == DriftPolicy::Deny;
         denies && space.alive() && rule.wants(kind, name, namespace, &space.labels) && granted
     }
 
-    /// Who wins one cell: the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
+    /// Who wins one cell: a rule whose author may have it, then the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
     fn precedes(&self, a: &Arc<RuleId>, b: &Arc<RuleId>, marked: Option<&Arc<RuleId>>) -> bool {
         let created = |id| self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
-        let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));
+        let denied = |id| self.rules.get(id).is_some_and(RuleState::denied);
+        let rank = |id| (denied(id), rank(id, created(id), marked.map(|marked| &**marked)));
         rank(a) < rank(b)
     }
 
@@ -352,14 +355,19 @@ impl Engine {
 
     pub(super) fn decide_wanted(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Step {
         let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
-        let rule = self.rules.get(&slot.rule).and_then(|state| state.rule.as_ref().ok());
+        let state = self.rules.get(&slot.rule);
+        let rule = state.and_then(|state| state.rule.as_ref().ok());
+        let acting = state.is_some_and(|state| state.acting().is_some());
         if rule.is_some_and(|rule| self.seeded(slot, rule, namespace, cell)) {
-            let keeps = self.settings.role == Role::Keeper && rule.is_some_and(|rule| !rule.suspend);
+            let keeps = self.settings.role == Role::Keeper && acting;
             // Nothing that is only thought to be here is remembered for good.
             let doubted = keeps
                 && !self.is_of_now(name, namespace, cell)
                 && self.served.get(slot.gvk()).and_then(Served::namespaced).is_some();
             return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
+        }
+        if state.is_some_and(|state| !state.authorized()) {
+            return Step::Leave(Leave::Unauthorized);
         }
         let checksum = match &slot.rendering {
             Ok(copies) => copies.checksum_at(namespace.place(name)),
@@ -372,12 +380,11 @@ impl Engine {
         let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
         let kind = &self.kinds[usize::from(slot.kind.0)];
         let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
-        let suspended = rule.is_none_or(|rule| rule.suspend);
         let step = match rule {
             Some(rule) if listed => self.compare(slot, checksum, rule, name, cell),
             _ => Step::Leave(Leave::NotListed),
         };
-        if suspended {
+        if !acting {
             // The preview must tell a create from a conflict, and only a read can.
             let unknown =
                 matches!(cell.belief, Belief::Unknown | Belief::Taken | Belief::Vanished(_) | Belief::Hidden(_));
@@ -436,9 +443,9 @@ impl Engine {
         let mut seeds = namespace.seeds.clone();
         for cell in &namespace.cells {
             let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { continue };
-            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
+            let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { continue };
             let once = rule.strategy == Strategy::CreateOnce;
-            if rule.suspend || (!once && seeds.is_empty()) {
+            if !once && seeds.is_empty() {
                 continue;
             }
             if once && !cell.settled() {
@@ -496,9 +503,9 @@ impl Engine {
         if seen.deleting || seen.source != crate::meta::source_hash(&slot.source.to_string()) {
             return keep;
         }
-        let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { return keep };
+        let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { return keep };
         let Some(Source::Missing { since, .. }) = self.sources.get(&slot.source) else { return keep };
-        if rule.suspend || self.settings.role == Role::Injector || self.now < *since + rule.retention.source_grace {
+        if self.settings.role == Role::Injector || self.now < *since + rule.retention.source_grace {
             return keep;
         }
         if rule.retention.when_source_deleted == crate::rule::Retain::Retain {
@@ -530,9 +537,8 @@ impl Engine {
 
     /// The strictest barrier that holds a namespace's pods for this slot.
     pub(super) fn barrier_of(&self, id: SlotId) -> Barrier {
-        let rule =
-            self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule)).and_then(|state| state.rule.as_ref().ok());
-        rule.filter(|rule| !rule.suspend).map_or(Barrier::None, |rule| rule.barrier)
+        let state = self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule));
+        state.map_or(Barrier::None, RuleState::barrier)
     }
 }
 

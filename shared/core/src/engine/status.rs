@@ -6,7 +6,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, Plan, PlannedCopy, SourceStatus};
 
-use super::{Engine, Listing, RuleState, Served, Source, Tick, authorized::Unauthorized, consent::Lack, work::Timer};
+use super::{
+    Engine, Listing, RuleState, Served, Source, Tick,
+    authorized::{Authority, Unauthorized},
+    consent::Lack,
+    work::Timer,
+};
 use crate::{
     cell::{Cell, Leave, Step, Why},
     kind::Resource,
@@ -197,6 +202,12 @@ impl Engine {
     }
 
     fn known(&self, id: &RuleId, state: &RuleState) -> bool {
+        match &state.authority {
+            Authority::Open(None) => return false,
+            // Of a rule that doesn't act nothing is told.
+            Authority::Held => {}
+            _ => return self.primed(),
+        }
         let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
             && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
@@ -230,6 +241,11 @@ impl Engine {
                 let message = refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
                 conditions.set("Ready", false, "InvalidSpec", &message);
                 conditions.set("Stalled", true, "InvalidSpec", &message);
+            }
+            Ok(rule) if let Some(Unauthorized { reason, message }) = state.author_trouble(id) => {
+                conditions.set("Ready", false, "NotAuthorized", &message);
+                conditions.set("Authorized", false, reason, &message);
+                self.describe_barrier(state, rule, &mut conditions);
             }
             Ok(rule) => {
                 let tally = self.tally(id, state, rule);
@@ -375,7 +391,7 @@ impl Engine {
             Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
         }
         match &unauthorized {
-            None => conditions.set("Authorized", true, "Allowed", "Mimeo may do what the rule takes"),
+            None => conditions.set("Authorized", true, "Allowed", "the rule's author and Mimeo may do what it takes"),
             Some(Unauthorized { reason, message }) => conditions.set("Authorized", false, reason, message),
         }
         self.describe_barrier(state, rule, conditions);
@@ -404,7 +420,7 @@ impl Engine {
         if rule.id.kind == RuleKind::Replication {
             return; // It can have none.
         }
-        if rule.barrier == Barrier::None || rule.suspend {
+        if state.barrier() == Barrier::None {
             conditions.set("BarrierActive", false, "Disabled", "pods do not wait for this rule's copies");
         } else if self.webhooks.seen.is_empty() {
             let message =

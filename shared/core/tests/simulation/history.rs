@@ -5,7 +5,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     server::Res,
-    spec::{Clash, Hold, Keep, RuleSpec, Select, TEAMS, To},
+    spec::{By, Clash, Hold, Keep, RuleSpec, Select, TEAMS, To},
     world::{Act, Fate, Move},
 };
 
@@ -62,10 +62,20 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         rare,
         rare,
         option::weighted(0.2, select(vec!["gold", "iron", TEAMS])),
-        prop::bool::weighted(0.04),
+        (prop::bool::weighted(0.04), by()),
     )
         .prop_map(
-            |(sources, targets, ((once, exclusive), clash, keep), grace, hold, suspend, finalizer, tier, invalid)| {
+            |(
+                sources,
+                targets,
+                ((once, exclusive), clash, keep),
+                grace,
+                hold,
+                suspend,
+                finalizer,
+                tier,
+                (invalid, by),
+            )| {
                 RuleSpec {
                     sources,
                     targets,
@@ -76,12 +86,17 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
                     grace,
                     hold,
                     suspend,
+                    by,
                     finalizer,
                     tier,
                     invalid,
                 }
             },
         )
+}
+
+fn by() -> impl Strategy<Value = By> {
+    prop_oneof![12 => Just(By::Entitled), 1 => Just(By::Denied), 1 => Just(By::Nobody)]
 }
 
 /// What is in an object in a copy's way.

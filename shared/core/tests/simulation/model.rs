@@ -14,7 +14,7 @@ use mimeo_core::{
 use super::{
     process::CLUSTER,
     server::{COPIED, Key, Object, Res, Server},
-    spec::{Clash, Hold, RuleSpec, SOURCES, carried, source_name},
+    spec::{By, Clash, Hold, RuleSpec, SOURCES, carried, source_name},
 };
 
 /// Who wants a cell, for which source.
@@ -70,6 +70,9 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
     let mut claims: BTreeMap<Key, BTreeMap<String, Want>> = BTreeMap::new();
     for rule in server.of(Res::Rule) {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
+        if spec.by == By::Nobody {
+            continue;
+        }
         for (key, source) in cells_of(spec, &namespace.key.name, &namespace.labels()) {
             let tier = spec.tier_in(&namespace.labels());
             let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, tier, contested: false };
@@ -83,7 +86,7 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
         let marked = copy.filter(|copy| copy.ours() && copy.labelled()).and_then(|copy| rule_of(copy));
         let rank = |name: &str| {
             let created = server.get(&Key::new(Res::Rule, "", name)).map(|rule| rule.created);
-            (marked != Some(name), created, name.to_owned())
+            (claims[name].spec.by == By::Denied, marked != Some(name), created, name.to_owned())
         };
         let winner = claims.keys().min_by_key(|name| rank(name)).expect("no claim without a rule").clone();
         for loser in claims.keys().filter(|name| **name != winner) {
@@ -181,6 +184,11 @@ fn same(before: Option<&Rc<Object>>, after: Option<&Rc<Object>>, why: &str) -> R
     }
 }
 
+/// Nothing is done for a rule at rest. A webhook replica learns from the status that an author may not any more.
+fn rests(before: Option<&Rc<Object>>, after: Option<&Rc<Object>>, want: &Want, facts: &Facts) -> Result<(), String> {
+    if want.spec.by == By::Denied && facts.replicas { Ok(()) } else { same(before, after, "at rest") }
+}
+
 fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), String> {
     match after {
         None => Ok(()),
@@ -211,7 +219,7 @@ pub fn yields(object: &Object, clash: Clash, copy: &BTreeMap<String, String>) ->
 
 fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
     let Some(source) = source_of(server, want.source) else { return false };
-    !want.spec.suspend && server.served(object.key.res) && yields(object, want.spec.clash, &copy_of(source, want))
+    !want.spec.rests() && server.served(object.key.res) && yields(object, want.spec.clash, &copy_of(source, want))
 }
 
 /// Checks one wanted cell.
@@ -221,7 +229,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         return Ok(State::Unsure);
     }
     if want.spec.once
-        && let Some(state) = check_seed(before, after, key, want)?
+        && let Some(state) = check_seed(before, after, key, want, facts)?
     {
         return Ok(state);
     }
@@ -235,7 +243,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         // taken from us meanwhile it may write once more.
         let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;
         // Who has seen that it was ours, or finds that it has the content, puts it right; who hasn't, leaves it.
-        let known = after.ever_ours.contains(&foreign.uid) && !want.spec.suspend;
+        let known = after.ever_ours.contains(&foreign.uid) && !want.spec.rests();
         if let (true, Some(is), Some(source)) = (known, is, source_of(after, want.source))
             && same(was, Some(is), "").is_err()
             && right(is, want, source).is_ok()
@@ -249,7 +257,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
             return Ok(State::Open);
         }
         same(was, is, "not ours")?;
-        let known = source_of(after, want.source).is_some() && !want.spec.suspend && after.served(key.res);
+        let known = source_of(after, want.source).is_some() && !want.spec.rests() && after.served(key.res);
         return Ok(if known { State::Failed } else { State::Open });
     }
     if want.contested && ours.is_some_and(|ours| !ours.labelled()) {
@@ -259,8 +267,8 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         let known = source_of(after, want.source).is_some() && after.served(key.res);
         return same(was, is, "being deleted").map(|()| if known { State::Failed } else { State::Open });
     }
-    if want.spec.suspend {
-        return same(was, is, "suspended").map(|()| State::Open);
+    if want.spec.rests() {
+        return rests(was, is, want, facts).map(|()| State::Open);
     }
     let Some(source) = source_of(after, want.source) else {
         let Some(ours) = ours else { return same(was, is, "no source").map(|()| State::Open) };
@@ -297,7 +305,7 @@ pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
 }
 
 /// Checks a cell of a rule that creates once; none if it is still to be created.
-fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want) -> Result<Option<State>, String> {
+fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want, facts: &Facts) -> Result<Option<State>, String> {
     let (was, is) = (before.get(key), after.get(key));
     let namespaces = [before, after].map(|server| server.namespace(&key.namespace));
     let [noted_before, noted_after] =
@@ -308,8 +316,8 @@ fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want) -> Result
     if noted_before {
         return same(was, is, "created once").map(|()| Some(State::Synced));
     }
-    if want.spec.suspend {
-        return same(was, is, "suspended").map(|()| Some(State::Open));
+    if want.spec.rests() {
+        return rests(was, is, want, facts).map(|()| Some(State::Open));
     }
     let removed = namespaces[0].is_some_and(|home| after.meddled.contains(&(home.uid.clone(), key.clone())));
     let possible = source_of(after, want.source).is_some() && after.served(key.res) && want.tier.is_ok();
@@ -368,8 +376,8 @@ pub fn check_unwanted(
         return if facts.crd_changed { Ok(()) } else { gone(ours, is, "its rule was deleted") };
     };
     let spec = rule.spec.as_ref().expect("a rule has a spec");
-    if spec.suspend || spec.invalid || spec.keep.unmatched {
-        return same(was, is, "suspended, invalid or retained");
+    if spec.rests() || spec.invalid || spec.keep.unmatched {
+        return same(was, is, "at rest, invalid or retained");
     }
     let labels = after.namespace(&key.namespace).map(|namespace| namespace.labels()).unwrap_or_default();
     let makes = spec

@@ -8,10 +8,12 @@ use std::{
 
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
+    authority::Right,
     engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
     render::Precondition,
+    review::User,
     rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, json};
@@ -310,7 +312,19 @@ impl Process {
                 self.tell_crd(server, now);
             }
         }
+        self.ask(now);
         Some(message)
+    }
+
+    /// Authors are asked about, and answered for at once.
+    fn ask(&mut self, now: Tick) {
+        let right = Right { verb: "get", group: "".into(), resource: "secrets".into(), namespace: None, name: None };
+        for inquiry in &self.engine.open_inquiries() {
+            let spec = self.view.rules.get(&*inquiry.rule.name).and_then(|rule| rule.spec.as_ref());
+            let denied = spec.is_some_and(|spec| spec.author_may() == Some(false));
+            let missing: &[&Right] = if denied { &[&right] } else { &[] };
+            self.engine.answered(inquiry, Ok(missing), now);
+        }
     }
 
     fn tell_crd(&mut self, server: &Server, now: Tick) {
@@ -327,7 +341,9 @@ impl Process {
                 self.shown(&Topic::Rules).insert(object.key.name.clone());
                 self.view.rules.insert(object.key.name.clone(), object.clone());
                 self.view.taken_in = self.view.taken_in.max(object.version);
-                self.engine.rule_applied(id(&object.key.name), parse(object), object.status.clone(), now);
+                let nobody = object.spec.as_ref().is_some_and(|spec| spec.author_may().is_none());
+                let author = (!nobody).then(User::default);
+                self.engine.rule_applied(id(&object.key.name), parse(object), author, object.status.clone(), now);
             }
             Message::Gone(object) => {
                 self.view.rules.remove(&object.key.name);

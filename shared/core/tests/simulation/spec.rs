@@ -114,6 +114,17 @@ pub enum Clash {
     Overwrite,
 }
 
+/// Who wrote a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Somebody who may do what it does.
+    Entitled,
+    /// Somebody who may not any more.
+    Denied,
+    /// Nobody that is known.
+    Nobody,
+}
+
 /// A rule's spec.
 #[allow(clippy::struct_excessive_bools)] // As its author may choose, each on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +141,7 @@ pub struct RuleSpec {
     pub grace: i32,
     pub hold: Hold,
     pub suspend: bool,
+    pub by: By,
     /// Sets this finalizer.
     pub finalizer: bool,
     /// Sets the label `tier`, maybe to [`TEAMS`].
@@ -151,10 +163,21 @@ impl RuleSpec {
             grace: 0,
             hold: Hold::None,
             suspend: false,
+            by: By::Entitled,
             finalizer: false,
             tier: None,
             invalid: false,
         }
+    }
+
+    /// Whether its author may have it so; none if nobody is known to be.
+    pub fn author_may(&self) -> Option<bool> {
+        (self.by != By::Nobody).then_some(self.by == By::Entitled)
+    }
+
+    /// Whether it writes and deletes nothing.
+    pub fn rests(&self) -> bool {
+        self.suspend || self.by != By::Entitled
     }
 
     pub fn matches(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {

@@ -19,7 +19,7 @@ use super::{
     model::{self, Facts},
     process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
     server::{COPIED, Entry, Key, Object, Res, Server},
-    spec::{Clash, Hold, RuleSpec, SOURCES},
+    spec::{By, Clash, Hold, RuleSpec, SOURCES},
 };
 
 /// What becomes of one request.
@@ -534,13 +534,13 @@ impl World {
             let Some(rule) = rule else { continue };
             let spec = rule.spec.clone().expect("a rule has a spec");
             let Some(copies) = rule.status.as_ref().and_then(|status| status.copies) else {
-                if spec.invalid {
+                if spec.invalid || spec.by != By::Entitled {
                     continue;
                 }
                 return Err(self.report(&format!("{name} has no counts in its status")));
             };
             let found = [copies.desired, copies.synced, copies.failed];
-            if !spec.suspend && !spec.invalid && found != [desired, synced, failed] {
+            if !spec.rests() && !spec.invalid && found != [desired, synced, failed] {
                 return Err(
                     self.report(&format!("status of {name} counts {found:?}, not {:?}", [desired, synced, failed]))
                 );
@@ -561,7 +561,7 @@ impl World {
             // Held deletions are collected anew, too.
             let mut conditions = rule.status.iter().flat_map(|status| &status.conditions);
             let held = conditions.any(|condition| condition.type_ == "Stalled");
-            failed || held || spec.suspend || spec.sources.iter().any(missing)
+            failed || held || spec.rests() || spec.sources.iter().any(missing)
         };
         let failing: BTreeSet<Key> =
             self.server.of(Res::Rule).filter(|rule| failing(rule)).map(|rule| rule.key.clone()).collect();
@@ -884,7 +884,8 @@ fn missing(
     }
     let mut faults = Vec::new();
     for (key, rules) in claims {
-        let holds = |rule: &Rc<Object>| rule.spec.as_ref().is_some_and(|spec| held(rule, spec.hold) && !spec.suspend);
+        let holds =
+            |rule: &Rc<Object>| rule.spec.as_ref().is_some_and(|spec| held(rule, spec.hold) && holds_pods(spec));
         // Of several rules one has the cell, and which one is not for here: all of them hold or it doesn't count.
         if !rules.iter().all(|rule| holds(rule)) {
             continue;
@@ -895,6 +896,16 @@ fn missing(
         }
     }
     faults
+}
+
+/// Whether the rule means its barrier. One whose author is denied does, but by what no pod may wait for: it is `Required` or nothing.
+fn holds_pods(spec: &RuleSpec) -> bool {
+    !spec.suspend && (spec.by == By::Entitled || spec.by == By::Denied && spec.hold == Hold::Required)
+}
+
+/// Whether a program may write for the rule. A webhook replica learns from the status that an author may not any more.
+fn acts(process: &Process, spec: &RuleSpec) -> bool {
+    !spec.rests() || process.role == Role::Injector && !spec.suspend && spec.by == By::Denied
 }
 
 /// Whether a program may send this, by what it was told.
@@ -914,7 +925,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         let seen = process.view.copies.get(&uid.to_string()).ok_or("to an object that was never seen")?;
         // Of what isn't ours, that rule must say that it may which the request is sent for.
         let spec = sender.and_then(|rule| rule.spec.as_deref()).ok_or("for a rule that was never shown")?;
-        let (clash, active) = (spec.clash, !spec.suspend);
+        let (clash, active) = (spec.clash, acts(process, spec));
         if seen.ours() || seen.deleting || seen.version != version {
             return Err("to an object that is ours, going, or another by now".into());
         }
@@ -934,7 +945,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
     }
     let wanted = process.view.rules.values().any(|rule| {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
-        !spec.suspend && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
+        acts(process, spec) && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
     });
     let uid = match request.ticket.verb {
         Verb::Look => return Ok(()),

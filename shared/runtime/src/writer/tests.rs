@@ -5,6 +5,7 @@ use mimeo_core::{
     engine::{Action, Announcement, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
+    review::User,
     rule::{Rule, RuleId, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -41,10 +42,13 @@ fn request(verb: Verb) -> Request {
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
     let source = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
     let source_ref = rule.sources[0].clone();
-    engine.rule_applied(id.clone(), Ok(rule), None, now);
+    engine.rule_applied(id.clone(), Ok(rule), Some(User::default()), None, now);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
     engine.rules_unserved(RuleKind::Replication, now);
     engine.kind(&secrets().gvk, Some(secrets()), now);
+    for inquiry in engine.inquiries() {
+        engine.answered(&inquiry, Ok(&[]), now);
+    }
     engine.source(&source_ref, Some(source), now);
     let meta = from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
     engine.namespace_applied(&meta, now);
