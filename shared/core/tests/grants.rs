@@ -182,6 +182,19 @@ impl Scene {
         self.objects.insert(key.to_owned(), meta);
     }
 
+    /// An object that looks like a copy of this rule.
+    fn mark(&mut self, namespace: &str, name: &str, rule: &str) {
+        self.version += 1;
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let meta = json!({
+            "name": name, "namespace": namespace, "uid": uid(self.version), "resourceVersion": self.version.to_string(),
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "managedFields": [entry],
+            "annotations": {"mimeo.dev/rule": rule, "mimeo.dev/cluster": "cluster", "mimeo.dev/source": "v1/Secret/a/b"},
+        });
+        self.engine.copy_applied(&secrets().group_kind(), &from_value(meta.clone()).unwrap(), self.now);
+        self.objects.insert(format!("{namespace}/{name}"), meta);
+    }
+
     /// Carries out what the engine wants.
     fn run(&mut self) {
         while let Some(action) = self.engine.next(self.now) {
@@ -556,6 +569,62 @@ fn a_mass_of_lost_grants_is_held() {
             assert!(scene.done().iter().all(|done| !done.starts_with("delete")));
         }
     }
+}
+
+/// Copies that carry marks of a rule that never was cost nothing to make, and a rule whose losses are held is its owner's matter.
+#[test]
+fn no_tenant_holds_up_what_becomes_of_others_copies() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for (trick, later) in [("forged", 0), ("forged", 60), ("held", 0), ("held", 5), ("held", 60)] {
+        let mut scene = Scene::new(&[&places[..], &["mallory", "home", "to"]].concat());
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let victim = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        if trick == "forged" {
+            for number in 0..500 {
+                scene.mark("mallory", &format!("m-{number}"), "Replication/no-such-ns/x");
+            }
+            scene.run();
+            let read = RuleRead { found: false, homeless: true, crd: Some("crd".into()) };
+            scene.engine.rule_read(&"Replication/no-such-ns/x".parse().unwrap(), Some(&read), scene.now);
+        } else {
+            for place in &places {
+                scene.grant(place, grant("Write", &to("mallory"), &[]));
+            }
+            scene.rule(replication("mallory", "m", &copying("mallory", "x", &places)));
+            scene.show(&source("mallory", "x"));
+            assert_eq!(scene.done().len(), places.len());
+            for place in &places {
+                scene.revoke(place, "Write");
+            }
+        }
+        scene.wait(later);
+        scene.revoke("to", "Write");
+        scene.wait(11);
+        assert_eq!(scene.done(), ["delete to/x"], "{trick} {later}");
+        assert!(scene.status(&victim).conditions.iter().all(|condition| condition.type_ != "Stalled"));
+    }
+}
+
+/// What is one tenant's matter is held for him alone.
+#[test]
+fn a_namespaces_rules_together_lose_no_more_than_one_may() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["home"]].concat());
+    for place in &places {
+        scene.grant(place, grant("Write", &to("home"), &[]));
+        scene.rule(replication("home", place, &copying("home", "x", &[place])));
+    }
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done().len(), places.len());
+    for place in &places {
+        scene.revoke(place, "Write");
+    }
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0]);
 }
 
 #[test]

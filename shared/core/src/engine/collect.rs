@@ -104,6 +104,15 @@ pub(super) struct Sweep {
     pub(super) held: Option<Box<str>>,
 }
 
+/// Which Replications lose much together.
+#[derive(Debug, Default)]
+pub(super) struct MuchLost {
+    /// Those of all namespaces.
+    all: bool,
+    /// Those of these namespaces.
+    homes: BTreeSet<Box<str>>,
+}
+
 /// Why a cell is lost, and since when without a break: a copy that is written for labels which are about to come is unmatched
 /// for a moment, and that moment must not be the last one of somebody else's time.
 #[derive(Debug, Clone, Copy)]
@@ -415,9 +424,9 @@ impl Engine {
         };
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
-        let slots = self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
+        let slots = self.rules.get(id).map(RuleState::copies_at_most);
         let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
-        let large = large || (id.kind == RuleKind::Replication && self.tenants_lose_much());
+        let large = large || self.tenants_lose_much(id);
         let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
         let held = self.sweeps.get(id).filter(|_| large || unmeant);
         let nonce = held.map(|sweep| self.nonce(id, sweep));
@@ -447,26 +456,44 @@ impl Engine {
         lost >= self.settings.sweep_limit && lost * 2 >= of
     }
 
-    /// Whether all Replications together lose as much as one rule may not: what takes away the consent for many, as a lost
-    /// definition of grants does, finds few copies of each.
+    /// Whether the Replications of this one's namespace, or of all, lose together as much as one rule may not: what takes away
+    /// the consent for many, as a lost definition of grants does, finds few copies of each.
     ///
-    /// Found once for all sweeps that end at the same time: what becomes of one doesn't depend on which comes first.
-    fn tenants_lose_much(&mut self) -> bool {
-        let much = self.consent.much_lost.filter(|(at, _)| *at == self.now).map(|(_, much)| much);
-        let much = much.unwrap_or_else(|| self.tenants_lose_much_now());
-        self.consent.much_lost = Some((self.now, much));
-        much
+    /// Found once for all sweeps that began and end at the same time: what becomes of one doesn't depend on which comes first.
+    fn tenants_lose_much(&mut self, id: &RuleId) -> bool {
+        let Some(home) = id.namespace.as_deref() else { return false };
+        let losses = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.values());
+        let Some(began) = losses.map(|loss| loss.since).min() else { return false };
+        let at = (self.now, began);
+        let much = self.consent.much_lost.take().filter(|(then, _)| *then == at).map(|(_, much)| much);
+        let much = much.unwrap_or_else(|| self.tenants_that_lose_much(began.saturating_sub(self.settings.sweep)));
+        let loses = much.all || much.homes.contains(home);
+        self.consent.much_lost = Some((at, much));
+        loses
     }
 
-    fn tenants_lose_much_now(&self) -> bool {
-        let slots = |id: &RuleId| self.rules.get(id).map(|state| state.slots.iter().map(Vec::len).sum());
-        let sweeps = self.sweeps.iter().filter(|(id, _)| id.kind == RuleKind::Replication);
-        let lost = sweeps.map(|(id, sweep)| weight(sweep.cells.keys(), slots(id))).sum();
-        if lost < self.settings.sweep_limit {
-            return false;
+    /// What was lost since then counts: whoever lets his own be held for ever holds up no later one. Nor does a rule that isn't
+    /// there, which anybody's marks can name.
+    fn tenants_that_lose_much(&self, since: Tick) -> MuchLost {
+        let mut homes: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for (id, sweep) in &self.sweeps {
+            let (Some(home), Some(state)) = (id.namespace.as_deref(), self.rules.get(id)) else { continue };
+            let lost = sweep.cells.iter().filter(|(_, loss)| loss.since >= since).map(|(key, _)| key);
+            homes.entry(home).or_default().0 += weight(lost, Some(state.copies_at_most()));
         }
-        let local = self.rules.keys().filter(|id| id.kind == RuleKind::Replication);
-        self.much(lost, local.map(|id| weight(self.cells_of(id).iter(), slots(id))).sum())
+        if homes.values().map(|(lost, _)| lost).sum::<usize>() < self.settings.sweep_limit {
+            return MuchLost::default();
+        }
+        for (id, state) in &self.rules {
+            let Some(home) = id.namespace.as_deref() else { continue };
+            homes.entry(home).or_default().1 += weight(self.cells_of(id).iter(), Some(state.copies_at_most()));
+        }
+        // No tenant by himself makes it everybody's matter.
+        let most = self.settings.sweep_limit.div_ceil(2);
+        let (lost, of) =
+            homes.values().fold((0, 0), |sum, (lost, of)| (sum.0 + lost.min(&most), sum.1 + of.min(&most)));
+        let losing = homes.iter().filter(|(_, (lost, of))| self.much(*lost, *of));
+        MuchLost { all: self.much(lost, of), homes: losing.map(|(home, _)| (*home).into()).collect() }
     }
 
     /// Decides about every collected cell anew, so that only those stay that are still lost for the same reason.
@@ -727,6 +754,13 @@ impl Engine {
 
     fn has_rules(&self, kind: RuleKind) -> bool {
         self.rules.keys().any(|id| id.kind == kind)
+    }
+}
+
+impl RuleState {
+    /// How many copies it has in a namespace, if it has one of each slot.
+    fn copies_at_most(&self) -> usize {
+        self.slots.iter().map(Vec::len).sum()
     }
 }
 

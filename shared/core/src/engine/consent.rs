@@ -11,7 +11,7 @@ use std::{
 
 use mimeo_api::Access;
 
-use super::{Engine, Listing, Tick};
+use super::{Engine, Listing, Tick, collect::MuchLost};
 use crate::{
     grant::Grant,
     kind::GroupKind,
@@ -33,8 +33,8 @@ pub(super) struct Consent {
     strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
     /// Slots whose source is in another namespace than their rule, by that namespace.
     readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
-    /// Whether all Replications together lost much, and when that was found.
-    pub(super) much_lost: Option<(Tick, bool)>,
+    /// Which Replications lost much together, when that was found, and of sweeps that began when.
+    pub(super) much_lost: Option<((Tick, Tick), MuchLost)>,
 }
 
 impl Consent {

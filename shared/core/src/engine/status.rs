@@ -403,7 +403,7 @@ impl Engine {
             let (most, rule) = match &id.namespace {
                 None => ("this rule's copies", format!("clusterreplication {}", id.name)),
                 Some(home) => (
-                    "this rule's copies, or of all Replications',",
+                    "this rule's copies, of its namespace's Replications' or of all Replications',",
                     format!("replication --namespace {home} {}", id.name),
                 ),
             };
