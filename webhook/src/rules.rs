@@ -82,16 +82,18 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     authorize(app, request, &needs, deadline).await?;
     check_stamp(app, request, object)?;
     let mut warnings = kinds.warnings();
-    let refused = rule.sources.iter().filter_map(|source| Some((source, reach.refuses(source)?)));
+    // Nobody is told what is in another namespace by naming it, nor what Mimeo may do there.
+    let told = |source: &&SourceRef| rule.id.namespace.as_ref().is_none_or(|home| *home == source.namespace);
+    let (sources, refused): (Vec<_>, Vec<_>) =
+        rule.sources.iter().filter(told).partition(|source| reach.refuses(source).is_none());
+    let refused = refused.into_iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
-    let sources: Vec<&SourceRef> = rule.sources.iter().filter(|source| reach.refuses(source).is_none()).collect();
-    // Nobody is told what is in another namespace by naming it.
-    let told = |source: &&&SourceRef| rule.id.namespace.as_ref().is_none_or(|home| *home == source.namespace);
-    let known: Vec<&SourceRef> = sources.iter().filter(told).copied().collect();
-    warnings.extend(missing_sources(app, &known, &kinds, deadline).await);
+    warnings.extend(reach.leaves_out(&rule).map(|message| format!("Mimeo: {message}")));
+    warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
-    let mut own = rights::needed(&sources, &reach, |gvk| kinds.resource(gvk));
+    let places = app.handle.look(|engine, _| engine.reached(&rule));
+    let mut own = rights::needed(&sources, places.as_ref(), |gvk| kinds.resource(gvk));
     match rule.id.kind {
         RuleKind::ClusterReplication => {
             warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     kind::GroupKind,
-    rule::{SourceRef, syntax},
+    rule::{Rule, SourceRef, syntax},
 };
 
 /// The limits of an installation; without one there is none of that sort.
@@ -39,6 +39,19 @@ impl Reach {
         }
         let reads = self.sources.as_ref().is_none_or(|namespaces| namespaces.contains(&source.namespace));
         (!reads).then_some(OutOfReach::Namespace)
+    }
+}
+
+impl Reach {
+    /// The namespaces that a tenant's rule names and that get no copies, said to people. Of a rule of the platform's that is no
+    /// matter: it may well be written for more installations than this one.
+    pub fn leaves_out(&self, rule: &Rule) -> Option<String> {
+        rule.id.namespace.as_ref()?;
+        let names = rule.targets.iter().flat_map(|target| target.selection.exact_names().unwrap_or_default());
+        let out: BTreeSet<&str> = names.filter(|name| !self.is_target(name)).collect();
+        let out = out.into_iter().collect::<Vec<_>>().join(", ");
+        let message = "this installation of Mimeo writes no copies into the namespace (--target-namespaces)";
+        (!out.is_empty()).then(|| format!("{out}: {message}"))
     }
 }
 

@@ -46,15 +46,16 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
-/// What is needed for copies of these sources, where the installation acts; a kind that `look_up` doesn't find needs nothing yet.
+/// What is needed for copies of these sources in these namespaces, or everywhere if `None`; a kind that `look_up` doesn't find needs
+/// nothing yet.
 pub fn needed(
     sources: &[&SourceRef],
-    reach: &Reach,
+    places: Option<&BTreeSet<Box<str>>>,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<ProgramRight> {
-    let targets: Vec<Option<&str>> = match &reach.targets {
+    let targets: Vec<Option<&str>> = match places {
         None => vec![None],
-        Some(targets) => targets.iter().map(|name| Some(&**name)).collect(),
+        Some(places) => places.iter().map(|name| Some(&**name)).collect(),
     };
     let mut needs = BTreeSet::new();
     for source in sources {
@@ -68,7 +69,7 @@ pub fn needed(
             }));
         };
         need(Program::Webhook, &READ, Some(&source.namespace));
-        if reach.targets.is_some() {
+        if places.is_some() {
             // Else it reads everywhere, for its copies.
             need(Program::Reconciler, &READ, Some(&source.namespace));
         }
@@ -144,12 +145,12 @@ mod tests {
     }
 
     fn needs() -> BTreeSet<ProgramRight> {
-        needs_within(&Reach::default())
+        needs_in(None)
     }
 
-    fn needs_within(reach: &Reach) -> BTreeSet<ProgramRight> {
+    fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
         let source = |name: &str| SourceRef::named(policies().gvk, "home", name);
-        needed(&[&source("a"), &source("b")], reach, |_| Some(policies()))
+        needed(&[&source("a"), &source("b")], places, |_| Some(policies()))
     }
 
     fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
@@ -177,13 +178,13 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed(&[], &Reach::default(), |_| None).is_empty());
+        assert!(needed(&[], None, |_| None).is_empty());
     }
 
     #[test]
     fn where_roles_are_given_they_are_asked_for_in_each_namespace() {
         let reach = Reach { targets: Some(std::sync::Arc::new(["t1".into(), "t2".into()].into())), ..Reach::default() };
-        let needs = needs_within(&reach);
+        let needs = needs_in(reach.targets.as_deref());
         assert!(told(&needs).iter().all(|need| !need.ends_with('*')), "{needs:?}");
         let sentences = explain(&needs, &reach);
         assert_eq!(
@@ -193,7 +194,7 @@ mod tests {
         );
         let many = (0..9).map(|n| format!("t{n}").into()).collect();
         let reach = Reach { targets: Some(std::sync::Arc::new(many)), ..Reach::default() };
-        let sentences = explain(&needs_within(&reach), &reach);
+        let sentences = explain(&needs_in(reach.targets.as_deref()), &reach);
         assert_eq!(sentences.last().map(String::as_str), Some("Mimeo: so it is in 7 more namespaces"));
         assert_eq!(sentences.len(), PLACES + 1);
     }

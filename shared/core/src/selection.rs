@@ -108,17 +108,10 @@ impl TargetSelection {
         self.reach = reach.cloned();
     }
 
-    /// The namespaces selected, if they are known by name whatever exists; excluded ones among them.
+    /// The namespaces selected, if each is named; excluded ones and those out of reach among them.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
-        match (&self.reach, &self.selection) {
-            (None, Selection::Names(globs)) => globs.iter().map(Glob::literal).collect(),
-            (None, _) => None,
-            (Some(reach), Selection::Labels(_)) => Some(reach.iter().map(|name| &**name).collect()),
-            (Some(reach), by_name) => {
-                let unlabelled = Labels::new();
-                Some(reach.iter().map(|name| &**name).filter(|name| by_name.matches(name, &unlabelled)).collect())
-            }
-        }
+        let Selection::Names(globs) = &self.selection else { return None };
+        globs.iter().map(Glob::literal).collect()
     }
 
     /// Whether it selects every namespace by an empty selector: worth a word to its author.

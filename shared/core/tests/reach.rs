@@ -8,11 +8,12 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_core::{
+    authority::of_rule,
     engine::{Action, CopyWatch, Engine, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, Outcome, Reason, Unreadable},
     reach::Reach,
-    rule::{Rule, RuleKind, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::NameHint,
 };
 use serde_json::{from_value, json};
@@ -151,4 +152,70 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
         assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
         assert!(progress.settled());
     }
+}
+
+/// What is amiss in a namespace is for those alone whose rules want something there.
+#[test]
+fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
+    let reach = Reach { sources: None, ..confined() };
+    let mut engine = engine(Role::Keeper, reach, ("Secret", "platform"), &["a", "b"]);
+    let tenant = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "metadata": {"namespace": "a", "name": "own", "uid": UID, "generation": 1, "resourceVersion": "40"},
+        "spec": {"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "mine"}], "targets": [{"namespaces": ["a"], "name": "copy"}]},
+    });
+    let rule = Rule::parse_replication(&from_value(tenant).unwrap()).unwrap();
+    assert_eq!(engine.reached(&rule), Some(["a".into()].into()));
+    let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+    engine.rules_listed(RuleKind::Replication, &[].into(), NOW);
+    engine.grants_listed(&[].into(), NOW);
+    engine.rule_applied(id.clone(), Ok(rule), author(), None, NOW);
+    vouch(&mut engine, NOW);
+    engine.demand();
+    let object = json!({"metadata": {"name": "mine", "resourceVersion": "41"}, "data": {"a": "aHVudGVyMg=="}});
+    engine.source(&source, Some(object), NOW);
+    engine.copies_unreadable(&watch("b"), Unreadable::Forbidden { verb: "list" }, NOW);
+    engine.copies_listing(&watch("a"), NOW);
+    engine.copies_listed(&watch("a"), 50, NOW);
+    requests(&mut engine, NOW);
+    let told = engine.statuses(NOW + Duration::from_secs(5), Timestamp::UNIX_EPOCH);
+    let said = |whose: &RuleId| {
+        let update = told.iter().find(|update| update.id == *whose).unwrap();
+        update.status.conditions.iter().flat_map(|one| [&*one.reason, " ", &one.message, "\n"]).collect::<String>()
+    };
+    let platform = told.iter().map(|update| &update.id).find(|other| **other != id).unwrap();
+    assert!(said(platform).contains("in namespace b"), "{}", said(platform));
+    assert!(!said(&id).contains("namespace b") && !said(&id).contains("ControllerForbidden"), "{}", said(&id));
+}
+
+/// It names its targets, so it means them: nothing would come of it, and "ready" would be a lie.
+#[test]
+fn a_tenants_rule_that_is_left_out_says_so() {
+    let home = |home: &str| {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": home, "name": "own"},
+            "spec": {"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "mine"}], "targets": [{"namespaces": [home], "name": "copy"}]},
+        })
+    };
+    let said = |name: &str| {
+        let rule = Rule::parse_replication(&from_value(home(name)).unwrap()).unwrap();
+        confined().leaves_out(&rule.within(&confined()))
+    };
+    assert_eq!(said("a"), None);
+    assert!(said("c").is_some_and(|message| message.starts_with("c: ") && message.contains("--target-namespaces")));
+}
+
+/// They may be widened, and nobody is asked about the author then who could refuse the rule.
+#[test]
+fn an_author_needs_what_the_rule_says_whatever_the_limits_leave_of_it() {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+            "targets": [{"namespaces": ["a", "c"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let needs = |rule: &Rule| of_rule(rule, |_| Some(secrets()));
+    assert_eq!(needs(&rule.clone().within(&confined())), needs(&rule));
 }

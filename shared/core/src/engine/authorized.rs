@@ -132,6 +132,13 @@ pub(super) struct Unauthorized {
     pub(super) message: String,
 }
 
+impl Unauthorized {
+    /// That the installation is limited to less than that.
+    fn by_limits(message: String) -> Self {
+        Self { reason: "ControllerForbidden", message }
+    }
+}
+
 impl Engine {
     /// What is known of a rule's author as the rule is shown. An answer holds for as long as the spec and the author do.
     pub(super) fn authority_of(
@@ -236,7 +243,8 @@ impl Engine {
     /// The first thing that a rule may not do, though its author may.
     pub(super) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
         self.lacks_grants(rule)
-            .or_else(|| rule.sources.iter().find_map(|source| self.controller_forbidden(source, tally)))
+            .or_else(|| self.settings.reach.leaves_out(rule).map(Unauthorized::by_limits))
+            .or_else(|| rule.sources.iter().find_map(|source| self.controller_forbidden(rule, source, tally)))
     }
 
     /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of what isn't granted.
@@ -250,15 +258,15 @@ impl Engine {
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
-    fn controller_forbidden(&self, source: &SourceRef, tally: &Tally) -> Option<Unauthorized> {
+    fn controller_forbidden(&self, rule: &Rule, source: &SourceRef, tally: &Tally) -> Option<Unauthorized> {
         if let Some(why) = self.settings.reach.refuses(source) {
-            return Some(Unauthorized { reason: "ControllerForbidden", message: format!("{source}: {why}") });
+            return Some(Unauthorized::by_limits(format!("{source}: {why}")));
         }
         let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
-        let kind = self.kind_ids.get(&source.gvk.group_kind()).map(|id| &self.kinds[usize::from(id.0)]);
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
         let copies = || {
-            let (namespace, why) = kind?.surveys.unreadable().filter(|(_, why)| denied(why))?;
+            let kind = source.gvk.group_kind();
+            let (namespace, why) = self.unwatchable(rule, &kind).filter(|(_, why)| denied(why))?;
             Some(Denied { what: unwatched(namespace, why, resource), places: namespace.into_iter().collect() })
         };
         let reading = || {
@@ -296,8 +304,9 @@ fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
 impl Denied<'_> {
     /// All that the reconciler needs of the kind there: which of it is missing only the next refusal would tell.
     fn to_grant(&self, source: &SourceRef, reach: &Reach, resource: &Resource) -> String {
+        let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
         let here = |need: &ProgramRight| need.namespace.as_deref().is_none_or(|name| self.places.contains(name));
-        let needed = rights::needed(&[source], reach, |_| Some(resource.clone()));
+        let needed = rights::needed(&[source], reach.targets.is_some().then_some(&places), |_| Some(resource.clone()));
         let needed = needed.into_iter().filter(|need| need.program == Program::Reconciler && here(need));
         rights::explain(&needed.collect(), reach).join("; ")
     }

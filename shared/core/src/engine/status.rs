@@ -214,8 +214,7 @@ impl Engine {
             && slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
                 match self.served.get(slot.gvk()) {
                     Some(Served::At(resource)) if resource.namespaced => {
-                        let kind = &self.kinds[usize::from(slot.kind.0)];
-                        let listed = self.listed(kind) || kind.surveys.unreadable().is_some();
+                        let listed = state.rule.as_ref().is_ok_and(|rule| self.surveyed(rule, slot.kind));
                         listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
                     }
                     Some(Served::Unknown) | None => false,
@@ -496,8 +495,7 @@ impl Engine {
     fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
         rule.sources.iter().find_map(|source| {
             let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
-            let kind = self.kind_ids.get(&source.gvk.group_kind())?;
-            let (namespace, why) = self.kinds[usize::from(kind.0)].surveys.unreadable()?;
+            let (namespace, why) = self.unwatchable(rule, &source.gvk.group_kind())?;
             Some(unwatched(namespace, why, resource))
         })
     }

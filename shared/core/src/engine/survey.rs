@@ -1,12 +1,16 @@
 //! Which copies have been seen: what the watches of copies have listed so far.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Demand, Engine, KindState, Note, Role, Tick};
 use crate::{
     kind::{GroupKind, Resource},
     outcome::Unreadable,
     reach::Reach,
+    rule::Rule,
+    selection::Labels,
+    slot::KindId,
+    template::Place,
 };
 
 /// One watch of copies.
@@ -81,16 +85,6 @@ impl Surveys {
             Self::Each { places, .. } => places.iter_mut().map(|(name, survey)| (Some(&**name), survey)).collect(),
         }
     }
-
-    /// Why copies can't be watched somewhere, and where.
-    pub(super) fn unreadable(&self) -> Option<(Option<&str>, Unreadable)> {
-        match self {
-            Self::Everywhere(survey) => survey.unreadable.map(|why| (None, why)),
-            Self::Each { places, .. } => {
-                places.iter().find_map(|(name, survey)| survey.unreadable.map(|why| (Some(&**name), why)))
-            }
-        }
-    }
 }
 
 impl Engine {
@@ -133,6 +127,45 @@ impl Engine {
         if self.survey(watch).is_some_and(|survey| survey.unreadable.replace(why) != Some(why)) {
             self.touch_rules(|slot| slot.kind == id);
         }
+    }
+
+    /// Why copies of the rule can't be watched, and where, if not in general. What is amiss in other namespaces is not its author's
+    /// to know.
+    pub(super) fn unwatchable(&self, rule: &Rule, kind: &GroupKind) -> Option<(Option<&str>, Unreadable)> {
+        let id = self.kind_ids.get(kind)?;
+        let mut surveys = self.surveys_of(rule, *id).into_iter();
+        surveys.find_map(|(name, survey)| survey.unreadable.map(|why| (name, why)))
+    }
+
+    /// Whether every copy of the rule that there can be has been listed, or can't be.
+    pub(super) fn surveyed(&self, rule: &Rule, kind: KindId) -> bool {
+        self.surveys_of(rule, kind).iter().all(|(_, survey)| survey.listed || survey.unreadable.is_some())
+    }
+
+    fn surveys_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &Survey)> {
+        match &self.kinds[usize::from(kind.0)].surveys {
+            Surveys::Everywhere(survey) => vec![(None, survey)],
+            Surveys::Each { places, .. } => {
+                let reached = self.reached(rule).unwrap_or_default();
+                let places = places.iter().filter(|(name, _)| reached.contains(*name));
+                places.map(|(name, survey)| (Some(&**name), survey)).collect()
+            }
+        }
+    }
+
+    /// The namespaces in reach into which the rule would write now; none: there is no limit.
+    pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
+        let targets = self.settings.reach.targets.as_ref()?;
+        let writes = |name: &str, labels: &Labels| {
+            rule.targets.iter().filter(|target| target.selection.matches(name, labels)).any(|target| {
+                rule.sources.iter().any(|source| {
+                    let copy = target.copy_name(source).text_at(Place { name, labels });
+                    self.may_write(&rule.id, name, &source.gvk.group_kind(), &copy)
+                })
+            })
+        };
+        let reached = |name: &str| self.namespaces.get(name).is_some_and(|entry| writes(name, &entry.labels));
+        Some(targets.iter().filter(|name| reached(name)).cloned().collect())
     }
 
     fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
