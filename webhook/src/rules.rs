@@ -113,6 +113,8 @@ async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Ins
     let kinds = Kinds::find(app, grant.to.iter().map(|to| &to.gvk), deadline).await;
     let home = request.namespace.as_deref().unwrap_or_default();
     authorize(app, request, &of_grant(&grant, home, |gvk| kinds.resource(gvk)), deadline).await?;
+    let name = request.name.as_deref().unwrap_or_default();
+    refuse(&app.handle.look(|engine, _| engine.refuses_grant(home, name, &grant)).into_iter().collect::<Vec<_>>())?;
     Ok(kinds.warnings())
 }
 

@@ -84,7 +84,8 @@ pub struct ReplicationSpec {
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<ReplicationSource>,
 
-    /// Where the copies go. Never over one of the sources. At most 32. If left out, they go to this rule's own namespace.
+    /// Where the copies go. Never over one of the sources. At most 32, and at most 256 copies: sources times namespaces. If left
+    /// out, they go to this rule's own namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<ReplicationTarget>,

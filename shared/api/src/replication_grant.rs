@@ -25,7 +25,7 @@ use crate::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "ReplicationGrant lets Replications of other namespaces copy objects out of its namespace, or write copies into it.",
+    doc = "ReplicationGrant lets Replications of other namespaces copy objects out of its namespace, or write copies into it. At most 256 of a namespace count, with 1024 names in all, the oldest first; a name with * or ?, a pattern and each label count as 8 names.",
     printcolumn(name = "Access", type_ = "string", json_path = ".spec.access"),
     printcolumn(name = "From", type_ = "string", json_path = ".spec.from[*].namespaces"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -83,7 +83,8 @@ pub struct GrantedObjects {
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 
-    /// Their names, exact or with * (any characters) and ? (one character). If left out, any name. At most 64.
+    /// Their names, exact or with * (any characters) and ? (one character). At most two * in one, and no ? between them. If left
+    /// out, any name. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::object_globs")]
     pub names: Vec<String>,

@@ -1,5 +1,8 @@
 //! What the owner of a namespace lets Replications of other namespaces do in it.
 
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
 use mimeo_api::{Access, GrantedObjects, ReplicationGrant};
 
 use crate::{
@@ -12,10 +15,19 @@ use crate::{
 const ITEMS: usize = 16;
 /// Most names of objects in one item.
 const NAMES: usize = 64;
+/// Most grants of one namespace that count,
+pub const MOST: usize = 256;
+/// and most names in all of these; a glob, a pattern or a requirement of labels counts as 8. What is granted is asked for each copy
+/// of each rule, and one namespace's owner is not to make that slow for all.
+pub const LOAD: usize = 1024;
 
 /// A consent, parsed.
 #[derive(Clone, Debug)]
 pub struct Grant {
+    /// When it was created; the end of time before it is stored.
+    pub created: Timestamp,
+    /// What it costs to ask what it grants, in names compared.
+    pub load: usize,
     /// What may be done.
     pub access: Access,
     /// By Replications in which namespaces.
@@ -29,19 +41,26 @@ pub struct Grant {
 pub struct Granted {
     /// The version in which the grant names the kind.
     pub gvk: GroupVersionKind,
-    /// Names of the objects; any if empty.
-    names: Vec<Glob>,
+    /// Names of the objects.
+    names: BTreeSet<Box<str>>,
+    /// Globs over names. Any name if there is neither.
+    globs: Vec<Glob>,
 }
 
 impl Granted {
     /// The names, if each is exact; `None` for more than can be listed.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
-        let names: Option<Vec<&str>> = self.names.iter().map(Glob::literal).collect();
-        names.filter(|names| !names.is_empty())
+        let exact = self.globs.is_empty() && !self.names.is_empty();
+        exact.then(|| self.names.iter().map(|name| &**name).collect())
+    }
+
+    fn load(&self) -> usize {
+        1 + self.names.len() + self.globs.iter().map(Glob::load).sum::<usize>()
     }
 
     fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        self.gvk.is_of(kind) && (self.names.is_empty() || self.names.iter().any(|glob| glob.matches(name)))
+        let any = self.globs.is_empty() && self.names.is_empty();
+        self.gvk.is_of(kind) && (any || self.names.contains(name) || self.globs.iter().any(|glob| glob.matches(name)))
     }
 }
 
@@ -57,17 +76,29 @@ impl Grant {
         let from = spec.from.iter().enumerate().filter_map(|(i, one)| {
             refusals.all(TargetSelection::parse(&one.selection, None, &format!("spec.from[{i}]")))
         });
-        let from = from.collect();
+        let from: Vec<TargetSelection> = from.collect();
         refusals.at_most("spec.to", spec.to.len(), ITEMS);
-        let to = spec.to.iter().enumerate().filter_map(|(i, one)| parse_objects(one, i, &mut refusals)).collect();
-        refusals.finish_with(Some(Self { access: spec.access, from, to }))
+        let to = spec.to.iter().enumerate().filter_map(|(i, one)| parse_objects(one, i, &mut refusals));
+        let to: Vec<Granted> = to.collect();
+        let load = from.iter().map(TargetSelection::load).chain(to.iter().map(Granted::load)).sum();
+        if load > LOAD {
+            let most = format!(
+                "must not have more than {LOAD} names in all, each with * or ?, each pattern and each label as 8"
+            );
+            refusals.add("spec", format!("{most}: it has {load}"));
+        }
+        let created = object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
+        refusals.finish_with(Some(Self { created, load, access: spec.access, from, to }))
     }
 
-    /// Whether a Replication in the namespace `home`, which has these labels, may do that with the object.
-    pub fn covers(&self, access: Access, home: &str, labels: &Labels, kind: &GroupKind, name: &str) -> bool {
-        self.access == access
-            && self.to.iter().any(|to| to.covers(kind, name))
-            && self.from.iter().any(|from| from.matches(home, labels))
+    /// Whether Replications in the namespace `home`, which has these labels, may do that with what it is about.
+    pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
+        self.access == access && self.from.iter().any(|from| from.matches(home, labels))
+    }
+
+    /// Whether it is about the object.
+    pub fn covers(&self, kind: &GroupKind, name: &str) -> bool {
+        self.to.iter().any(|to| to.covers(kind, name))
     }
 }
 
@@ -81,7 +112,13 @@ fn parse_objects(objects: &GrantedObjects, index: usize, refusals: &mut Refusals
     if let Some(i) = names.iter().position(|name| name.is_empty() || name.len() > 253 || name.contains(['/', '%'])) {
         refusals.add(format!("{field}.names[{i}]"), "must be a name of an object, with * and ? for other characters");
     }
-    Some(Granted { gvk: gvk?, names: names.iter().map(|name| Glob::new(name)).collect() })
+    let names = names.iter().map(|name| Glob::new(name));
+    let (names, globs): (Vec<Glob>, Vec<Glob>) = names.partition(|name| name.literal().is_some());
+    if let Some(slow) = globs.iter().find(|glob| !glob.is_quick()) {
+        let why = format!("must not have {slow} in it: a name may have two * at most, and no ? between them");
+        refusals.add(format!("{field}.names"), why);
+    }
+    Some(Granted { gvk: gvk?, names: names.iter().filter_map(Glob::literal).map(Into::into).collect(), globs })
 }
 
 #[cfg(test)]
@@ -121,12 +158,34 @@ mod tests {
             (Access::Read, "team-a", &none, &kind("v1", "ConfigMap"), "one", false),
             (Access::Read, "team-a", &none, &kind("example.com/v1", "Secret"), "one", false),
         ] {
-            assert_eq!(grant.covers(access, home, labels, kind, name), covered, "{access:?} {home} {kind} {name}");
+            let granted = grant.admits(access, home, labels) && grant.covers(kind, name);
+            assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
         }
         assert_eq!(grant.to[0].exact_names(), None);
         let exact =
             parse(&json!({"from": from, "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["a"]}]})).unwrap();
         assert_eq!(exact.to[0].exact_names(), Some(vec!["a"]));
+    }
+
+    #[test]
+    fn what_would_be_slow_to_ask_is_refused() {
+        let names = |names: Vec<String>| json!([{"apiVersion": "v1", "kind": "Secret", "names": names}]);
+        let from = json!([{"namespaces": ["a"]}]);
+        for slow in ["*a*b*", "*a?b*"] {
+            let refused = parse(&json!({"from": from, "to": names(vec!["a".into(), slow.into()])})).unwrap_err();
+            assert!(refused[0].starts_with(&format!("spec.to[0].names: must not have {slow} in it")), "{refused:?}");
+        }
+        let some = |form: &str| (0..64).map(|i| format!("{form}{i}")).collect::<Vec<_>>();
+        let many = |form: &str, items| vec![names(some(form))[0].clone(); items];
+        assert_eq!(parse(&json!({"from": from, "to": many("a", 15)})).unwrap().load, 1 + 15 * 65);
+        for (from, to) in [
+            (from.clone(), json!(many("a", 16))),
+            (from, json!(many("*", 2))),
+            (json!([{"namespaces": some("*")}, {"namespaces": some("*")}]), names(vec!["a".into()])),
+        ] {
+            let refused = parse(&json!({"from": from, "to": to})).unwrap_err();
+            assert!(refused[0].starts_with("spec: must not have more than 1024 names in all"), "{refused:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::Arc,
 };
 
@@ -28,6 +29,8 @@ const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// Most items of one list of names.
 const NAMES: usize = 128;
+/// What a glob, a pattern or a requirement of labels costs, in names compared.
+const GLOB_LOAD: usize = 8;
 /// Longest pattern, in bytes.
 const PATTERN_LENGTH: usize = 256;
 /// Most memory of one compiled pattern, in bytes: a rule may have 64 of them.
@@ -112,6 +115,15 @@ impl TargetSelection {
     pub fn exact_names(&self) -> Option<Vec<&str>> {
         let Selection::Names(globs) = &self.selection else { return None };
         globs.iter().map(Glob::literal).collect()
+    }
+
+    /// What matching it costs, in names compared.
+    pub fn load(&self) -> usize {
+        match &self.selection {
+            Selection::Names(globs) => globs.iter().map(Glob::load).sum(),
+            Selection::Pattern(_) => GLOB_LOAD,
+            Selection::Labels(selector) => GLOB_LOAD * selector.requirements.len().max(1),
+        }
     }
 
     /// Whether it selects every namespace by an empty selector: worth a word to its author.
@@ -225,25 +237,29 @@ impl Glob {
     /// Whether the whole of `text` matches. Compares bytes: what it is for has only ASCII.
     pub fn matches(&self, text: &str) -> bool {
         let (glob, text) = (self.0.as_bytes(), text.as_bytes());
-        let (mut g, mut t) = (0, 0);
-        // The last star seen, and where in the text what follows it was tried last. Giving an earlier star more of the
-        // text can't help, so no more than this has to be tried again.
-        let mut retry = None;
-        while t < text.len() {
-            match glob.get(g) {
-                Some(b'*') => {
-                    retry = Some((g + 1, t));
-                    g += 1;
-                }
-                Some(&b) if b == b'?' || b == text[t] => (g, t) = (g + 1, t + 1),
-                _ => {
-                    let Some((after_star, tried)) = retry else { return false };
-                    retry = Some((after_star, tried + 1));
-                    (g, t) = (after_star, tried + 1);
-                }
-            }
+        let mut parts = glob.split(|&b| b == b'*');
+        let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else { return fits(glob, text) };
+        let Some((begins, rest)) = text.split_at_checked(first.len()) else { return false };
+        let Some((mut rest, ends)) = rest.len().checked_sub(last.len()).and_then(|at| rest.split_at_checked(at)) else {
+            return false;
+        };
+        // Giving an earlier star more of the text can't help: each part is looked for once.
+        let mut find = |part: &[u8]| {
+            let Some(at) = rest.windows(part.len()).position(|window| fits(part, window)) else { return false };
+            rest = &rest[at + part.len()..];
+            true
+        };
+        fits(first, begins) && fits(last, ends) && parts.all(|part| part.is_empty() || find(part))
+    }
+
+    /// Whether matching takes no time worth speaking of, however long glob and text are: parts at both ends are compared once,
+    /// and at most one is looked for, which is quick without `?`.
+    pub fn is_quick(&self) -> bool {
+        match self.0.split('*').collect::<Vec<_>>()[..] {
+            [_] | [_, _] => true,
+            [_, middle, _] => !middle.contains('?'),
+            _ => false,
         }
-        glob[g..].iter().all(|&b| b == b'*')
     }
 
     /// Whether some text that is longer than `prefix` and begins with it matches.
@@ -260,10 +276,27 @@ impl Glob {
         &*self.0 == name
     }
 
+    /// What matching it costs, in names compared.
+    pub fn load(&self) -> usize {
+        if self.literal().is_some() { 1 } else { GLOB_LOAD }
+    }
+
     /// The one text that it matches, if there is only one.
     pub fn literal(&self) -> Option<&str> {
         (!self.0.contains(['*', '?'])).then_some(&*self.0)
     }
+}
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether a glob without `*` is of this text.
+fn fits(part: &[u8], text: &[u8]) -> bool {
+    let alike = || part.iter().zip(text).all(|(&p, &t)| p == b'?' || p == t);
+    part == text || part.len() == text.len() && part.contains(&b'?') && alike()
 }
 
 /// A regular expression over a whole name, in RE2's syntax.
@@ -649,6 +682,22 @@ mod tests {
             (Some((b'*', rest)), Some((_, tail))) => naive(rest, text) || naive(glob, tail),
             (Some((&g, rest)), Some((&t, tail))) => (g == b'?' || g == t) && naive(rest, tail),
             _ => false,
+        }
+    }
+
+    #[test]
+    fn a_quick_glob_looks_for_one_plain_part_at_most() {
+        for (glob, quick) in [
+            ("a", true),
+            ("a?b", true),
+            ("*", true),
+            ("a?*?b", true),
+            ("*a*", true),
+            ("?*a*?", true),
+            ("*a?*", false),
+            ("*a*b*", false),
+        ] {
+            assert_eq!(Glob::new(glob).is_quick(), quick, "{glob}");
         }
     }
 

@@ -645,6 +645,48 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
     }
 }
 
+/// So that one namespace's grants are quickly asked: the oldest count, and whoever writes one that wouldn't is told.
+#[test]
+fn grants_beyond_the_bounds_grant_nothing() {
+    for (number, load) in [(256, 2), (4, 256)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        let aged = |age: i64, from: &str| {
+            let mut grant = grant("Write", &to(from), &[]);
+            grant.created = Timestamp::from_second(age).unwrap();
+            grant
+        };
+        let other = |age| {
+            let mut grant = aged(age, "nobody");
+            grant.load = load;
+            grant
+        };
+        for age in 1..=number {
+            scene.engine.grant_applied("to", &format!("g{age}"), Ok(other(age)), scene.now);
+        }
+        let wanted = aged(1000, "home");
+        let why = scene.engine.refuses_grant("to", "wanted", &wanted).unwrap().to_string();
+        assert!(why.contains("at most 256 ReplicationGrants of a namespace count, with 1024 names in all"), "{why}");
+        assert_eq!(scene.engine.refuses_grant("other", "wanted", &wanted), None);
+        scene.grant("to", wanted);
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done().len(), 0);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+        // It counts from when there is room, and no more once there isn't: who comes first is whose is older.
+        scene.engine.grant_gone("to", "g1", scene.now);
+        scene.run();
+        assert_eq!(scene.done(), ["write to/x"]);
+        assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+        assert_eq!(scene.engine.refuses_grant("to", "g1", &other(1)), None);
+        assert!(scene.engine.refuses_grant("to", "new", &other(2000)).is_some());
+        scene.engine.grant_applied("to", "g1", Ok(other(1)), scene.now);
+        scene.run();
+        scene.wait(11);
+        assert_eq!(scene.done(), ["delete to/x"]);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+    }
+}
+
 /// Each change costs a look at the namespaces that it concerns, however many others there are.
 #[test]
 fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {

@@ -5,15 +5,18 @@
 //! is looked up by the namespaces that it concerns, and costs no look at the rest.
 
 use std::{
+    borrow::Cow,
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use jiff::Timestamp;
 use mimeo_api::Access;
 
 use super::{Engine, Listing, Tick, collect::MuchLost};
 use crate::{
-    grant::Grant,
+    grant::{self, Grant},
     kind::GroupKind,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
@@ -24,8 +27,10 @@ use crate::{
 /// Grants, and the Replications by the namespaces that they concern.
 #[derive(Debug, Default)]
 pub(super) struct Consent {
-    /// By namespace and name.
-    grants: BTreeMap<Box<str>, BTreeMap<Box<str>, Grant>>,
+    /// By namespace.
+    grants: BTreeMap<Box<str>, Grants>,
+    /// What each Replication lacks: found out when first asked for, and anew when what it depends on has changed.
+    lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
     pub(super) listing: Listing,
     /// Replications that target a namespace, which need not exist.
     targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
@@ -37,7 +42,60 @@ pub(super) struct Consent {
     pub(super) much_lost: Option<((Tick, Tick), MuchLost)>,
 }
 
+/// The grants of a namespace.
+#[derive(Debug, Default)]
+struct Grants {
+    by_age: BTreeMap<(Timestamp, Box<str>), Grant>,
+    /// When each was created.
+    created: BTreeMap<Box<str>, Timestamp>,
+}
+
+impl Grants {
+    fn put(&mut self, name: &str, grant: Grant) {
+        self.take(name);
+        self.created.insert(name.into(), grant.created);
+        self.by_age.insert((grant.created, name.into()), grant);
+    }
+
+    fn take(&mut self, name: &str) -> Option<Grant> {
+        self.created.remove_entry(name).and_then(|(name, created)| self.by_age.remove(&(created, name)))
+    }
+
+    /// Those that count: the oldest, as long as all of them together can be asked in no time.
+    fn counting(&self) -> impl Iterator<Item = &Grant> {
+        let mut load = 0;
+        let fits = move |grant: &&Grant| {
+            load += grant.load;
+            load <= grant::LOAD
+        };
+        self.by_age.values().take(grant::MOST).take_while(fits)
+    }
+
+    /// Whether a grant would count if it were one of them.
+    fn would_count(&self, name: &str, grant: &Grant) -> bool {
+        let before = (grant.created, name);
+        let older =
+            self.by_age.iter().filter(|((created, other), _)| **other != *name && (*created, &**other) < before);
+        let (number, load) = older.fold((0, 0), |(number, load), (_, other)| (number + 1, load + other.load));
+        number < grant::MOST && load + grant.load <= grant::LOAD
+    }
+}
+
+/// What a rule lacks, of its sources and of its cells, both in the rule's order.
+#[derive(Clone, Debug)]
+struct Lacks {
+    sources: Vec<bool>,
+    cells: Vec<Option<Access>>,
+}
+
 impl Consent {
+    /// What a rule lacks is to be found out anew.
+    fn doubt(&mut self, rule: &Arc<RuleId>) {
+        if let Some(known) = self.lacks.get_mut(rule) {
+            known.take();
+        }
+    }
+
     pub(super) fn add_reader(&mut self, id: SlotId, slot: &Slot) {
         if reads_abroad(slot) {
             self.readers.entry(slot.source.namespace.clone()).or_default().insert(id);
@@ -84,18 +142,30 @@ impl Engine {
     pub fn grant_applied(&mut self, namespace: &str, name: &str, grant: Result<Grant, Vec<Refusal>>, now: Tick) {
         self.at(now);
         let Ok(grant) = grant else { return self.grant_gone(namespace, name, now) };
-        self.consent.grants.entry(namespace.into()).or_default().insert(name.into(), grant);
+        self.consent.grants.entry(namespace.into()).or_default().put(name, grant);
         self.review_grants(namespace);
+    }
+
+    /// Why a grant would grant nothing, if it would: the namespace has too many that are older.
+    pub fn refuses_grant(&self, namespace: &str, name: &str, grant: &Grant) -> Option<Refusal> {
+        let counts = self.consent.grants.get(namespace).is_none_or(|grants| grants.would_count(name, grant));
+        let most = format!(
+            "at most {} ReplicationGrants of a namespace count, with {} names in all",
+            grant::MOST,
+            grant::LOAD
+        );
+        let message = format!("{most}, the oldest first, and this one would not: delete or shorten others");
+        (!counts).then(|| Refusal { field: "metadata.namespace".into(), message })
     }
 
     /// A grant doesn't exist any more, as far as its watch says.
     pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
         let Some(grants) = self.consent.grants.get_mut(namespace) else { return };
-        if grants.remove(name).is_none() {
+        if grants.take(name).is_none() {
             return;
         }
-        if grants.is_empty() {
+        if grants.by_age.is_empty() {
             self.consent.grants.remove(namespace);
         }
         self.review_grants(namespace);
@@ -105,7 +175,8 @@ impl Engine {
     pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
         self.at(now);
         let known = self.consent.grants.iter();
-        let known = known.flat_map(|(namespace, grants)| grants.keys().map(|name| (namespace.clone(), name.clone())));
+        let known =
+            known.flat_map(|(namespace, grants)| grants.created.keys().map(|name| (namespace.clone(), name.clone())));
         let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
         for (namespace, name) in lost {
             self.grant_gone(&namespace, &name, now);
@@ -146,19 +217,56 @@ impl Engine {
     }
 
     fn may(&self, access: Access, id: &RuleId, namespace: &str, kind: &GroupKind, name: &str) -> bool {
-        let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else { return true };
-        let Some(grants) = self.consent.grants.get(namespace) else { return false };
-        let Some(entry) = self.namespaces.get(home).filter(|entry| entry.uid.is_some()) else { return false };
-        self.consent.listing == Listing::Listed
-            && grants.values().any(|grant| grant.covers(access, home, &entry.labels, kind, name))
+        self.given(access, id, namespace).covers(kind, name)
+    }
+
+    /// What a rule is given in a namespace. Asked once for all of its objects: who is given something costs as much to ask as what.
+    pub(super) fn given(&self, access: Access, id: &RuleId, namespace: &str) -> Given<'_> {
+        let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else { return Given::All };
+        let known = self.namespaces.get(home).filter(|entry| entry.uid.is_some());
+        let Some(entry) = known.filter(|_| self.consent.listing == Listing::Listed) else { return Given::By(vec![]) };
+        let grants = self.consent.grants.get(namespace).into_iter().flat_map(Grants::counting);
+        Given::By(grants.filter(|grant| grant.admits(access, home, &entry.labels)).collect())
+    }
+
+    /// What a rule lacks; kept for one that is there.
+    fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
+        let stored = self.rules.get(&rule.id).and_then(|state| state.rule.as_ref().ok());
+        // A webhook asks about what a rule is to be, too.
+        let known =
+            self.consent.lacks.get(&rule.id).filter(|_| stored.is_some_and(|stored| std::ptr::eq(stored, rule)));
+        match known {
+            Some(known) => Cow::Borrowed(known.get_or_init(|| self.find_lacks(rule))),
+            None => Cow::Owned(self.find_lacks(rule)),
+        }
+    }
+
+    fn find_lacks(&self, rule: &Rule) -> Lacks {
+        let sources: Vec<bool> = rule.sources.iter().map(|source| !self.may_read(&rule.id, source)).collect();
+        let mut given = BTreeMap::new();
+        let cells = cells_of(rule).map(|(namespace, index, name)| {
+            let given = given.entry(namespace).or_insert_with(|| self.given(Access::Write, &rule.id, namespace));
+            let kind = rule.sources[index].gvk.group_kind();
+            // A source is never written, be it one that may not be read.
+            if rule.is_source(&kind, namespace, &name) {
+                None
+            } else if sources[index] {
+                Some(Access::Read)
+            } else {
+                (!given.covers(&kind, &name)).then_some(Access::Write)
+            }
+        });
+        let cells = cells.collect();
+        Lacks { sources, cells }
     }
 
     /// What a rule lacks: so many of them as sentences for people, and how many more there are. All of it is the same whether the
     /// other namespace grants nothing or doesn't exist.
     pub fn not_granted(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
         let Some(home) = rule.id.namespace.as_deref() else { return (vec![], 0) };
-        let reads = rule.sources.iter().filter(|source| !self.may_read(&rule.id, source));
-        let mut lacks: BTreeSet<Lack<'_>> = reads.map(Lack::of_source).collect();
+        let unread = self.lacks(rule);
+        let reads = rule.sources.iter().zip(&unread.sources).filter(|(_, lacks)| **lacks);
+        let mut lacks: BTreeSet<Lack<'_>> = reads.map(|(source, _)| Lack::of_source(source)).collect();
         lacks.extend(self.ungranted_cells(rule).into_values());
         (lacks.iter().take(most).map(|lack| lack.message(home)).collect(), lacks.len().saturating_sub(most))
     }
@@ -166,18 +274,12 @@ impl Engine {
     /// The copies that a rule may not have, by namespace, kind and name, and what each lacks.
     pub(super) fn ungranted_cells<'a>(&self, rule: &'a Rule) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
         let mut cells = BTreeMap::new();
-        for (namespace, source, name) in cells_of(rule) {
-            let kind = source.gvk.group_kind();
-            // A source is never written, be it one that may not be read.
-            if rule.is_source(&kind, namespace, &name) {
-                continue;
-            }
-            let lack = if !self.may_read(&rule.id, source) {
-                Lack::of_source(source)
-            } else if !self.may_write(&rule.id, namespace, &kind, &name) {
-                Lack { access: Access::Write, namespace, kind: &source.gvk.kind, name: name.clone() }
-            } else {
-                continue;
+        for ((namespace, index, name), lacks) in cells_of(rule).zip(&self.lacks(rule).cells) {
+            let Some(access) = *lacks else { continue };
+            let source = &rule.sources[index];
+            let lack = match access {
+                Access::Read => Lack::of_source(source),
+                Access::Write => Lack { access, namespace, kind: &source.gvk.kind, name: name.clone() },
             };
             cells.insert((namespace, &*source.gvk.kind, name), lack);
         }
@@ -191,12 +293,16 @@ impl Engine {
         for namespace in named_targets(rule) {
             self.consent.targeting.entry(namespace.into()).or_default().insert(id.clone());
         }
+        if id.kind == RuleKind::Replication {
+            self.consent.lacks.insert(id.clone(), OnceCell::new());
+        }
     }
 
     pub(super) fn forget_targets(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
         for namespace in rule.into_iter().flat_map(named_targets) {
             remove(&mut self.consent.targeting, namespace, id);
         }
+        self.consent.lacks.remove(id);
     }
 
     /// The rules that may want copies in a namespace: all of the platform's, and those that name it.
@@ -248,6 +354,7 @@ impl Engine {
         self.review_readers(readers);
         let targeting = self.consent.targeting.get(namespace).cloned().unwrap_or_default();
         for id in targeting.iter().filter(|id| id.namespace.as_deref() != Some(namespace)) {
+            self.consent.doubt(id);
             self.touch(id);
         }
         if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
@@ -267,17 +374,21 @@ impl Engine {
         }
         self.review_readers(readers);
         for id in ids {
+            self.consent.doubt(&id);
             self.touch(&id);
             self.concern(&id);
         }
     }
 
     fn review_readers(&mut self, readers: BTreeSet<SlotId>) {
-        let mut changed = Vec::new();
+        let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
         for id in readers {
             let Some(slot) = self.slots.get(&id) else { continue };
-            let granted = self.may_read(&slot.rule, &slot.source);
             let rule = slot.rule.clone();
+            // The same for all targets, and for all rules of a namespace.
+            let question = (rule.namespace.clone(), slot.source.clone());
+            let granted = *answers.entry(question).or_insert_with(|| self.may_read(&rule, &slot.source));
+            self.consent.doubt(&rule);
             if slot.granted != granted {
                 changed.push(id);
                 self.concern(&rule);
@@ -300,16 +411,33 @@ fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
     targets.filter_map(|target| target.selection.exact_names()).flatten()
 }
 
-/// Every place where a Replication wants a copy, if it may: namespace, source and name. Whether there is such a namespace makes
-/// no difference.
-fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, &SourceRef, String)> {
+/// What a rule is given in a namespace.
+pub(super) enum Given<'a> {
+    /// It is its own namespace, or the platform's rule.
+    All,
+    /// What these grants are about.
+    By(Vec<&'a Grant>),
+}
+
+impl Given<'_> {
+    pub(super) fn covers(&self, kind: &GroupKind, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::By(grants) => grants.iter().any(|grant| grant.covers(kind, name)),
+        }
+    }
+}
+
+/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and name. Whether there is such a
+/// namespace makes no difference.
+fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, usize, String)> {
     rule.targets.iter().flat_map(move |target| {
         let names = target.selection.exact_names().unwrap_or_default();
         names.into_iter().flat_map(move |namespace| {
-            rule.sources.iter().map(move |source| {
+            rule.sources.iter().enumerate().map(move |(index, source)| {
                 // A tenant's copies have no labels of their namespaces in their names.
                 let place = Place { name: namespace, labels: &Labels::new() };
-                (namespace, source, target.copy_name(source).text_at(place))
+                (namespace, index, target.copy_name(source).text_at(place))
             })
         })
     })

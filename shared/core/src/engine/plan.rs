@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use mimeo_api::DriftPolicy;
+use mimeo_api::{Access, DriftPolicy};
 
 use super::{
     Engine, Namespace, Role, RuleState, Served, Source, Tick,
@@ -164,14 +164,16 @@ impl Engine {
             Role::Keeper => self.rules_for(name),
             Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
         };
+        let mut given = BTreeMap::new();
         for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
+            let given = given.entry(&id.namespace).or_insert_with(|| self.given(Access::Write, id, name));
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
                 let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
                 if state.rule.as_ref().is_ok_and(|rule| rule.is_source(kind, name, &copy)) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
-                if !slot.granted || !self.may_write(id, name, kind, &copy) {
+                if !slot.granted || !given.covers(kind, &copy) {
                     continue;
                 }
                 let key = (slot.kind, copy.clone());

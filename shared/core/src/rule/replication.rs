@@ -4,6 +4,8 @@ use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, Replica
 
 use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, labels_of_the_namespace, syntax};
 
+/// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
+const CELLS: usize = 256;
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
@@ -89,6 +91,12 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
             refusals.add(format!("spec.targets[{i}].name"), why);
         }
     }
+    let places = spec.targets.iter().map(|target| target.namespaces.len()).sum::<usize>().max(1);
+    let cells = spec.sources.len().saturating_mul(places);
+    if cells > CELLS {
+        let why = format!("must not want more than {CELLS} copies, sources times namespaces: it wants {cells}");
+        refusals.add("spec.targets", why);
+    }
     let abroad = spec.targets.iter().flat_map(|target| &target.namespaces).any(|name| *name != home);
     if abroad && spec.conflict_policy == mimeo_api::ConflictPolicy::Overwrite {
         let why = "must not be Overwrite: that is only for rules whose targets are all their own namespace";
@@ -146,11 +154,16 @@ mod tests {
         let target = |target: Value| json!({"sources": sources(), "targets": [target]});
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "r"});
         let names: Vec<String> = (0..33).map(|i| format!("n{i}")).collect();
+        let many: Vec<Value> = (0..9).map(|i| secret(&json!({"name": format!("s{i}")}))).collect();
         for (spec, begins) in [
             (json!({"sources": [role]}), "spec.sources[0].kind: must not be one that gives rights"),
             (target(json!({"namespaces": ["team-*"]})), "spec.targets[0].namespaces[0]: "),
             (target(json!({"namespaces": names})), "spec.targets[0].namespaces: must not have more than 32"),
             (target(json!({"namespaces": []})), "spec.targets[0]: exactly one of"),
+            (
+                json!({"sources": many, "targets": [{"namespaces": names[..29]}]}),
+                "spec.targets: must not want more than 256 copies, sources times namespaces: it wants 261",
+            ),
             (
                 target(json!({"namespaces": ["a"], "name": "x-$(namespace.labels['k'])"})),
                 "spec.targets[0].name: must not have labels of the namespace",
