@@ -65,7 +65,7 @@ pub const AUTHOR: &str = "mimeo.dev/author";
 pub const SEAL: &str = "mimeo.dev/author-seal";
 
 /// Annotation on the kinds `ConfigMap`: uid of the CRD that rules lived under when copies were first written. Another one
-/// served since means that the rules were lost with it, not deleted.
+/// served since means that the rules were lost with it, not deleted. `former` if there were copies then of rules that weren't there.
 pub const CRD_UID: &str = "mimeo.dev/crd-uid";
 /// The same for `Replication`s.
 pub const REPLICATIONS_CRD_UID: &str = "mimeo.dev/replications-crd-uid";

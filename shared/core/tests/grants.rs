@@ -16,7 +16,7 @@ use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, Verb},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
-    outcome::Outcome,
+    outcome::{Outcome, Unreadable},
     render::Precondition,
     rule::{Rule, RuleId, RuleKind, SourceRef},
 };
@@ -93,10 +93,18 @@ fn to(home: &str) -> Value {
 impl Scene {
     /// These namespaces, and nothing in them; which grants there are isn't known yet.
     fn unlisted(namespaces: &[&str]) -> Self {
+        let mut scene = Self::starting(namespaces);
+        for kind in RuleKind::ALL {
+            scene.engine.rules_listed(kind, &BTreeSet::new(), scene.now);
+        }
+        scene
+    }
+
+    /// The same before rules are known either.
+    fn starting(namespaces: &[&str]) -> Self {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
         for kind in RuleKind::ALL {
-            engine.rules_listed(kind, &BTreeSet::new(), now);
             engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
         }
         engine.kinds_recorded(&[secrets()].into(), now);
@@ -495,6 +503,171 @@ fn a_tenants_copy_gives_way_to_the_platforms() {
 }
 
 /// Of other tenants' rules, too, he is told no more than that there is one.
+/// A scene in which the platform has the copy that a tenant's rule wants, too; the other source is there.
+fn contested() -> (Scene, RuleId) {
+    let mut scene = Scene::new(&["home", "vault", "to"]);
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
+    scene.show(&source("vault", "x"));
+    assert_eq!(scene.done(), ["write to/x"]);
+    scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), [] as [&str; 0]);
+    (scene, id)
+}
+
+#[test]
+fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose() {
+    for (crd, passes) in [(None, false), (Some("another"), false), (Some("crd"), true)] {
+        let (mut scene, id) = contested();
+        scene.engine.rule_gone(&id, scene.now);
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
+        assert!(scene.errands.contains(&Errand::ConfirmRule(id.clone())));
+        scene.engine.crd(RuleKind::ClusterReplication, crd.map(Into::into), Some("crd".into()), scene.now);
+        scene.run();
+        let read = RuleRead { found: false, homeless: false, crd: crd.map(Into::into) };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        scene.wait(60);
+        assert_eq!(!scene.done().is_empty(), passes, "{crd:?}");
+    }
+    // One that wants it no more, but may not act, leaves it as it is.
+    for (suspend, passes) in [(true, false), (false, true)] {
+        let (mut scene, _) = contested();
+        let mut elsewhere = copying("vault", "x", &["vault"]);
+        elsewhere["targets"][0]["name"] = json!("y");
+        elsewhere["suspend"] = json!(suspend);
+        let mut rule = cluster_replication("p", &elsewhere);
+        rule.generation = 2;
+        scene.rule(rule);
+        scene.wait(60);
+        assert_eq!(scene.done().contains(&"write to/x".to_owned()), passes, "{suspend}");
+    }
+}
+
+#[test]
+fn tenants_rules_write_nothing_before_the_platforms_are_known() {
+    let (known, _) = contested();
+    let unreadable = Unreadable::Forbidden { verb: "list" };
+    for (unreadable, copy) in [(None, true), (Some(unreadable), true), (None, false)] {
+        let mut scene = Scene::starting(&["home", "vault", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene.engine.grants_listed(&[("to".into(), "Write".into())].into(), scene.now);
+        if copy {
+            scene.objects = known.objects.clone();
+            let meta = from_value(scene.objects["to/x"].clone()).unwrap();
+            scene.engine.copy_applied(&secrets().group_kind(), &meta, scene.now);
+        }
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.engine.rules_listed(RuleKind::Replication, &[id].into(), scene.now);
+        scene.show(&source("home", "x"));
+        if let Some(why) = unreadable {
+            scene.engine.rules_unreadable(RuleKind::ClusterReplication, why, scene.now);
+        }
+        scene.wait(600);
+        assert_eq!(scene.done(), [] as [&str; 0]);
+        scene.engine.rules_listed(RuleKind::ClusterReplication, &BTreeSet::new(), scene.now);
+        scene.run();
+        if copy {
+            assert_eq!(scene.done(), [] as [&str; 0], "its rule may have gone with its definition");
+        } else {
+            assert_eq!(scene.done(), ["write to/x"]);
+        }
+    }
+}
+
+#[test]
+fn what_is_granted_is_not_denied_before_it_is_known() {
+    let rule = || replication("home", "r", &copying("home", "x", &["to"]));
+    let mut scene = Scene::unlisted(&["home", "to"]);
+    assert_eq!(scene.engine.not_granted(&rule(), 5), (vec![], 0));
+    let id = scene.rule(rule());
+    scene.show(&source("home", "x"));
+    scene.wait(60);
+    assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
+
+    scene.engine.grants_unserved(scene.now);
+    let (told, more) = scene.engine.not_granted(&rule(), 5);
+    assert_eq!((told.len(), more), (1, 0));
+    assert!(told[0].contains("does not serve ReplicationGrants"), "{told:?}");
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False GrantsUnknown");
+    assert_eq!(condition(&status, "Authorized").2, told[0]);
+    assert_eq!(status.failures, []);
+
+    scene.engine.grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
+    let message = condition(&status, "Authorized").2;
+    assert!(message.contains("{apiGroups: [mimeo.dev], resources: [replicationgrants], verbs: [get, list, watch]}"));
+
+    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+}
+
+/// Else whatever Mimeo finds after a restart would be held for ever, of rules that were deleted meanwhile.
+#[test]
+fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded() {
+    // As after an upgrade from a version without Replications; and as on the first start, or when the record was lost.
+    for (cluster, recorded) in [(Some("crd"), "crd"), (None, "former")] {
+        let mut scene = Scene::new(&["home", "mallory"]);
+        scene.engine.crd(RuleKind::ClusterReplication, Some("crd".into()), cluster.map(Into::into), scene.now);
+        scene.engine.crd(RuleKind::Replication, Some("crd".into()), None, scene.now);
+        scene.mark("mallory", "m", "Replication/x/y");
+        scene.run();
+        let lost = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+        scene.engine.rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.rule(replication(
+            "home",
+            "r",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}],
+                "targets": [{"namespaces": ["home"], "name": "y"}],
+            }),
+        ));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), [] as [&str; 0], "not before it is recorded");
+        let expected = Errand::RecordCrd(RuleKind::Replication, recorded.into());
+        let records =
+            scene.errands.iter().filter(|errand| matches!(errand, Errand::RecordCrd(RuleKind::Replication, _)));
+        assert_eq!(records.collect::<Vec<_>>(), [&expected]);
+        scene.engine.crd(RuleKind::Replication, Some("crd".into()), Some(recorded.into()), scene.now);
+        assert_eq!(scene.done(), ["write home/y"]);
+        // What the mark's rule was is asked once more.
+        scene.engine.rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.wait(60);
+        let deleted = scene.done() == ["delete mallory/m"];
+        assert_eq!(deleted, cluster.is_some(), "it may have gone with its definition");
+    }
+}
+
+/// As after an upgrade whose `ClusterRole`s were left as they were.
+#[test]
+fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
+    let mut scene = Scene::starting(&["vault", "to"]);
+    let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
+    scene.engine.rules_listed(RuleKind::ClusterReplication, &[id.clone()].into(), scene.now);
+    scene.show(&source("vault", "x"));
+    scene.mark("vault", "mine", "ClusterReplication/gone");
+    scene.mark("vault", "theirs", "Replication/a/gone");
+    assert!(!scene.engine.primed());
+    scene.engine.rules_unreadable(RuleKind::Replication, Unreadable::Forbidden { verb: "list" }, scene.now);
+    scene.engine.grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    assert!(scene.engine.primed());
+    scene.wait(1);
+    assert!(scene.done().contains(&"write to/x".to_owned()));
+    let asked = |name: &str| Errand::ConfirmRule(name.parse().unwrap());
+    assert!(scene.errands.contains(&asked("ClusterReplication/gone")));
+    assert!(!scene.errands.contains(&asked("Replication/a/gone")), "it is there, for all that is known");
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Ready"), "True Synced");
+    assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
+    let message = condition(&status, "Authorized").2;
+    assert!(message.contains("{apiGroups: [mimeo.dev], resources: [replications], verbs: [get, list, watch]}"));
+    scene.engine.rules_listed(RuleKind::Replication, &BTreeSet::new(), scene.now);
+    assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
+}
+
 #[test]
 fn who_has_a_cell_abroad_is_not_told() {
     let mut scene = Scene::new(&["home", "other", "to"]);

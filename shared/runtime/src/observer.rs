@@ -108,7 +108,7 @@ impl Observer {
                 also(version);
             }
             Event::NotServed => self.handle.with(|engine, now| engine.rules_unserved(kind, now)),
-            Event::Unreadable(_) => {}
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.rules_unreadable(kind, why, now)),
         })
         .await;
     }
@@ -138,7 +138,7 @@ impl Observer {
                 listed.clear();
             }
             Event::NotServed => self.handle.with(Engine::grants_unserved),
-            Event::Unreadable(_) => {}
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.grants_unreadable(why, now)),
         })
         .await;
     }

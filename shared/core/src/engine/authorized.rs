@@ -10,8 +10,10 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
+use mimeo_api::names::GROUP;
+
 use super::{
-    Engine, Observed, Role, RuleState, Served, Tick,
+    Engine, Listing, Observed, Role, RuleState, Served, Tick,
     status::{Tally, unwatched},
 };
 use crate::{
@@ -22,7 +24,7 @@ use crate::{
     reach::Reach,
     review::User,
     rights::{self, Program, ProgramRight},
-    rule::{Barrier, Rule, RuleId, SourceRef},
+    rule::{Barrier, Rule, RuleId, RuleKind, SourceRef},
 };
 
 /// Most namespaces that a message names.
@@ -254,7 +256,16 @@ impl Engine {
         if more > 0 {
             _ = write!(message, "; and {more} more");
         }
-        (!lacks.is_empty()).then_some(Unauthorized { reason: "NotGranted", message })
+        let reason = self.grants_untold().map_or("NotGranted", |untold| untold.reason);
+        (!lacks.is_empty()).then_some(Unauthorized { reason, message })
+    }
+
+    /// Which of the other rules can't be read, so that they are followed by nobody. This one does what it says meanwhile.
+    pub(super) fn rules_unread(&self) -> Option<Unauthorized> {
+        RuleKind::ALL.into_iter().find_map(|kind| match self.listings[kind] {
+            Listing::Unreadable(why) => Some(own_kind_unreadable(kind.plural(), why)),
+            _ => None,
+        })
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
@@ -278,6 +289,22 @@ impl Engine {
         let to_grant = denied.to_grant(source, &self.settings.reach, resource);
         Some(Unauthorized { reason: "ControllerForbidden", message: format!("{}; {to_grant}", denied.what) })
     }
+}
+
+/// That objects of a kind of Mimeo's own can't be read.
+pub(super) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized {
+    let mut message = why.explain(&format!("{plural}.{GROUP}"));
+    let reason = match why {
+        Unreadable::Forbidden { .. } => {
+            _ = write!(
+                message,
+                "; Mimeo's ClusterRoles must have the rule {{apiGroups: [{GROUP}], resources: [{plural}], verbs: [get, list, watch]}}"
+            );
+            "ControllerForbidden"
+        }
+        Unreadable::Unavailable => "Pending",
+    };
+    Unauthorized { reason, message }
 }
 
 /// What the API server denies Mimeo, and in which namespaces, as far as that is known.

@@ -34,6 +34,8 @@ pub(super) struct Gone {
 
 /// How long after a kind's note couldn't be removed that is tried again.
 const UNRECORD_AGAIN: Duration = Duration::from_mins(1);
+/// Recorded in place of the uid of a CRD that isn't there any more.
+const FORMER_CRD: &str = "former";
 /// Longer than any write may take to show.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
@@ -46,7 +48,7 @@ enum LastSeen {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RuleVerdict {
+pub(super) enum RuleVerdict {
     Unconfirmed,
     Asked,
     /// Deleted on purpose.
@@ -335,17 +337,21 @@ impl Engine {
         if seen.retention().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
             return Step::Leave(Leave::Retained);
         }
-        let gone = self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, Tick::ZERO));
-        match gone.verdict {
-            RuleVerdict::Unconfirmed => {
-                gone.verdict = RuleVerdict::Asked;
-                self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
-                Step::Leave(Leave::Undecided)
-            }
-            RuleVerdict::Asked => Step::Leave(Leave::Undecided),
+        match self.rule_verdict(id) {
+            RuleVerdict::Unconfirmed | RuleVerdict::Asked => Step::Leave(Leave::Undecided),
             RuleVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
             RuleVerdict::Homeless | RuleVerdict::Lost => self.sweep(id, name, cell, Why::RuleDeleted),
         }
+    }
+
+    /// What became of a rule that isn't there but that a copy names. If that isn't known it is asked.
+    pub(super) fn rule_verdict(&mut self, id: &Arc<RuleId>) -> RuleVerdict {
+        let gone = self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, Tick::ZERO));
+        if gone.verdict == RuleVerdict::Unconfirmed {
+            gone.verdict = RuleVerdict::Asked;
+            self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+        }
+        gone.verdict
     }
 
     pub(super) fn decide_lost_source(
@@ -710,15 +716,38 @@ impl Engine {
     /// tell a rule deleted meanwhile from one that was lost with its CRD.
     pub(super) fn crd_unrecorded(&self, kind: RuleKind) -> bool {
         let CrdState { current, recorded, .. } = &self.crds[kind];
-        current.is_some() && recorded.is_none() && !self.gone.keys().any(|id| id.kind == kind)
+        current.is_some() && recorded.is_none()
+    }
+
+    /// Records a kind's CRD before the kind's first copy is written.
+    ///
+    /// Where another kind's is recorded, that is known to be the first: copies of rules that aren't there were none of ours then,
+    /// whatever somebody made them look like. Where none is, what was recorded may as well have been lost. Such copies may be of
+    /// rules that went with a former CRD then, which is what is recorded.
+    fn record_first_crd(&mut self, kind: RuleKind) {
+        let lost = RuleKind::ALL.iter().all(|kind| self.crds[*kind].recorded.is_none());
+        if lost && self.has_gone(kind) {
+            self.record_crd_as(kind, FORMER_CRD.into());
+        } else {
+            self.record_crd(kind);
+        }
     }
 
     fn record_crd(&mut self, kind: RuleKind) {
-        let state = &mut self.crds[kind];
-        if let Some(uid) = state.current.clone().filter(|_| !state.recording) {
-            state.recording = true;
+        if let Some(uid) = self.crds[kind].current.clone() {
+            self.record_crd_as(kind, uid);
+        }
+    }
+
+    fn record_crd_as(&mut self, kind: RuleKind, uid: Box<str>) {
+        if !std::mem::replace(&mut self.crds[kind].recording, true) {
             self.work.errands.push_back(Errand::RecordCrd(kind, uid));
         }
+    }
+
+    /// Whether copies name rules of the kind that aren't there.
+    fn has_gone(&self, kind: RuleKind) -> bool {
+        self.gone.keys().any(|id| id.kind == kind)
     }
 
     /// Whether every kind that may have copies was listed: only then is a rule that no copy names known to have none.
@@ -746,8 +775,9 @@ impl Engine {
             self.work.errands.push_back(Errand::Record(gvk));
         }
         for kind in RuleKind::ALL {
-            if self.crd_unrecorded(kind) && (kind == RuleKind::ClusterReplication || self.has_rules(kind)) {
-                self.record_crd(kind);
+            let used = kind == RuleKind::ClusterReplication || self.has_rules(kind) || self.has_gone(kind);
+            if used && self.crd_unrecorded(kind) {
+                self.record_first_crd(kind);
             }
         }
     }

@@ -14,10 +14,15 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::Access;
 
-use super::{Engine, Listing, Tick, collect::MuchLost};
+use super::{
+    Engine, Listing, Tick,
+    authorized::{Unauthorized, own_kind_unreadable},
+    collect::MuchLost,
+};
 use crate::{
     grant::{self, Grant},
     kind::GroupKind,
+    outcome::Unreadable,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
     slot::{Slot, SlotId},
@@ -194,9 +199,18 @@ impl Engine {
 
     /// The server doesn't serve grants: their CRD isn't there (any more). Those that were shown hold.
     pub fn grants_unserved(&mut self, now: Tick) {
+        self.grants_withheld(Listing::Unserved, now);
+    }
+
+    /// Grants can't be read. Those that were shown hold.
+    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
+        self.grants_withheld(Listing::Unreadable(why), now);
+    }
+
+    fn grants_withheld(&mut self, listing: Listing, now: Tick) {
         self.at(now);
-        if self.consent.listing == Listing::Unknown {
-            self.consent.listing = Listing::Unserved;
+        if self.consent.listing != Listing::Listed {
+            self.consent.listing = listing;
             self.rules.values_mut().for_each(|state| state.status.touch());
         }
     }
@@ -261,14 +275,36 @@ impl Engine {
     }
 
     /// What a rule lacks: so many of them as sentences for people, and how many more there are. All of it is the same whether the
-    /// other namespace grants nothing or doesn't exist.
+    /// other namespace grants nothing or doesn't exist. Nothing before grants are known; if nobody will show them, that.
     pub fn not_granted(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
         let Some(home) = rule.id.namespace.as_deref() else { return (vec![], 0) };
+        if self.consent.listing == Listing::Unknown || !self.namespaces_listed {
+            return (vec![], 0);
+        }
         let unread = self.lacks(rule);
         let reads = rule.sources.iter().zip(&unread.sources).filter(|(_, lacks)| **lacks);
         let mut lacks: BTreeSet<Lack<'_>> = reads.map(|(source, _)| Lack::of_source(source)).collect();
         lacks.extend(self.ungranted_cells(rule).into_values());
+        if let Some(untold) = self.grants_untold().filter(|_| !lacks.is_empty()) {
+            return (vec![untold.message], 0);
+        }
         (lacks.iter().take(most).map(|lack| lack.message(home)).collect(), lacks.len().saturating_sub(most))
+    }
+
+    /// Why nobody knows what other namespaces grant, if it was looked for.
+    pub(super) fn grants_untold(&self) -> Option<Unauthorized> {
+        let unknown = |why: &str| format!("what other namespaces grant is not known: {why}");
+        match self.consent.listing {
+            Listing::Unknown | Listing::Listed => None,
+            Listing::Unserved => {
+                let message = unknown("the cluster does not serve ReplicationGrants; install their definition");
+                Some(Unauthorized { reason: "GrantsUnknown", message })
+            }
+            Listing::Unreadable(why) => {
+                let Unauthorized { reason, message } = own_kind_unreadable("replicationgrants", why);
+                Some(Unauthorized { reason, message: unknown(&message) })
+            }
+        }
     }
 
     /// The copies that a rule may not have, by namespace, kind and name, and what each lacks.

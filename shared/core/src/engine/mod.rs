@@ -164,6 +164,8 @@ enum Listing {
     Unknown,
     /// The server doesn't serve the kind.
     Unserved,
+    /// It won't say, until somebody mends that.
+    Unreadable(Unreadable),
     /// Each was shown once.
     Listed,
 }
@@ -508,7 +510,9 @@ impl Engine {
         for id in lost {
             self.rule_gone(&id, now);
         }
-        self.listings[kind] = Listing::Listed;
+        if matches!(std::mem::replace(&mut self.listings[kind], Listing::Listed), Listing::Unreadable(_)) {
+            self.rules.values_mut().for_each(|state| state.status.touch());
+        }
         self.everything_dirty();
     }
 
@@ -518,8 +522,20 @@ impl Engine {
         self.at(now);
         if self.settings.role == Role::Injector {
             self.rules_listed(kind, &BTreeSet::new(), now);
-        } else if self.listings[kind] == Listing::Unknown {
+        } else if self.listings[kind] != Listing::Listed {
             self.listings[kind] = Listing::Unserved;
+            self.everything_dirty();
+        }
+    }
+
+    /// Rules of the kind can't be read, and none has been so far. What that means for rules of other kinds is what it means that
+    /// none are served: the platform's don't wait for tenants', whose sources are none to them, and a copy with a rule's mark isn't
+    /// touched before all rules of that kind are known.
+    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        if self.listings[kind] != Listing::Listed {
+            self.listings[kind] = Listing::Unreadable(why);
+            self.rules.values_mut().for_each(|state| state.status.touch());
             self.everything_dirty();
         }
     }
@@ -529,7 +545,7 @@ impl Engine {
         self.listings[kind] == Listing::Listed
     }
 
-    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' whose kind isn't served.
+    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' that nobody shows.
     fn all_rules(&self) -> bool {
         self.all_rules_of(RuleKind::ClusterReplication) && self.listings[RuleKind::Replication] != Listing::Unknown
     }

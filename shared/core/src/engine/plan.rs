@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use mimeo_api::{Access, DriftPolicy};
 
 use super::{
-    Engine, Namespace, Role, RuleState, Served, Source, Tick,
+    Engine, Listing, Namespace, Role, RuleState, Served, Source, Tick,
     announce::Happening,
+    collect::RuleVerdict,
     work::{Errand, Timer},
 };
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     kind::GroupKind,
     meta::{Checksum, Seen},
     outcome::{Failure, Reason},
-    rule::{Barrier, Rule, RuleId, Strategy},
+    rule::{Barrier, Rule, RuleId, RuleKind, Strategy},
     seeds::Seed,
     selection::Labels,
     slot::{KindId, NoRendering, Slot, SlotId},
@@ -336,10 +337,28 @@ impl Engine {
         if matches!(step, Step::Leave(Leave::NoSource)) {
             return self.decide_sourceless(id, name, cell);
         }
-        if !matches!(step, Step::Leave(_)) && !self.in_charge(namespace) {
-            return Step::Leave(Leave::Undecided);
+        let leaves = matches!(step, Step::Leave(_));
+        if leaves || (self.in_charge(namespace) && self.left_by_the_platform(id, cell)) {
+            return step;
         }
-        step
+        Step::Leave(Leave::Undecided)
+    }
+
+    /// Whether a rule may have its cell as far as rules of the platform go, which come before a tenant's. Unless they are seen
+    /// nobody knows what they want; so a copy of theirs passes on only where it might be deleted, too.
+    fn left_by_the_platform(&mut self, id: SlotId, cell: &Cell) -> bool {
+        if self.slots.get(&id).is_none_or(|slot| slot.rule.kind == RuleKind::ClusterReplication) {
+            return true;
+        }
+        if !matches!(self.listings[RuleKind::ClusterReplication], Listing::Listed | Listing::Unserved) {
+            return false;
+        }
+        let marked = cell.ours().and_then(|seen| seen.rule.clone());
+        let Some(former) = marked.filter(|former| former.kind == RuleKind::ClusterReplication) else { return true };
+        match self.rules.get(&former) {
+            Some(state) => state.acting().is_some(),
+            None => self.rule_verdict(&former) == RuleVerdict::Meant,
+        }
     }
 
     /// Whether this process may write into the namespace now.

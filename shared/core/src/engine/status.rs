@@ -271,6 +271,7 @@ impl Engine {
                     let stray = cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive());
                     if stray.is_some() {
                         let goes = rule.retention.when_unmatched == Retain::Delete
+                            && (id.kind == RuleKind::ClusterReplication || self.grants_known())
                             && !self.is_source(id.kind, cell.kind, name, &cell.name)
                             && !self.remembers(namespace, id, cell.kind, &cell.name);
                         let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
@@ -333,6 +334,9 @@ impl Engine {
         let cells = self.ungranted_cells(rule);
         let count = i32::try_from(cells.len()).unwrap_or(i32::MAX);
         tally.copies.desired += count;
+        if !self.grants_known() {
+            return; // What is there may be as it should be.
+        }
         tally.copies.failed += count;
         // More are never shown.
         for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
@@ -390,6 +394,9 @@ impl Engine {
             Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
         }
         match &unauthorized {
+            None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
+                conditions.set("Authorized", false, reason, &message);
+            }
             None => conditions.set("Authorized", true, "Allowed", "the rule's author and Mimeo may do what it takes"),
             Some(Unauthorized { reason, message }) => conditions.set("Authorized", false, reason, message),
         }
@@ -452,7 +459,8 @@ impl Engine {
     fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
         rule.sources.iter().find_map(|source| {
             if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
-                return Some(("SourceRefused", Lack::of_source(source).message(home)));
+                let message = self.grants_untold().map(|untold| untold.message);
+                return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_source(source).message(home))));
             }
             if let Some(why) = self.settings.reach.refuses(source) {
                 return Some(("SourceRefused", format!("{source}: {why}")));
