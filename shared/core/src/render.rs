@@ -8,6 +8,7 @@ use mimeo_api::DriftPolicy;
 use serde_json::{Map, Value, json};
 
 use crate::{
+    engine::budget,
     kind::GroupVersionKind,
     meta::{Checksum, Uid},
     names,
@@ -102,6 +103,16 @@ impl Copies {
         }
     }
 
+    /// Bytes of the metadata, and of the content if that is asked for.
+    pub fn len(&self, content: bool) -> usize {
+        let bytes = |all: &[Bytes]| all.iter().map(Bytes::len).sum::<usize>();
+        let parts = |all: &[Part]| all.iter().map(Part::len).sum::<usize>();
+        match self {
+            Self::Alike(one) => bytes(&one.metadata) + if content { bytes(&one.content) } else { 0 },
+            Self::Form(form) => parts(&form.metadata) + if content { parts(&form.content) } else { 0 },
+        }
+    }
+
     /// Tells these copies from all others, whatever is filled in.
     pub fn checksum(&self) -> Checksum {
         match self {
@@ -163,6 +174,10 @@ enum Part {
 }
 
 impl Part {
+    fn len(&self) -> usize {
+        if let Self::Bytes(bytes) = self { bytes.len() } else { size_of::<Self>() }
+    }
+
     /// A part of a label's value.
     fn text_at<'a>(&'a self, place: Place<'a>) -> &'a str {
         match self {
@@ -244,6 +259,14 @@ pub enum SourceRefused {
         /// Which one.
         key: String,
     },
+    /// Tenants' rules may be many, and their sources large.
+    #[error(
+        "the sources of Replications and what is made of them may take {} MiB of memory for the rules of one namespace and {} MiB for \
+         all; older rules have taken what this one would need. Once there is room, change the rule for it to be read again",
+        budget::OF_A_NAMESPACE >> 20,
+        budget::OF_ALL >> 20
+    )]
+    TooMuch,
     /// Not an object at all.
     #[error("the source is not a JSON object")]
     NotAnObject,

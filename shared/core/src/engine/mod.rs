@@ -7,6 +7,7 @@
 //! - `mod.rs`: the world as far as it is known, and the events that tell of it
 //! - `plan`: which cell wants which copy, and what to do about it
 //! - `consent`: what namespaces grant each other's rules
+//! - `budget`: how much of tenants' sources is held in memory
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `survey`: which copies were seen
 //! - `work`: the queue, the back-off, and what an answer means
@@ -19,6 +20,7 @@
 mod announce;
 mod authorized;
 mod barrier;
+pub(crate) mod budget;
 mod collect;
 mod consent;
 mod plan;
@@ -478,6 +480,7 @@ impl Engine {
             },
         );
         self.learn_targets(&id);
+        self.weigh();
         self.touch(&id);
         self.inquire();
         self.remind_of_grace(&id);
@@ -495,6 +498,7 @@ impl Engine {
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
         self.forget_targets(&id, old.rule.as_ref().ok());
         self.retire(&old.slots.concat(), &[]);
+        self.weigh();
         self.sweeps.remove(&id);
         self.inquire();
         self.work.disturb();
@@ -562,7 +566,7 @@ impl Engine {
 
     fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
         let mut slots = Vec::with_capacity(rule.targets.len());
-        let mut shared = Vec::new();
+        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
         for (index, target) in rule.targets.iter().enumerate() {
             let mut added = Vec::with_capacity(rule.sources.len());
             for source in &rule.sources {
@@ -573,7 +577,7 @@ impl Engine {
                 let rendering = rendering(rule, source, target, state, granted, &self.settings.cluster, &mut shared);
                 self.last_slot += 1;
                 let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
-                let slot = Slot {
+                let mut slot = Slot {
                     rule: id.clone(),
                     target: index,
                     source: source.clone(),
@@ -582,7 +586,11 @@ impl Engine {
                     name: target.copy_name(source).into(),
                     reference: first_reference(self.settings.role, &rendering),
                     rendering,
+                    weight: 0,
+                    shed: false,
                 };
+                let made = std::mem::replace(&mut slot.rendering, Err(NoRendering::NotRead));
+                slot.rendering = scale.take(&mut slot, made, state);
                 self.consent.add_reader(SlotId(number), &slot);
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
@@ -657,7 +665,8 @@ impl Engine {
     fn render_slots(&mut self, slots: Vec<SlotId>) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
-        let mut shared = Vec::new();
+        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
+        let mut last: Option<Arc<RuleId>> = None;
         for id in slots {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
@@ -665,14 +674,21 @@ impl Engine {
             let Some(state) = self.sources.get(&slot.source) else { continue };
             touched.insert(slot.rule.clone());
             let cluster = &self.settings.cluster;
-            let rendering = rendering(rule, &slot.source, target, state, slot.granted, cluster, &mut shared);
-            // A source's edit that the copies don't carry ends here.
-            if rendering == slot.rendering {
-                continue;
+            if last.replace(slot.rule.clone()).is_some_and(|last| last != slot.rule && last.namespace.is_some()) {
+                // Tenants' rules may make of it what they like: none of it is kept for the others'.
+                shared.clear();
             }
-            slot.reference = first_reference(self.settings.role, &rendering);
-            slot.rendering = rendering;
-            changed.insert(id);
+            let made = rendering(rule, &slot.source, target, state, slot.granted, cluster, &mut shared);
+            let rendering = scale.take(slot, made, state);
+            let same = rendering == slot.rendering;
+            if !same {
+                slot.reference = first_reference(self.settings.role, &rendering);
+                slot.rendering = rendering;
+            }
+            // A source's edit that the copies don't carry ends here.
+            if !same {
+                changed.insert(id);
+            }
         }
         for id in &touched {
             self.touch(id);
@@ -688,6 +704,9 @@ impl Engine {
             let Some(namespace) = self.namespaces.get_mut(&name) else { continue };
             let cells = namespace.cells.iter_mut();
             cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))).for_each(Cell::start_over);
+        }
+        if touched.iter().any(|id| id.kind == RuleKind::Replication) {
+            self.weigh();
         }
     }
 
@@ -1009,7 +1028,7 @@ impl Engine {
     fn demanded(&self, rules: &[RuleKind]) -> Demand {
         let mut demand = Demand { confined: self.settings.reach.sources.is_some(), ..Demand::default() };
         // What isn't granted isn't even looked up: else a tenant could have any number of kinds looked for.
-        let read = |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
+        let read = |slot: &&Slot| slot.granted && !slot.shed && self.settings.reach.refuses(&slot.source).is_none();
         for slot in self.slots.values().filter(read) {
             if !demand.kinds.contains(slot.gvk()) {
                 demand.kinds.insert(slot.gvk().clone());

@@ -481,7 +481,8 @@ impl Engine {
                 return Some(("SourceRefused", format!("{source}: {}", why.explain(&resource.to_string()))));
             }
             match self.sources.get(source) {
-                Some(Source::Found { .. }) => {}
+                // One that is beyond a tenant's budget isn't read.
+                Some(Source::Found { .. } | Source::NotRead) => {}
                 Some(Source::Missing { since, .. })
                     if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
                 {

@@ -1,0 +1,210 @@
+//! What tenants' sources may take of the memory, and that the platform's rules and older ones don't feel it.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+mod common;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_core::{
+    engine::{Action, Engine, Role, Settings},
+    kind::{GroupVersionKind, Resource},
+    outcome::Outcome,
+    render::Precondition,
+    rule::{Rule, RuleId, RuleKind, SourceRef},
+};
+use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
+
+/// So large a source that its own bytes and those of its copies are some 1.8 MiB.
+const LARGE: usize = 900 << 10;
+
+struct Scene {
+    engine: Engine,
+    now: Duration,
+    version: u32,
+    /// What was written since the last look.
+    written: BTreeSet<String>,
+    conditions: BTreeMap<RuleId, BTreeMap<String, (String, String)>>,
+}
+
+fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+fn source(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::named(secrets(), namespace, name)
+}
+
+impl Scene {
+    fn new(namespaces: &[&str]) -> Self {
+        let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let now = Duration::from_secs(1);
+        for kind in RuleKind::ALL {
+            engine.rules_listed(kind, &BTreeSet::new(), now);
+            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+        }
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kind(&secrets(), Some(Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true }), now);
+        engine.grants_listed(&BTreeSet::new(), now);
+        for (number, name) in namespaces.iter().enumerate() {
+            let uid = format!("00000000-0000-4000-8000-{number:012}");
+            let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
+            engine.namespace_applied(&from_value(meta).unwrap(), now);
+        }
+        engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
+        engine.copies_listing(&secrets().group_kind().into(), now);
+        engine.copies_listed(&secrets().group_kind().into(), 100, now);
+        Self { engine, now, version: 100, written: BTreeSet::new(), conditions: BTreeMap::new() }
+    }
+
+    /// A Replication of that age which copies a source of its namespace to a copy that is called after the rule.
+    fn rule(&mut self, home: &str, name: &str, age: i64, source: &str) -> RuleId {
+        let created = Timestamp::from_second(age).unwrap();
+        let object = json!({
+            "metadata": {"namespace": home, "name": name, "generation": 1, "creationTimestamp": created.to_string()},
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "spec": {
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": source}],
+                "targets": [{"namespaces": [home], "name": format!("{name}-copy")}, {"namespaces": ["elsewhere"]}],
+                // Another guise of the same content for each rule.
+                "transform": {"data": {"rename": {"a": name}}},
+            },
+        });
+        self.apply(Rule::parse_replication(&from_value(object).unwrap()).unwrap())
+    }
+
+    fn apply(&mut self, rule: Rule) -> RuleId {
+        let id = rule.id.clone();
+        self.engine.rule_applied(id.clone(), Ok(rule), author(), None, self.now);
+        vouch(&mut self.engine, self.now);
+        self.run();
+        id
+    }
+
+    fn watched(&mut self, source: &SourceRef) -> bool {
+        self.engine.demand().sources.contains_key(source)
+    }
+
+    fn show(&mut self, source: &SourceRef, size: usize) {
+        assert!(self.watched(source), "{source} isn't watched");
+        self.version += 1;
+        let object = json!({
+            "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "eHh4".repeat(size / 4)},
+        });
+        self.engine.source(source, Some(object), self.now);
+        self.run();
+    }
+
+    fn run(&mut self) {
+        while let Some(action) = self.engine.next(self.now) {
+            let Action::Request(request) = action else { continue };
+            let (namespace, name) = (&*request.ticket.namespace, &*request.ticket.name);
+            self.written.insert(format!("{namespace}/{name}"));
+            self.version += 1;
+            let body = request.rendering.as_ref().unwrap().body(Precondition::Absent).concat();
+            let mut meta = serde_json::from_slice::<Value>(&body).unwrap()["metadata"].take();
+            meta["uid"] = format!("00000000-0000-4000-9000-{:012}", self.version).into();
+            meta["resourceVersion"] = self.version.to_string().into();
+            meta["managedFields"] = json!([{
+                "manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {},
+            }]);
+            (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
+            self.engine.outcome(&request.ticket, Outcome::Object(Box::new(from_value(meta).unwrap())), self.now);
+        }
+    }
+
+    fn written(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.written).into_iter().collect()
+    }
+
+    /// Reason and message of the condition.
+    fn sources_found(&mut self, id: &RuleId) -> (String, String) {
+        self.now += Duration::from_secs(5);
+        for update in self.engine.statuses(self.now, Timestamp::UNIX_EPOCH) {
+            let conditions = update.status.conditions.into_iter();
+            let conditions = conditions.map(|condition| (condition.type_, (condition.reason, condition.message)));
+            self.conditions.insert(update.id, conditions.collect());
+        }
+        self.conditions[id]["SourcesFound"].clone()
+    }
+}
+
+#[test]
+fn a_namespaces_large_sources_are_held_as_far_as_its_budget_goes() {
+    let mut scene = Scene::new(&["home", "other"]);
+    let rules = ["one", "two", "three"].map(|name| (name, source("home", name)));
+    let ids: Vec<RuleId> = (1..).zip(&rules).map(|(age, (name, _))| scene.rule("home", name, age, name)).collect();
+    // Whatever is seen first, the oldest rules are served.
+    for (_, source) in rules.iter().rev() {
+        scene.show(source, LARGE);
+    }
+    assert_eq!(scene.written(), ["home/one-copy", "home/three-copy", "home/two-copy"]);
+    assert!(scene.watched(&rules[0].1) && scene.watched(&rules[1].1) && !scene.watched(&rules[2].1));
+    assert_eq!(scene.sources_found(&ids[0]).0, "Found");
+    let (reason, message) = scene.sources_found(&ids[2]);
+    assert_eq!(reason, "SourceRefused");
+    assert!(message.contains("4 MiB of memory for the rules of one namespace and 32 MiB for all"), "{message}");
+
+    // Neither the platform's rules nor another namespace's have to do with it, and small ones fit in.
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "p", "generation": 1},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "three"}],
+            "targets": [{"namespaces": ["other"]}],
+        },
+    });
+    scene.apply(Rule::parse(&from_value(object).unwrap()).unwrap());
+    scene.show(&rules[2].1, LARGE);
+    scene.rule("other", "large", 4, "large");
+    scene.show(&source("other", "large"), LARGE);
+    scene.rule("home", "small", 5, "small");
+    scene.show(&source("home", "small"), 1 << 10);
+    assert_eq!(scene.written(), ["home/small-copy", "other/large-copy", "other/three"]);
+    assert_eq!(scene.sources_found(&ids[2]).0, "SourceRefused");
+
+    // Once there is room it is as any other.
+    scene.engine.rule_gone(&ids[0], scene.now);
+    scene.show(&rules[2].1, LARGE + 4);
+    assert_eq!(scene.written(), ["home/three-copy", "other/three"]);
+    assert_eq!(scene.sources_found(&ids[2]).0, "Found");
+}
+
+#[test]
+fn each_guise_of_one_large_source_counts() {
+    let mut scene = Scene::new(&["home"]);
+    let ids: Vec<RuleId> = (0..5).map(|i| scene.rule("home", &format!("r{i}"), i, "x")).collect();
+    scene.show(&source("home", "x"), LARGE);
+    assert_eq!(scene.written(), ["home/r0-copy", "home/r1-copy"]);
+    assert_eq!(scene.sources_found(&ids[2]).0, "SourceRefused");
+    // One that grows or shrinks takes or gives the room.
+    scene.show(&source("home", "x"), LARGE / 2);
+    assert_eq!(scene.written(), ["home/r0-copy", "home/r1-copy", "home/r2-copy", "home/r3-copy"]);
+    let younger = scene.rule("home", "r5", 5, "x");
+    assert_eq!(scene.written(), Vec::<String>::new());
+    assert_eq!(scene.sources_found(&younger).0, "SourceRefused");
+    scene.engine.rule_gone(&ids[0], scene.now);
+    scene.run();
+    assert_eq!(scene.written(), ["home/r4-copy"]);
+}
+
+#[test]
+fn all_tenants_together_have_a_budget_that_the_oldest_rules_have_taken() {
+    let homes: Vec<String> = (0..10).map(|i| format!("home-{i}")).collect();
+    let mut scene = Scene::new(&homes.iter().map(String::as_str).collect::<Vec<_>>());
+    for (age, home) in (0..).zip(&homes) {
+        for name in ["one", "two"] {
+            scene.rule(home, name, age, name);
+            if scene.watched(&source(home, name)) {
+                scene.show(&source(home, name), LARGE);
+            }
+        }
+    }
+    let held = scene.engine.demand().sources.len();
+    assert_eq!((held, scene.written().len()), (18, 18));
+}
