@@ -362,7 +362,7 @@ async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let path = file.path().display().to_string();
     let good = good(&scene, &scene.tag);
-    for (field, value) in [("transform", json!({"jsonMerge": {}})), ("resyncSeconds", json!(60))] {
+    for (field, value) in [("transform", json!({"jsonMerge": {}})), ("clusters", json!(["east"]))] {
         std::fs::write(file.path(), good.clone().set(field, value).object().to_string())?;
         let answer = kubectl(&scene.setting.control_plane, ["create", "-f", &path]);
         let refusal = format!("{:#}", answer.expect_err("an unknown field"));
