@@ -18,6 +18,7 @@ use mimeo_core::{
     engine::Inquiry,
     outcome::Unreadable,
     review::User,
+    rule::RuleKind,
 };
 use mimeo_runtime::{
     authority::is_allowed,
@@ -42,11 +43,20 @@ const SETTLING: Duration = Duration::from_secs(1);
 /// Between rounds for such changes, and so often the time that one took: however often they change, that is no load.
 const PAUSE: Duration = Duration::from_secs(10);
 const PAUSES: u32 = 10;
+/// Between questions about those who were denied: an authorizer other than RBAC doesn't tell when it changes its mind.
+const DENIED: Duration = Duration::from_mins(1);
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const KINDS: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 /// How long the first questions wait until these were shown.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Tenants' rules that are asked about together.
+const TENANTS: usize = 64;
+
+fn is_platforms(inquiry: &Inquiry) -> bool {
+    inquiry.rule.kind == RuleKind::ClusterReplication
+}
 
 /// What an author may do, as far as it was answered.
 type Answers = BTreeMap<(Arc<User>, Right), Result<bool, Unreadable>>;
@@ -70,6 +80,7 @@ impl Authors {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
         let mut due = Instant::now() + jittered(self.period);
         let mut not_before = Instant::now();
+        let mut denied_due = Instant::now() + DENIED;
         loop {
             if active.wait_for(|active| *active).await.is_err() {
                 return;
@@ -77,20 +88,24 @@ impl Authors {
             let wanted = self.handle.look(|engine, _| engine.authored());
             self.keep_watching(&mut watches, wanted).await;
             let started = Instant::now();
-            let all = started >= due;
+            let (all, denied) = (started >= due, started >= denied_due);
             let (inquiries, version) = self.handle.look(|engine, _| {
-                let inquiries = if all { engine.inquiries() } else { engine.open_inquiries() };
+                let inquiries = if all { engine.inquiries() } else { engine.open_inquiries(denied) };
                 (inquiries, engine.inquiry_version())
             });
-            let answered = self.round(&inquiries).await;
+            let answered = self.round(inquiries).await;
             let now = Instant::now();
+            if all || denied {
+                denied_due = now + DENIED.max((now - started) * PAUSES);
+            }
             if all {
                 due = now + jittered(self.period);
                 not_before = now + PAUSE.max((now - started) * PAUSES);
             }
+            let any_denied = self.handle.look(|engine, _| engine.any_denied());
             let again = if answered {
                 backoff.reset();
-                due
+                if any_denied { due.min(denied_due) } else { due }
             } else {
                 let again = now + backoff.pause();
                 // An answer that was missed in a round of all isn't waited for by any rule, but late.
@@ -120,11 +135,28 @@ impl Authors {
         }
     }
 
-    /// Asks all that has to be known, and tells the engine. Returns whether everything was answered.
-    async fn round(&self, inquiries: &[Inquiry]) -> bool {
+    /// Asks all that has to be known, the platform's rules before tenants', of which there may be any number. Returns whether
+    /// everything was answered.
+    async fn round(&self, inquiries: Vec<Inquiry>) -> bool {
+        let (mut platform, tenants): (Vec<_>, Vec<_>) = inquiries.into_iter().partition(is_platforms);
         let mut answers = Answers::new();
+        let mut all = self.some(&platform, &mut answers).await;
+        for some in tenants.chunks(TENANTS) {
+            all &= self.some(some, &mut answers).await;
+            // Nor do those of the platform's wait that have come meanwhile.
+            let open = self.handle.look(|engine, _| engine.open_inquiries(false));
+            let new: Vec<Inquiry> =
+                open.into_iter().filter(|one| is_platforms(one) && !platform.contains(one)).collect();
+            all &= self.some(&new, &mut answers).await;
+            platform.extend(new);
+        }
+        all
+    }
+
+    /// Asks what has to be known for some rules, and tells the engine.
+    async fn some(&self, inquiries: &[Inquiry], answers: &mut Answers) -> bool {
         loop {
-            let open: BTreeSet<(Arc<User>, Right)> = inquiries.iter().flat_map(|one| open(one, &answers)).collect();
+            let open: BTreeSet<(Arc<User>, Right)> = inquiries.iter().flat_map(|one| open(one, answers)).collect();
             if open.is_empty() {
                 break;
             }
@@ -133,7 +165,7 @@ impl Authors {
         }
         let mut all = true;
         for inquiry in inquiries {
-            all &= self.tell(inquiry, &answers);
+            all &= self.tell(inquiry, answers);
         }
         all
     }

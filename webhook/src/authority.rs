@@ -152,7 +152,12 @@ mod tests {
             ("too busy", |_| (429, Value::Null), 429, "cannot ask now"),
             ("no right to ask", |_| (403, Value::Null), 500, "lacks create on subjectaccessreviews"),
             ("no status", |_| (201, Value::Null), 403, "may not get"),
-            ("denied with an error", |_| (201, json!({"allowed": false, "evaluationError": "x"})), 403, "may not get"),
+            (
+                "denied with an error",
+                |_| (201, json!({"allowed": false, "evaluationError": "x"})),
+                429,
+                "cannot ask now",
+            ),
         ] {
             let (got, message) = checked(&server(answer).0, &[need(&[])], SOON).await.unwrap_err();
             assert!(got == code && message.contains(says) && !message.contains("secret "), "{what}: {got} {message}");

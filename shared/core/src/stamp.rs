@@ -4,8 +4,8 @@
 //! answers for. The key is the caller's, and so is hashing; here is what is hashed, and who becomes the author.
 //!
 //! The uid isn't in it: a rule has none yet when it is stamped. So an old stamp fits again where an old spec comes back under
-//! its name, as from a backup. That gains nobody anything: the author of then is the author of just that spec, and what they
-//! may do is asked again before anything is written.
+//! its name, as from a backup: the author of then is the author of just that spec, and the reconciler asks again what they may
+//! do before it writes. The webhook, which asks nobody while a namespace waits, may fill namespaces before that.
 //!
 //! The name is in it, or a stamp would fit any rule of this spec. Under `generateName` the API server makes a name up only
 //! after the stamp was put on, so the hook that stamps makes it up instead: [`generated_name`].

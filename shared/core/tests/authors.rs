@@ -81,8 +81,22 @@ impl World {
         self.engine.source(source, Some(object), self.now);
     }
 
+    /// A copy by that rule is in the namespace.
+    fn copy_of(&mut self, rule: &str) {
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let copy = json!({
+            "name": "registry", "namespace": "team", "uid": UID, "resourceVersion": "9", "managedFields": [entry],
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": format!("ClusterReplication/{rule}"), "mimeo.dev/source": "v1/Secret/platform/registry",
+                "mimeo.dev/cluster": "cluster",
+            },
+        });
+        self.engine.copy_applied(&secrets().gvk.group_kind(), &from_value(copy).unwrap(), self.now);
+    }
+
     fn open(&self) -> bool {
-        !self.engine.open_inquiries().is_empty()
+        !self.engine.open_inquiries(false).is_empty()
     }
 
     fn inquiry(&self) -> Inquiry {
@@ -273,17 +287,86 @@ fn a_copy_is_not_deleted_for_who_may_not() {
         if let Some(held) = authorized {
             world.answer(Ok(held));
         }
-        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
-        let copy = json!({
-            "name": "registry", "namespace": "team", "uid": UID, "resourceVersion": "9", "managedFields": [entry],
-            "labels": {"app.kubernetes.io/managed-by": "mimeo"},
-            "annotations": {
-                "mimeo.dev/rule": "ClusterReplication/registry", "mimeo.dev/source": "v1/Secret/platform/registry",
-                "mimeo.dev/cluster": "cluster",
-            },
-        });
-        world.engine.copy_applied(&secrets().gvk.group_kind(), &from_value(copy).unwrap(), world.now);
+        world.copy_of("registry");
         let sent = world.requests().len() + world.requests().len();
         assert_eq!(sent, want, "{authorized:?}");
     }
+}
+
+/// The webhook goes by the status: whoever was denied stays so until somebody says otherwise.
+#[test]
+fn a_denial_stays_said_over_a_restart_until_there_is_an_answer() {
+    let mut world = World::new(Role::Keeper);
+    world.apply(rule("registry", 1, &json!({})), author(), None);
+    world.answer(Ok(false));
+    let status = world.told().unwrap().2;
+
+    let mut world = World::new(Role::Keeper);
+    world.apply(rule("registry", 1, &json!({})), author(), Some(status));
+    for why in [Unreadable::Unavailable, Unreadable::Forbidden { verb: "create" }] {
+        world.answer(Err(why));
+        assert_eq!(world.told(), None);
+        assert!(world.requests().is_empty());
+    }
+    world.answer(Ok(true));
+    assert_eq!(world.told().unwrap().1, "Allowed");
+}
+
+#[test]
+fn a_status_that_somebody_else_wrote_is_put_right() {
+    let mut world = World::new(Role::Keeper);
+    world.apply(rule("registry", 1, &json!({})), author(), None);
+    world.answer(Ok(false));
+    let status = world.told().unwrap().2;
+    world.apply(rule("registry", 1, &json!({})), author(), Some(status.clone()));
+    assert_eq!(world.told(), None, "it is as it was written");
+    let mut forged = status;
+    forged.conditions.retain(|one| one.type_ != "Authorized");
+    world.apply(rule("registry", 1, &json!({})), author(), Some(forged));
+    assert_eq!(world.told().unwrap().1, "AuthorDenied");
+}
+
+#[test]
+fn those_who_were_denied_are_asked_about_again() {
+    let mut world = World::new(Role::Keeper);
+    world.apply(rule("registry", 1, &json!({})), author(), None);
+    world.answer(Ok(false));
+    assert!(world.engine.any_denied() && !world.open());
+    assert_eq!(world.engine.open_inquiries(true).len(), 1);
+    world.answer(Ok(true));
+    assert!(!world.engine.any_denied() && world.engine.open_inquiries(true).is_empty());
+}
+
+/// Another rule would keep it for good, whatever becomes of the author.
+#[test]
+fn a_copy_is_left_to_its_rule_while_nobody_may_answer_for_that() {
+    for denied in [None, author()] {
+        let mut world = World::new(Role::Keeper);
+        world.apply(rule("z", 1, &json!({})), denied.clone(), None);
+        if denied.is_some() {
+            world.answer(Ok(false));
+        }
+        world.copy_of("z");
+        world.apply(rule("a", 1, &json!({})), author(), None);
+        for inquiry in world.engine.inquiries().iter().filter(|inquiry| &*inquiry.rule.name == "a") {
+            world.engine.answered(inquiry, Ok(&[]), world.now);
+        }
+        assert!(world.requests().is_empty(), "{denied:?}");
+        world.now += Duration::from_secs(10);
+        let told = world.engine.statuses(world.now, Timestamp::UNIX_EPOCH);
+        let other = told.iter().find(|update| &*update.id.name == "a").unwrap();
+        assert_eq!(other.status.failures[0].reason, "RuleConflict");
+        assert!(other.status.failures[0].message.contains("ClusterReplication/z"));
+    }
+}
+
+/// It was right as long as the author might.
+#[test]
+fn pods_do_not_wait_for_a_copy_that_is_there() {
+    let mut world = World::new(Role::Keeper);
+    world.apply(rule("registry", 1, &json!({})), author(), None);
+    world.answer(Ok(false));
+    assert_eq!(world.held().0, ["Secret registry (AuthorDenied)"]);
+    world.copy_of("registry");
+    assert_eq!(world.held(), (vec![], vec![]));
 }

@@ -1,7 +1,9 @@
 //! Asks the API server who may do what.
 
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use kube::{Api, Client, api::PostParams};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+};
+use kube::{Api, Client, api::PostParams, core::Status};
 use mimeo_core::{authority::Right, review::User};
 use tokio::time::Instant;
 
@@ -15,9 +17,19 @@ pub async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: I
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let left = deadline.saturating_duration_since(Instant::now());
     let answer = within(left, reviews.create(&PostParams::default(), &review(user, right))).await?;
-    // An evaluation error beside a "no" is a dangling binding more often than not, and no "yes" anyway.
-    Ok(answer.status.is_some_and(|status| status.allowed))
+    match answer.status {
+        Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
+        // An authorizer that would have said "yes" may be the one that failed. (Bindings to roles that aren't there are no
+        // errors: RBAC tells of these as its reason.)
+        Some(SubjectAccessReviewStatus { evaluation_error: Some(error), .. }) if !error.is_empty() => {
+            Err(kube::Error::Api(Status::failure(&error, "EvaluationError").with_code(UNDECIDED).boxed()))
+        }
+        _ => Ok(false),
+    }
 }
+
+/// The code of an answer that was none, though the API server gave it: it isn't overloaded.
+const UNDECIDED: u16 = 424;
 
 fn review(user: &User, right: &Right) -> SubjectAccessReview {
     let User { name, uid, groups, extra } = user;

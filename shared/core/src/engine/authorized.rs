@@ -57,7 +57,7 @@ pub(super) enum Authority {
 }
 
 /// That the author lacks a right, as the status of this generation says.
-fn told_denied(observed: &Observed, generation: i64) -> Option<Box<str>> {
+pub(super) fn told_denied(observed: &Observed, generation: i64) -> Option<Box<str>> {
     let mut conditions = observed.iter().flat_map(|status| &status.conditions);
     let denied = conditions.find(|one| {
         one.type_ == "Authorized" && one.reason == "AuthorDenied" && one.observed_generation == Some(generation)
@@ -174,15 +174,24 @@ impl Engine {
         self.rules.values().any(|state| state.author.is_some())
     }
 
+    /// Whether any rule's author is known to be one who may not.
+    pub fn any_denied(&self) -> bool {
+        self.rules.values().any(RuleState::denied)
+    }
+
     /// What to ask about every rule whose author is known. A kind that isn't served or isn't looked for, of which nothing can be
     /// written, is left out.
     pub fn inquiries(&self) -> Vec<Inquiry> {
         self.inquiries_about(|_| true)
     }
 
-    /// The same for rules that wait for the answer.
-    pub fn open_inquiries(&self) -> Vec<Inquiry> {
-        self.inquiries_about(|state| matches!(state.authority, Authority::Open(_)))
+    /// The same for rules that wait for the answer; `denied`: and for those that wait for another one.
+    pub fn open_inquiries(&self, denied: bool) -> Vec<Inquiry> {
+        self.inquiries_about(|state| match state.authority {
+            Authority::Open(_) => true,
+            Authority::Denied(_) => denied,
+            Authority::Unknown | Authority::Held => false,
+        })
     }
 
     fn inquiries_about(&self, concerned: impl Fn(&RuleState) -> bool) -> Vec<Inquiry> {

@@ -177,6 +177,14 @@ impl Engine {
                 if !slot.granted || !given.covers(kind, &copy) {
                     continue;
                 }
+                let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
+                if let Some(keeper) =
+                    marked.filter(|keeper| self.waits_for_author(keeper, kind, &copy, name, namespace))
+                {
+                    let cells = lost.entry(id.clone()).or_default();
+                    cells.push(Lost { kind: slot.kind, name: copy, winner: keeper.clone() });
+                    continue;
+                }
                 let key = (slot.kind, copy.clone());
                 let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
                     wants.insert(key, slot_id);
@@ -185,7 +193,6 @@ impl Engine {
                 if holder.rule == slot.rule && holder.source == slot.source {
                     continue; // An earlier target of the same rule.
                 }
-                let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
                 // Of two sources of one rule the earlier target's has it, or the earlier.
                 let (winner, loser) = if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
                     let loser = holder.rule.clone();
@@ -231,10 +238,21 @@ impl Engine {
         denies && space.alive() && rule.wants(kind, name, namespace, &space.labels) && granted
     }
 
-    /// Who wins one cell: a rule whose author may have it, then the wider kind of rule, then the rule whose mark the copy carries, then the older, then by name.
+    /// Whether that rule would want the copy that carries its mark if only its author were known: then no other takes it meanwhile,
+    /// for it would keep it.
+    fn waits_for_author(&self, id: &RuleId, kind: &GroupKind, copy: &str, name: &str, namespace: &Namespace) -> bool {
+        let state = self.rules.get(id).filter(|state| !state.vouched());
+        state
+            .and_then(|state| state.rule.as_ref().ok())
+            .is_some_and(|rule| rule.wants(kind, copy, name, &namespace.labels))
+    }
+
+    /// Who wins one cell: a rule whose author may have it, or whose copy is there, then the wider kind of rule, then the rule whose
+    /// mark the copy carries, then the older, then by name.
     fn precedes(&self, a: &Arc<RuleId>, b: &Arc<RuleId>, marked: Option<&Arc<RuleId>>) -> bool {
         let created = |id| self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
-        let denied = |id| self.rules.get(id).is_some_and(RuleState::denied);
+        // Else a right that is lost for a moment would cost the copy for good.
+        let denied = |id| marked != Some(id) && self.rules.get(id).is_some_and(RuleState::denied);
         let rank = |id| (denied(id), rank(id, created(id), marked.map(|marked| &**marked)));
         rank(a) < rank(b)
     }

@@ -8,7 +8,7 @@ use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, Plan, Planned
 
 use super::{
     Engine, Listing, RuleState, Served, Source, Tick,
-    authorized::{Authority, Unauthorized},
+    authorized::{Authority, Unauthorized, told_denied},
     consent::Lack,
     work::Timer,
 };
@@ -63,8 +63,14 @@ impl Book {
         self.due = true;
     }
 
+    /// What the rule carries. The webhook goes by it, so whatever somebody else made of it is put right.
     pub(super) fn observe(&mut self, observed: Observed) {
+        self.due |= self.observed.is_some() && self.observed != observed;
         self.observed = observed;
+    }
+
+    fn told_denied(&self, generation: i64) -> bool {
+        told_denied(&self.observed, generation).is_some()
     }
 }
 
@@ -204,6 +210,10 @@ impl Engine {
     fn known(&self, id: &RuleId, state: &RuleState) -> bool {
         match &state.authority {
             Authority::Open(None) => return false,
+            // Nobody answers, and the webhook takes the last word from this status: it stays said.
+            Authority::Open(_) if state.rule.as_ref().is_ok_and(|rule| state.status.told_denied(rule.generation)) => {
+                return false;
+            }
             // Of a rule that doesn't act nothing is told.
             Authority::Held => {}
             _ => return self.primed(),

@@ -319,7 +319,7 @@ impl Process {
     /// Authors are asked about, and answered for at once.
     fn ask(&mut self, now: Tick) {
         let right = Right { verb: "get", group: "".into(), resource: "secrets".into(), namespace: None, name: None };
-        for inquiry in &self.engine.open_inquiries() {
+        for inquiry in &self.engine.open_inquiries(false) {
             let spec = self.view.rules.get(&*inquiry.rule.name).and_then(|rule| rule.spec.as_ref());
             let denied = spec.is_some_and(|spec| spec.author_may() == Some(false));
             let missing: &[&Right] = if denied { &[&right] } else { &[] };
