@@ -22,8 +22,9 @@ pub enum Belief {
     Vanished(Uid),
     /// It was only the label: the object is still there.
     Hidden(Uid),
-    /// A create was told that something is there. What it is, a read has to tell.
-    Taken,
+    /// A request was told that something is there, or something else than it took it for. What it is, a read has to tell. What was
+    /// ours, by its uid, still is.
+    Taken(Option<Uid>),
     /// An object, ours or not.
     Present(Box<Seen>),
 }
@@ -69,8 +70,8 @@ pub struct Cell {
     pub stuck: bool,
     /// Whether what is here, not being ours, has the content that is wanted.
     pub content: Content,
-    /// Whether a repair of ours goes on: others' claims on fields of ours have to go, or have gone and the fields may follow.
-    pub unfinished: bool,
+    /// How far a repair is that takes more than one request.
+    pub repair: Repair,
     /// Whether it is to be verified, however right it seems: its rule's period has passed.
     pub verify: bool,
     /// Whether a deletion of ours was not answered, and may have taken what was seen here.
@@ -236,6 +237,17 @@ pub enum Content {
     Other,
 }
 
+/// How far a repair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// None goes on.
+    None,
+    /// An apply has shown what others own that is to go.
+    Begun,
+    /// It is ours alone, or can't be made so: an apply follows.
+    Claimed,
+}
+
 /// What is known of a rendering besides its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {
@@ -269,7 +281,7 @@ impl Cell {
             condemned: None,
             stuck: false,
             content: Content::Unknown,
-            unfinished: false,
+            repair: Repair::None,
             verify: false,
             leaving: false,
             proven: false,
@@ -287,7 +299,7 @@ impl Cell {
 
     /// Whether something is here as far as is known, seen or not.
     pub fn occupied(&self) -> bool {
-        matches!(self.belief, Belief::Present(_) | Belief::Taken)
+        matches!(self.belief, Belief::Present(_) | Belief::Taken(_))
     }
 
     /// Our copy, believed to be here.
@@ -301,7 +313,7 @@ impl Cell {
         match &self.belief {
             Belief::Present(seen) => seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite),
             Belief::Vanished(_) | Belief::Hidden(_) => true,
-            Belief::Unknown | Belief::Absent | Belief::Taken => false,
+            Belief::Unknown | Belief::Absent | Belief::Taken(_) => false,
         }
     }
 
@@ -312,7 +324,7 @@ impl Cell {
             Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
             Belief::Vanished(_) => return Step::Create(Why::Vanished),
             Belief::Hidden(uid) => return Step::Apply(*uid, Why::LabelRemoved),
-            Belief::Taken => return Step::Look,
+            Belief::Taken(_) => return Step::Look,
             Belief::Present(seen) => seen,
         };
         if seen.deleting {
@@ -324,7 +336,7 @@ impl Cell {
         let Some(entry) = seen.entry else { return Step::Apply(seen.uid, Why::Disowned) };
         if seen.checksum != Some(checksum) {
             // What the change takes away would stay if it were others', too.
-            if seen.claim().is_some() && !self.unfinished {
+            if seen.claims().any(exclusive) && self.repair != Repair::Claimed {
                 return Step::Claim(seen.uid, seen.version, Why::Changed);
             }
             return Step::Apply(seen.uid, Why::Changed);
@@ -332,11 +344,11 @@ impl Cell {
         if !seen.labelled {
             return Step::Apply(seen.uid, Why::LabelRemoved);
         }
-        if seen.claim().is_some_and(|claim| claim.presses(exclusive)) {
-            return Step::Claim(seen.uid, seen.version, Why::Shared);
-        }
-        if self.unfinished {
+        if self.repair == Repair::Claimed {
             return Step::Apply(seen.uid, Why::Shared);
+        }
+        if seen.claims().press(exclusive) {
+            return Step::Claim(seen.uid, seen.version, Why::Shared);
         }
         if self.verify {
             return Step::Apply(seen.uid, Why::Resync);
@@ -391,11 +403,13 @@ impl Cell {
         // What couldn't be changed was another one.
         let same = self.seen().is_none_or(|known| known.uid == seen.uid);
         self.stuck &= same;
-        self.unfinished &= same;
+        if !same {
+            self.repair = Repair::None;
+        }
         seen.was_ours |= match &self.belief {
             Belief::Present(known) => same && known.ours(),
-            Belief::Vanished(uid) | Belief::Hidden(uid) => *uid == seen.uid,
-            Belief::Unknown | Belief::Absent | Belief::Taken => false,
+            Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => *uid == seen.uid,
+            Belief::Unknown | Belief::Absent | Belief::Taken(None) => false,
         };
         self.belief = Belief::Present(Box::new(seen));
         self.content = Content::Unknown;

@@ -6,8 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use sha2::{Digest, Sha256};
 
 use crate::{
+    kind::GroupKind,
     names,
-    ownership::{Claim, is_our_apply},
+    ownership::{Claims, is_our_apply},
     rule::{Retention, RuleId},
     transform::is_copy_mark,
 };
@@ -133,8 +134,8 @@ pub struct Seen {
 struct Rare {
     /// What is to become of it when its rule is gone; none: delete.
     retention: Option<Retention>,
-    /// What there is to claim in it.
-    claim: Option<Claim>,
+    /// What others own in it.
+    claims: Claims,
 }
 
 impl Seen {
@@ -149,9 +150,9 @@ impl Seen {
         self.rare.as_ref()?.retention.as_ref()
     }
 
-    /// What there is to claim in it.
-    pub fn claim(&self) -> Option<&Claim> {
-        self.rare.as_ref()?.claim.as_ref()
+    /// What others own in it.
+    pub fn claims(&self) -> Claims {
+        self.rare.as_ref().map_or_else(Claims::default, |rare| rare.claims)
     }
 
     /// Whether it may go, or change, and neither a watch nor a write of ours would tell.
@@ -159,16 +160,15 @@ impl Seen {
         !self.labelled && (self.deleting || !self.ours())
     }
 
-    /// Reads an object's metadata; none if it has no uid that we understand. `cluster` is the uid of this cluster's
-    /// `kube-system`.
-    pub fn read(meta: &ObjectMeta, cluster: &str) -> Option<Self> {
+    /// Reads the metadata of an object of this kind; none if it has no uid that we understand. `cluster` is the uid of this
+    /// cluster's `kube-system`.
+    pub fn read(meta: &ObjectMeta, kind: &GroupKind, cluster: &str) -> Option<Self> {
         let uid = Uid::parse(meta.uid.as_deref()?)?;
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
-        let exclusive = annotation(names::STRATEGY) == Some(names::STRATEGY_REPLACE);
         let rare = Rare {
             retention: annotation(names::RETENTION).map(Retention::from_annotation),
-            claim: Claim::of(meta, exclusive),
+            claims: Claims::of(meta, kind),
         };
         let labelled = meta
             .labels
@@ -187,7 +187,7 @@ impl Seen {
             checksum,
             rule: rule.map(Arc::new),
             source: annotation(names::SOURCE).map_or(0, source_hash),
-            rare: (rare.retention.is_some() || rare.claim.is_some()).then(|| Box::new(rare)),
+            rare: (rare.retention.is_some() || rare.claims != Claims::default()).then(|| Box::new(rare)),
             labelled,
             deleting: meta.deletion_timestamp.is_some(),
             elsewhere: annotation(names::CLUSTER).is_some_and(|uid| uid != cluster),
@@ -259,7 +259,7 @@ mod tests {
                 managed_fields: Some(vec![entry.clone()]),
                 ..ObjectMeta::default()
             };
-            assert_eq!(Seen::read(&meta, "").map(|s| s.ours()), Some(ours), "{entry:?}");
+            assert_eq!(Seen::read(&meta, &"Secret".parse().unwrap(), "").map(|s| s.ours()), Some(ours), "{entry:?}");
         }
     }
 }

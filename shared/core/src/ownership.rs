@@ -7,7 +7,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta};
 use serde_json::{Map, Value};
 
-use crate::names;
+use crate::{kind::GroupKind, names, render::assigned};
 
 /// Manager under which an apply sums up what is in an object without `managedFields`. The API server's word.
 const FORMER: &str = "before-first-apply";
@@ -23,68 +23,76 @@ fn is_main(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().is_none_or(str::is_empty)
 }
 
-/// A change of a copy's `managedFields` by which its fields become ours alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The new `managedFields`, as JSON. Field names and keys of lists, no values.
-    pub managers: Box<str>,
-    /// Whether it is for a copy that is to have no fields but ours.
-    pub exclusive: bool,
-    /// Whether fields are in it that are to go. If not it can wait for the next change of the copy: that may take a field away.
-    pub due: bool,
+/// What others own in an object of ours. Whether there is anything to do about it its rule decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Fields that are ours as well.
+    pub shared: bool,
+    /// Fields that aren't.
+    pub added: bool,
+    /// Fields of which nobody can tell whose they are, since somebody has removed the entries that said so.
+    pub orphaned: bool,
 }
 
-impl Claim {
-    /// Whether it can't wait, in a copy that is to be `exclusive` or isn't.
-    pub fn presses(&self, exclusive: bool) -> bool {
-        self.due && (exclusive || !self.exclusive)
+impl Claims {
+    /// Of others in an object of this kind; none if it isn't ours.
+    pub fn of(meta: &ObjectMeta, kind: &GroupKind) -> Self {
+        let mut claims = Self::default();
+        let Some((own, ours)) = own(meta) else { return claims };
+        for (entry, theirs) in others(meta).filter_map(|entry| Some((entry, comparable(entry, own)?))) {
+            claims.shared |= shares(ours, theirs);
+            let adds = !owns(ours, &content(theirs, kind));
+            *(if is_former(entry) { &mut claims.orphaned } else { &mut claims.added }) |= adds;
+        }
+        claims
     }
 
-    /// What there is to claim in an object; none if it isn't ours, or nothing.
-    ///
-    /// Fields that others own as well as we are taken from them. Fields that only others own stay theirs, unless the copy is to be
-    /// `exclusive`, or it is not known whose they are, since somebody has removed the entries that said so: these become ours,
-    /// for the next apply to remove. Finalizers and owner references of others are for them to remove.
-    pub fn of(meta: &ObjectMeta, exclusive: bool) -> Option<Self> {
-        let entries = meta.managed_fields.as_deref().unwrap_or_default();
-        let own = entries.iter().find(|entry| is_our_apply(entry)).filter(|_| entries.len() > 1)?;
-        let ours = fields(own)?;
-        let mut all = ours.clone();
-        let mut others = Vec::new();
-        let (mut shared, mut due) = (false, false);
-        for entry in entries.iter().filter(|entry| !is_our_apply(entry)) {
-            // Paths of different versions can't be compared.
-            let theirs = fields(entry).filter(|_| is_main(entry) && entry.api_version == own.api_version);
-            let Some(theirs) = theirs else {
-                others.push(entry.clone());
-                continue;
-            };
-            let (content, lifeline) = split(theirs);
-            let taken = exclusive || entry.manager.as_deref() == Some(FORMER);
-            let mut left = if taken { lifeline } else { theirs.clone() };
-            if taken && !owns(ours, &content) {
-                due = true;
-                add(&mut all, &content);
-            }
-            if shares(ours, theirs) {
-                shared = true;
-                left = without(&left, ours);
-            }
-            if !left.is_empty() {
-                others.push(ManagedFieldsEntry { fields_v1: Some(FieldsV1(left.into())), ..entry.clone() });
-            }
-        }
-        let own = ManagedFieldsEntry { fields_v1: Some(FieldsV1(all.into())), ..own.clone() };
-        let managers = serde_json::to_string(&[vec![own], others].concat()).ok()?;
-        (shared || due).then(|| Self { managers: managers.into(), exclusive, due })
+    /// Whether fields are in it that are to go, from a copy that is to be `exclusive` or isn't.
+    pub fn press(self, exclusive: bool) -> bool {
+        self.orphaned || exclusive && self.added
     }
+
+    /// Whether there is anything to claim. What doesn't press can wait for the next change of the copy: that may take a field away.
+    pub fn any(self, exclusive: bool) -> bool {
+        self.shared || self.press(exclusive)
+    }
+}
+
+/// The `managedFields`, as JSON, that make what there is to claim in an object of this kind ours alone; none if there is nothing.
+///
+/// Fields that others own as well as we are taken from them. Fields that only others own stay theirs, unless the copy is to be
+/// `exclusive`, or it is not known whose they are: these become ours, for the next apply to remove. Finalizers and owner references
+/// of others are for them to remove, and what the cluster assigned nobody can remove.
+pub fn claim(meta: &ObjectMeta, kind: &GroupKind, exclusive: bool) -> Option<String> {
+    let (own, ours) = own(meta).filter(|_| Claims::of(meta, kind).any(exclusive))?;
+    let mut all = ours.clone();
+    let mut left = Vec::new();
+    for entry in others(meta) {
+        let Some(theirs) = comparable(entry, own) else {
+            left.push(entry.clone());
+            continue;
+        };
+        let mut theirs = theirs.clone();
+        if exclusive || is_former(entry) {
+            let content = content(&theirs, kind);
+            add(&mut all, &content);
+            theirs = without(&theirs, &content);
+        }
+        if shares(ours, &theirs) {
+            theirs = without(&theirs, ours);
+        }
+        if !theirs.is_empty() {
+            left.push(ManagedFieldsEntry { fields_v1: Some(FieldsV1(theirs.into())), ..entry.clone() });
+        }
+    }
+    let own = ManagedFieldsEntry { fields_v1: Some(FieldsV1(all.into())), ..own.clone() };
+    serde_json::to_string(&[vec![own], left].concat()).ok()
 }
 
 /// Whether the object had our content, status apart, before we applied it: no other entry owns a field that ours doesn't, and ours
 /// has none that was in nobody's. With values that are equal wherever ours and theirs meet (an apply without force has none else),
 /// the object's content is ours, no more and no less.
 pub fn content_is_ours(meta: &ObjectMeta) -> bool {
-    let entries = meta.managed_fields.as_deref().unwrap_or_default();
     let content = |entry: &ManagedFieldsEntry| {
         let mut content = fields(entry).cloned().unwrap_or_default();
         // A Secret's type is there always, of nobody's where it is the default, and another one would have been refused.
@@ -92,9 +100,9 @@ pub fn content_is_ours(meta: &ObjectMeta) -> bool {
         content
     };
     // Who applies nothing has no entry.
-    let ours = entries.iter().find(|entry| is_our_apply(entry)).map(content).unwrap_or_default();
+    let ours = own(meta).map(|(own, _)| content(own)).unwrap_or_default();
     let mut theirs = Map::new();
-    for entry in entries.iter().filter(|entry| !is_our_apply(entry) && is_main(entry)) {
+    for entry in others(meta).filter(|entry| is_main(entry)) {
         add(&mut theirs, &content(entry));
     }
     owns(&ours, &theirs) && owns(&theirs, &ours)
@@ -104,21 +112,49 @@ fn fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {
     entry.fields_v1.as_ref()?.0.as_object()
 }
 
-/// A field set without what keeps an object from going or makes it go, and that alone.
-fn split(fields: &Map<String, Value>) -> (Map<String, Value>, Map<String, Value>) {
-    let (mut content, mut lifeline) = (fields.clone(), Map::new());
-    let Some(metadata) = content.get_mut("f:metadata").and_then(Value::as_object_mut) else {
-        return (content, lifeline);
-    };
-    let kept = ["f:finalizers", "f:ownerReferences"].iter().filter_map(|field| metadata.remove_entry(*field));
-    let kept: Map<String, Value> = kept.collect();
-    if metadata.keys().all(|field| field == PARENT) {
-        content.remove("f:metadata");
+/// Our entry and its field set.
+fn own(meta: &ObjectMeta) -> Option<(&ManagedFieldsEntry, &Map<String, Value>)> {
+    let own = meta.managed_fields.iter().flatten().find(|entry| is_our_apply(entry))?;
+    Some((own, fields(own)?))
+}
+
+fn others(meta: &ObjectMeta) -> impl Iterator<Item = &ManagedFieldsEntry> {
+    meta.managed_fields.iter().flatten().filter(|entry| !is_our_apply(entry))
+}
+
+/// The field set of an entry beside ours. Paths of different versions can't be compared.
+fn comparable<'a>(entry: &'a ManagedFieldsEntry, own: &ManagedFieldsEntry) -> Option<&'a Map<String, Value>> {
+    fields(entry).filter(|_| is_main(entry) && entry.api_version == own.api_version)
+}
+
+fn is_former(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(FORMER)
+}
+
+/// A field set without what keeps an object from going or makes it go, and without what the cluster assigned to it.
+fn content(fields: &Map<String, Value>, kind: &GroupKind) -> Map<String, Value> {
+    let mut content = fields.clone();
+    for path in LIFELINE.iter().chain(assigned(&kind.group, &kind.kind)) {
+        remove(&mut content, path);
     }
-    if !kept.is_empty() {
-        lifeline.insert("f:metadata".into(), kept.into());
+    content
+}
+
+const LIFELINE: &[&[&str]] = &[&["metadata", "finalizers"], &["metadata", "ownerReferences"]];
+
+/// Removes a field, and its parents if nothing else is in them; tells whether it was there.
+fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
+    let [first, rest @ ..] = path else { return false };
+    let field = format!("f:{first}");
+    if rest.is_empty() {
+        return fields.remove(&field).is_some();
     }
-    (content, lifeline)
+    let Some(below) = fields.get_mut(&field).and_then(Value::as_object_mut) else { return false };
+    let found = remove(below, rest);
+    if found && below.keys().all(|field| field == PARENT) {
+        fields.remove(&field);
+    }
+    found
 }
 
 /// Stands in a field set for the parent itself, which is there with any of its fields.
@@ -188,10 +224,17 @@ mod tests {
 
     /// What the claim makes of them: manager and field set.
     fn claimed(others: &[(&str, &str, Value)], exclusive: bool) -> Option<(bool, Vec<(String, Value)>)> {
-        let claim = Claim::of(&object(&[&[ours()], others].concat()), exclusive)?;
-        let entries: Vec<ManagedFieldsEntry> = serde_json::from_str(&claim.managers).unwrap();
+        claimed_of("Secret", others, exclusive)
+    }
+
+    fn claimed_of(kind: &str, others: &[(&str, &str, Value)], exclusive: bool) -> Option<(bool, Vec<(String, Value)>)> {
+        let (object, kind) = (object(&[&[ours()], others].concat()), kind.parse().unwrap());
+        let claims = Claims::of(&object, &kind);
+        let managers = claim(&object, &kind, exclusive);
+        assert_eq!(claims.any(exclusive), managers.is_some());
+        let entries: Vec<ManagedFieldsEntry> = serde_json::from_str(&managers?).unwrap();
         let fields = |entry: ManagedFieldsEntry| (entry.manager.unwrap(), entry.fields_v1.unwrap().0);
-        Some((claim.due, entries.into_iter().map(fields).collect()))
+        Some((claims.press(exclusive), entries.into_iter().map(fields).collect()))
     }
 
     fn mimeo(fields: Value) -> (String, Value) {
@@ -249,8 +292,27 @@ mod tests {
         let entries = object.managed_fields.as_mut().unwrap();
         entries[1].subresource = Some("status".into());
         entries[2].api_version = Some("v2".into());
-        assert_eq!(Claim::of(&object, true), None);
-        object.managed_fields.as_mut().unwrap().remove(0);
-        assert_eq!(Claim::of(&object, true), None, "it isn't ours");
+        let secret = "Secret".parse().unwrap();
+        assert_eq!(claim(&object, &secret, true), None);
+        let entries = object.managed_fields.as_mut().unwrap();
+        entries.remove(0);
+        entries[1].api_version = Some("v1".into());
+        assert_eq!(Claims::of(&object, &secret), Claims::default(), "it isn't ours");
+    }
+
+    /// An apply without it would be refused: the server lets nobody change it.
+    #[test]
+    fn what_the_cluster_assigned_is_left_to_whoever_has_it() {
+        let bound = || json!({"f:spec": {"f:volumeName": {}}});
+        for (manager, exclusive) in [("before-first-apply", false), ("before-first-apply", true), ("binder", true)] {
+            let of = |kind, fields| claimed_of(kind, &[(manager, "Update", fields)], exclusive);
+            assert_eq!(of("PersistentVolumeClaim", bound()), None, "{manager}");
+            assert!(of("ConfigMap", bound()).is_some(), "{manager}");
+            let more = json!({"f:data": {"f:a": {}}, "f:spec": {".": {}, "f:volumeName": {}, "f:old": {}}});
+            let mut all = ours().2;
+            all["f:spec"] = json!({".": {}, "f:old": {}});
+            let want = vec![mimeo(all), (manager.into(), bound())];
+            assert_eq!(of("PersistentVolumeClaim", more), Some((true, want)), "{manager}");
+        }
     }
 }

@@ -433,15 +433,15 @@ fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, V
         .filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    for path in assigned(gvk) {
+    for path in assigned(&gvk.group, &gvk.kind) {
         remove(&mut content, path);
     }
     content
 }
 
 /// Fields that the cluster fills in for one object and no other can have, or that name objects of its namespace.
-fn assigned(gvk: &GroupVersionKind) -> &'static [&'static [&'static str]] {
-    match (&*gvk.group, &*gvk.kind) {
+pub(crate) fn assigned(group: &str, kind: &str) -> &'static [&'static [&'static str]] {
+    match (group, kind) {
         ("", "Service") => &[&["spec", "clusterIP"], &["spec", "clusterIPs"], &["spec", "healthCheckNodePort"]],
         ("", "ServiceAccount") => &[&["secrets"]],
         ("", "PersistentVolumeClaim") => &[&["spec", "volumeName"]],

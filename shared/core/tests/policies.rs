@@ -122,7 +122,7 @@ impl Scene {
     #[track_caller]
     fn expect(&mut self, verb: Verb, why: Option<Why>) -> Box<Request> {
         let request = self.next().unwrap();
-        assert_eq!((request.ticket.verb, request.why), (verb, why));
+        assert_eq!((request.ticket.verb, request.ticket.why), (verb, why));
         request
     }
 

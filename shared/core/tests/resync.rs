@@ -123,7 +123,7 @@ fn each_copy_is_verified_once_in_a_period_and_not_all_at_once() {
     let _ = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
     for _ in 0..3 {
         let sent = scene.run(PERIOD);
-        assert!(sent.iter().all(|(_, request)| request.why == Some(Why::Resync)));
+        assert!(sent.iter().all(|(_, request)| request.ticket.why == Some(Why::Resync)));
         assert!(sent.iter().all(|(_, request)| matches!(request.ticket.verb, Verb::Apply(_))));
         let namespaces: BTreeSet<_> = sent.iter().map(|(_, request)| request.ticket.namespace.clone()).collect();
         assert_eq!((sent.len(), namespaces.len()), (COPIES, COPIES));

@@ -205,7 +205,7 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
 
 /// One line per change made; reads and dry runs change nothing.
 fn note(request: &Request, outcome: &Outcome) {
-    let (Some(why), ticket) = (request.why, &request.ticket) else { return };
+    let (Some(why), ticket) = (request.ticket.why, &request.ticket) else { return };
     let message = match (ticket.verb, outcome) {
         (Verb::Apply(_), Outcome::Object(_)) if why == Why::Resync => {
             debug!(kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, "copy verified");

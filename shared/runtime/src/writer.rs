@@ -13,6 +13,7 @@ use mimeo_core::{
     meta::Uid,
     names,
     outcome::{Outcome, Reason},
+    ownership,
     render::Precondition,
 };
 use serde::Deserialize;
@@ -67,28 +68,65 @@ impl Writer {
             // A write of nothing. The engine makes none, and "look again" is what it would have to do.
             return Outcome::Conflict;
         };
-        let answer = match message {
-            Ok(message) => self.call(message, permit).await,
-            Err(silence) => Err(silence),
+        let (outcome, verdict) = match (request.ticket.verb, self.exchange(request, message).await) {
+            // What was read may be large. It is written under the same permit: as many as wait for one would keep it.
+            (Verb::Claim(uid, version), (Outcome::Object(meta), verdict)) => {
+                match ownership::claim(&meta, &request.resource.gvk.group_kind(), request.exclusive) {
+                    Some(managers) => {
+                        drop(meta);
+                        self.exchange(request, claim(request, uid, version, &managers)).await
+                    }
+                    None => (Outcome::Object(meta), verdict),
+                }
+            }
+            (_, answered) => answered,
         };
-        outcome(request, answer)
+        if let Some(verdict) = verdict {
+            permit.done(verdict);
+        }
+        outcome
+    }
+
+    /// Sends one message and reads its answer.
+    async fn exchange(&self, request: &engine::Request, message: Message) -> (Outcome, Option<Verdict>) {
+        match message {
+            Ok(message) => {
+                let (answer, verdict) = self.measure(message).await;
+                (outcome(request, answer), verdict)
+            }
+            Err(silence) => (outcome(request, Err(silence)), None),
+        }
     }
 
     /// Sends one request under a permit.
     async fn call(&self, message: Request<Body>, permit: Permit) -> Result<call::Answer, Silence> {
-        let started = Instant::now();
-        let answer = call::call(&self.client, message, self.deadline).await;
-        if let Some(verdict) = verdict(&answer, started.elapsed()) {
+        let (answer, verdict) = self.measure(message).await;
+        if let Some(verdict) = verdict {
             permit.done(verdict);
         }
         answer
     }
+
+    /// Sends one request; also tells what the answer says of the server's load.
+    async fn measure(&self, message: Request<Body>) -> (Result<call::Answer, Silence>, Option<Verdict>) {
+        let started = Instant::now();
+        let answer = call::call(&self.client, message, self.deadline).await;
+        let verdict = verdict(&answer, started.elapsed());
+        (answer, verdict)
+    }
+}
+
+type Message = Result<Request<Body>, Silence>;
+
+/// Where the request's object is.
+fn path(request: &engine::Request) -> String {
+    resource_path(&request.resource, Some(&request.ticket.namespace), Some(&request.ticket.name))
 }
 
 /// The request as it goes out; none if there is nothing to write.
-fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> {
+fn message(request: &engine::Request) -> Option<Message> {
     let ticket = &request.ticket;
-    let path = resource_path(&request.resource, Some(&ticket.namespace), Some(&ticket.name));
+    let path = path(request);
     let rendering = request.rendering.as_ref();
     let apply = |pieces, how: &str| {
         let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
@@ -107,24 +145,22 @@ fn message(request: &engine::Request) -> Option<Result<Request<Body>, Silence>> 
         Verb::Compare(uid, version) => {
             rendering.map(|rendering| apply(rendering.unmarked(&request.ticket.name, uid, version), "&dryRun=All"))
         }
-        Verb::Claim(uid, version) => request.claim.as_ref().map(|managers| {
-            let body = claim(uid, version, managers);
-            call::write(Method::PATCH, &format!("{path}?fieldManager={}", names::MANAGER), MERGE_PATCH, body)
-        }),
-        // Without a resourceVersion it is answered by the storage, not by a cache.
-        Verb::Look => Some(call::read(Method::GET, &path, METADATA)),
+        // Without a resourceVersion it is answered by the storage, not by a cache. The entries of a claim may be large: they are
+        // read only now, and kept by nobody.
+        Verb::Look | Verb::Claim(..) => Some(call::read(Method::GET, &path, METADATA)),
         Verb::Delete(uid, version) => {
             Some(call::write(Method::DELETE, &path, call::JSON, delete_options(uid, version)))
         }
     }
 }
 
-const MERGE_PATCH: &str = "application/merge-patch+json";
-
-/// Nothing but `managedFields`: a field that no apply can write.
-fn claim(uid: Uid, version: u64, managers: &str) -> Body {
+/// Writes nothing but `managedFields`: a field that no apply can write.
+fn claim(request: &engine::Request, uid: Uid, version: u64, managers: &str) -> Message {
+    const MERGE_PATCH: &str = "application/merge-patch+json";
+    let uri = format!("{}?fieldManager={}", path(request), names::MANAGER);
     let metadata = format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
-    Body::from(format!(r#"{{"metadata":{{{metadata}}}}}"#).into_bytes())
+    let body = Body::from(format!(r#"{{"metadata":{{{metadata}}}}}"#).into_bytes());
+    call::write(Method::PATCH, &uri, MERGE_PATCH, body)
 }
 
 fn delete_options(uid: Uid, version: u64) -> Body {

@@ -257,7 +257,7 @@ impl Engine {
     }
 
     pub(super) fn decide_unwanted(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
-        if cell.belief == Belief::Taken && self.settings.role == Role::Keeper {
+        if matches!(cell.belief, Belief::Taken(_)) && self.settings.role == Role::Keeper {
             return Step::Look;
         }
         // Without our label no watch shows it, and what nobody sees nobody cleans up: seen by chance it is left alone, too.

@@ -826,7 +826,7 @@ impl Engine {
         if std::mem::take(&mut entry.ended) {
             // Older than what is known of the namespace: most likely a copy in the former one, whose end is yet to be told.
             for cell in entry.cells.iter_mut().filter(|cell| cell.seen().is_some_and(|seen| seen.version < version)) {
-                cell.belief = Belief::Taken;
+                cell.belief = Belief::Taken(None);
             }
         }
         let known = entry.uid.is_some();
@@ -923,7 +923,7 @@ impl Engine {
     pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
-        let Some(mut seen) = Seen::read(meta, &self.settings.cluster) else { return };
+        let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else { return };
         let kind = self.kind_id(kind);
         let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
         let namespace = self.namespace_name(namespace);

@@ -281,7 +281,8 @@ impl Engine {
 
     /// Notes that a cell needs no request now, and why.
     pub(super) fn settle(&mut self, place: Place<'_>, name: &Arc<str>, cell: &mut Cell, why: Leave) {
-        let rule = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
+        // What isn't wanted any more counts with the rule whose copy it is.
+        let rule = self.rule_of(cell);
         match why {
             Leave::UpToDate => {
                 self.remind_of_resync(name, cell);
@@ -426,7 +427,7 @@ impl Engine {
         if !acting {
             // The preview must tell a create from a conflict, and only a read can.
             let unknown =
-                matches!(cell.belief, Belief::Unknown | Belief::Taken | Belief::Vanished(_) | Belief::Hidden(_));
+                matches!(cell.belief, Belief::Unknown | Belief::Taken(_) | Belief::Vanished(_) | Belief::Hidden(_));
             return match (step, self.settings.role) {
                 (Step::Leave(Leave::NotListed), _) => step,
                 (_, Role::Keeper) if unknown => Step::Look,
@@ -609,5 +610,5 @@ const CROWD: usize = 256;
 /// and rests so long for each of them after it was planned: some ten times what that took.
 const REST: Duration = Duration::from_micros(20);
 
-/// A repair within this time of the last one is part of the same fight.
+/// A repair within this time of the last one is part of the same fight; where the pauses have grown longer, within twice the pause.
 pub(super) const FIGHT: Duration = Duration::from_mins(1);

@@ -7,9 +7,11 @@ use std::{
     time::Duration,
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::{Engine, Namespace, Note, Role, Served, Settings, Tick, announce::Happening, plan::FIGHT};
 use crate::{
-    cell::{Belief, Cell, Content, Good, Phase, Reference, Step, Why},
+    cell::{Belief, Cell, Content, Good, Phase, Reference, Repair, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::{Checksum, Seen, Uid},
     outcome::{Failure, Outcome, Reason},
@@ -39,12 +41,10 @@ pub struct Request {
     pub resource: Resource,
     /// What to write; none where nothing is written.
     pub rendering: Option<Arc<Rendering>>,
-    /// The `managedFields` to write; none where nothing is claimed.
-    pub claim: Option<Box<str>>,
+    /// Whether nobody else is to own a field of the copy.
+    pub exclusive: bool,
     /// The rule on whose behalf.
     pub rule: Option<Arc<RuleId>>,
-    /// Why something changes; none where nothing does.
-    pub why: Option<Why>,
 }
 
 /// Ties an answer to its request.
@@ -64,6 +64,10 @@ pub struct Ticket {
     /// Of the slot's copies then, whatever their namespaces.
     copies: Option<Checksum>,
     sent: Tick,
+    /// Why something changes; none where nothing does.
+    pub why: Option<Why>,
+    /// Version of what was seen in the cell then.
+    version: Option<u64>,
 }
 
 /// What is asked of the API server.
@@ -79,7 +83,7 @@ pub enum Verb {
     Compare(Uid, u64),
     /// Forced server-side apply to the object with this uid, as a dry run.
     Learn(Uid),
-    /// Write `managedFields` of the object with this uid and version, and nothing else.
+    /// Read the object's metadata and write of it what [`claim`](crate::ownership::claim) says, if it still has this uid and version.
     Claim(Uid, u64),
     /// Read the metadata, not from a cache.
     Look,
@@ -392,8 +396,9 @@ impl Engine {
             Step::Look => (Verb::Look, None),
             Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
         };
-        // A label found missing is the second half of a repair.
-        let begun = matches!(cell.belief, Belief::Hidden(_)) || cell.unfinished;
+        // A label found missing is the second half of a repair. Another half is a claim that the first one showed to be due, and what
+        // follows it.
+        let begun = matches!(cell.belief, Belief::Hidden(_)) || cell.repair != Repair::None && why == Some(Why::Shared);
         if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
             return None;
         }
@@ -419,20 +424,22 @@ impl Engine {
             checksum: rendering.as_ref().map(|rendering| rendering.checksum),
             copies: copies.map(Copies::checksum),
             sent: self.now,
+            why,
+            version: cell.seen().map(|seen| seen.version),
         };
-        let claim = cell.seen().and_then(Seen::claim).filter(|_| matches!(verb, Verb::Claim(..)));
-        let claim = claim.map(|claim| claim.managers.clone());
-        Some(Request { ticket, resource, rendering, claim, rule, why })
+        let exclusive = self.exclusive(&namespace.cells[at]);
+        Some(Request { ticket, resource, rendering, exclusive, rule })
     }
 
     /// Whether this repair follows the last one so closely that someone undoes it; then it is put off.
     fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
         let now = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX).max(1);
         let last = Duration::from_millis(cell.repaired);
-        if cell.repaired == 0 || self.now > last + FIGHT {
+        let pause = delay(&self.settings, cell.streak);
+        if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
             cell.streak = 0;
         } else {
-            let due = last + delay(&self.settings, cell.streak);
+            let due = last + pause;
             if self.now < due {
                 let message = "somebody keeps undoing what Mimeo writes: it is put right after a pause that grows";
                 self.fail(name, cell, Failure { reason: Reason::Conflict, message: message.into() });
@@ -482,7 +489,7 @@ impl Engine {
             return;
         }
         let entry = match outcome {
-            Outcome::Object(meta) => Seen::read(meta, &self.settings.cluster).and_then(|seen| seen.entry),
+            Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
             _ => None,
         };
         self.set_reference(ticket, entry.map_or(Reference::Unknown, Reference::Known));
@@ -505,7 +512,7 @@ impl Engine {
                 self.compared(ticket, (uid, version), Content::Other, place, cell);
             }
             (_, Outcome::Object(meta)) => {
-                let Some(seen) = Seen::read(&meta, &self.settings.cluster) else { return };
+                let Some(seen) = self.read(&meta, ticket.kind) else { return };
                 self.take_object(ticket, seen, cell);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
@@ -516,6 +523,10 @@ impl Engine {
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // Refused was what isn't wanted any more.
             (_, Outcome::Refused(_) | Outcome::Immutable(_)) if !self.asked_for(ticket, place, cell) => {}
+            // It writes the former content, which may have become what is refused: then only the new one is let through.
+            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_)) if ticket.why == Some(Why::Changed) => {
+                cell.repair = Repair::Claimed;
+            }
             (Verb::Apply(_) | Verb::Take(..), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 // What isn't ours may change or go unseen.
@@ -549,6 +560,17 @@ impl Engine {
         if cell.seen().is_some_and(|seen| (seen.uid, seen.version) == object) && self.asked_for(ticket, place, cell) {
             cell.content = content;
         }
+    }
+
+    fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
+        Seen::read(meta, &self.kinds[usize::from(kind.0)].group_kind, &self.settings.cluster)
+    }
+
+    /// Whether a copy is to have no fields but ours.
+    fn exclusive(&self, cell: &Cell) -> bool {
+        let slot = cell.want.and_then(|id| self.slots.get(&id));
+        let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.rule.as_ref().ok());
+        rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
 
     /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to overwrite, where nothing hangs by
@@ -668,21 +690,21 @@ impl Engine {
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
                     self.teach(ticket, entry);
                 }
-                let written = cell.good.is_none_or(|good| good.version != seen.version);
+                // What is seen by now may be this very write, of which the watch was quicker to tell.
+                let written = ticket.version != Some(seen.version);
                 cell.good = Some(Good { version: seen.version, managers: seen.managers });
                 cell.failure = None;
                 cell.verify = false;
                 if cell.repaired == 0 {
                     cell.streak = 0;
                 }
-                let adopted = cell.seen().is_some_and(|old| !old.stripped) && matches!(ticket.verb, Verb::Take(..));
+                let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));
                 if let Some(rule) = self.rule_of(cell).filter(|_| adopted) {
                     self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
                 }
-                // Only an apply shows what is in an object whose entries somebody removed.
-                let rule = self.rule_of(cell).and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
-                let exclusive = rule.is_some_and(|rule| rule.strategy == Strategy::Replace);
-                cell.unfinished = seen.claim().is_some_and(|claim| claim.presses(exclusive));
+                // Only an apply shows what is in an object whose entries somebody removed. What is there after a claim was put there since.
+                let begun = cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
+                cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
                 let rule = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
                 if let Some(rule) = rule.filter(|_| written) {
@@ -690,7 +712,7 @@ impl Engine {
                 }
             }
             Verb::Claim(..) => {
-                cell.unfinished = true;
+                cell.repair = Repair::Claimed;
                 cell.show(seen);
             }
             // A copy with finalizers outlives its deletion for a while.
@@ -765,8 +787,11 @@ fn refute(verb: Verb, cell: &mut Cell) {
     }
     cell.belief = match (verb, &cell.belief) {
         (Verb::Create, Belief::Vanished(uid)) => Belief::Hidden(*uid),
-        _ => Belief::Taken,
+        _ => Belief::Taken(cell.ours().map(|seen| seen.uid)),
     };
+    if matches!(verb, Verb::Claim(..)) {
+        cell.repair = Repair::None;
+    }
     // It may be another object by now, which could be changed.
     cell.stuck = false;
     cell.good = None;

@@ -6,6 +6,7 @@ use mimeo_core::{
     engine::{Errand, Request, RuleRead, SourceRead, Verb},
     meta::Uid,
     outcome::Outcome,
+    ownership,
     rule::SourceRef,
 };
 
@@ -36,8 +37,13 @@ fn carry_request(server: &mut Server, request: &Request, key: &Key) -> (Outcome,
     match request.ticket.verb {
         Verb::Look => read(server.look(key)),
         Verb::Claim(uid, version) => {
-            let managers = request.claim.as_deref().unwrap_or_default();
-            read(server.claim(key, &uid.to_string(), version, managers))
+            let meta = server.look(key).map(|object| object.meta());
+            let kind = key.res.gvk().group_kind();
+            match meta.map(|meta| ownership::claim(&meta, &kind, request.exclusive)) {
+                Ok(Some(managers)) => read(server.claim(key, &uid.to_string(), version, &managers)),
+                Ok(None) => read(server.look(key)),
+                Err(refusal) => read(Err(refusal)),
+            }
         }
         Verb::Delete(uid, version) => match server.delete(key, &uid.to_string(), version) {
             Ok(Some(object)) => read(Ok(object)),

@@ -297,7 +297,7 @@ impl World {
             return;
         };
         let key = key_of(request);
-        let line = format!("{program}: sends {} {key} ({:?})", verb_name(request.ticket.verb), request.why);
+        let line = format!("{program}: sends {} {key} ({:?})", verb_name(request.ticket.verb), request.ticket.why);
         let fault = judge(process, request, &key).err().map(|why| format!("{line}: {why}"));
         self.say(line);
         if let Some(fault) = fault {

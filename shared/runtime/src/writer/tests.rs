@@ -61,7 +61,6 @@ fn request(verb: Verb) -> Request {
             Action::Errand(_) => {}
             Action::Request(mut request) => {
                 request.ticket.verb = verb;
-                request.claim = matches!(verb, Verb::Claim(..)).then(|| r#"[{"manager":"mimeo"}]"#.into());
                 return *request;
             }
         }
@@ -96,11 +95,6 @@ async fn each_verb_is_the_request_that_it_should_be() {
             format!("PATCH {plain}?fieldManager=mimeo&dryRun=All"),
             Some(r#""resourceVersion":"42""#),
         ),
-        (
-            Verb::Claim(uid(), 42),
-            format!("PATCH {plain}?fieldManager=mimeo"),
-            Some(r#""resourceVersion":"42","managedFields":[{"manager":"mimeo"}]"#),
-        ),
         (Verb::Look, format!("GET {plain}"), None),
         (Verb::Delete(uid(), 42), format!("DELETE {plain}"), Some(r#""resourceVersion":"42""#)),
     ];
@@ -119,6 +113,42 @@ async fn each_verb_is_the_request_that_it_should_be() {
         assert_eq!(came.headers["content-length"], body.len().to_string().as_str());
         assert!(!came.headers.contains_key("transfer-encoding"));
     }
+}
+
+#[tokio::test]
+async fn a_claim_writes_of_what_it_has_read_and_only_if_something_is_to_be_claimed() {
+    let entry = |manager: &str, operation: &str, key: &str| json!({"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": {"f:data": {key: {}}}});
+    let read = |others: Value| {
+        let entries = [json!([entry("mimeo", "Apply", "f:a")]), others].map(|list| list.as_array().cloned());
+        let entries = entries.into_iter().flatten().flatten().collect::<Vec<_>>();
+        let meta = json!({"uid": UID, "resourceVersion": "43", "managedFields": entries});
+        Script::json(200, &json!({"kind": "PartialObjectMetadata", "metadata": meta}))
+    };
+    let written = || Script::json(200, &json!({"metadata": {"uid": UID, "resourceVersion": "44"}}));
+    let added = || json!([entry("kubectl", "Update", "f:b")]);
+    let path = "/api/v1/namespaces/team/secrets/registry";
+    for (exclusive, others, claims) in [(true, added(), true), (false, added(), false), (true, json!([]), false)] {
+        let server = Server::start([read(others), written()]).await;
+        let mut request = request(Verb::Claim(uid(), 42));
+        request.exclusive = exclusive;
+        let limiter = Limiter::new(1, 1);
+        let Outcome::Object(meta) = carry_out(&server, &request, &limiter).await else { panic!("no object") };
+        assert_eq!(meta.resource_version.as_deref(), Some(if claims { "44" } else { "43" }));
+        let came = server.came();
+        assert_eq!((came.len(), &*came[0].line), (1 + usize::from(claims), &*format!("GET {path}")));
+        let Some(came) = came.get(1) else { continue };
+        assert_eq!(came.line, format!("PATCH {path}?fieldManager=mimeo"));
+        let body: Value = serde_json::from_slice(&came.body).expect("a patch");
+        let mut all = entry("mimeo", "Apply", "f:a");
+        all["fieldsV1"]["f:data"]["f:b"] = json!({});
+        let want = json!({"uid": UID, "resourceVersion": "42", "managedFields": [all]});
+        assert_eq!(body, json!({"metadata": want}), "what changed since it was decided is left alone");
+    }
+
+    let server = Server::start([status(403, &json!({})), written()]).await;
+    let outcome = carry_out(&server, &request(Verb::Claim(uid(), 42)), &Limiter::new(1, 1)).await;
+    assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
+    assert_eq!(server.came().len(), 1);
 }
 
 #[tokio::test]
