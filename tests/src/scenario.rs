@@ -217,6 +217,13 @@ impl RuleSpec {
         self.source("v1", "Secret", namespace, name)
     }
 
+    /// All objects of a kind in a namespace that this selector matches are sources, too.
+    #[must_use]
+    pub fn selected(self, api_version: &str, kind: &str, namespace: &str, selector: &Value) -> Self {
+        let source = json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "selector": selector});
+        self.add("sources", source)
+    }
+
     /// One more target: the namespaces with this label.
     #[must_use]
     pub fn to_label(self, key: &str, value: &str) -> Self {

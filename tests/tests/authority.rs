@@ -26,6 +26,21 @@ fn to(rule: RuleSpec, namespaces: &[&str]) -> RuleSpec {
 }
 
 #[tokio::test]
+async fn a_selector_takes_the_right_to_list_what_it_may_find() -> Result<()> {
+    let scene = STAGE.scene("selector").await?;
+    let target = scene.namespace().await?;
+    let ann = Author::new(&scene, &[]).await?;
+    ann.may(Some(&target), &secrets(&WRITE)).await?;
+    ann.may(Some(&scene.home), &secrets(&["get"])).await?;
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let rule = to(rule(&unique(&scene.tag)).selected("v1", "Secret", &scene.home, &labels), &[&target]);
+    let message = ann.refused(&rule, &[&format!("list secrets in namespace {}", scene.home)]).await?;
+    assert!(!message.contains("get secrets"), "{message}");
+    ann.may(Some(&scene.home), &secrets(&["list"])).await?;
+    ann.accepted(&rule).await
+}
+
+#[tokio::test]
 async fn a_source_that_its_author_may_not_read_is_refused_whether_or_not_it_exists() -> Result<()> {
     let scene = STAGE.scene("source").await?;
     let namespace = scene.namespace().await?;
@@ -147,7 +162,7 @@ async fn whoever_changes_what_a_rule_does_must_hold_its_rights() -> Result<()> {
         }
     }
     let stored = rules.get(&registry.name).await?;
-    assert_eq!((&*stored.spec.sources[0].name, stored.metadata.generation), ("registry", Some(1)));
+    assert_eq!((stored.spec.sources[0].name.as_deref(), stored.metadata.generation), (Some("registry"), Some(1)));
     Ok(())
 }
 

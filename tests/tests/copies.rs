@@ -983,8 +983,10 @@ async fn marks_of_other_tools_are_never_carried() -> Result<()> {
     assert_eq!(labels, ["app", MANAGED_BY, "app.kubernetes.io/name", BELONGS_TO]);
     assert_eq!((label(&copy, MANAGED_BY), label(&copy, BELONGS_TO)), (Some("mimeo"), Some(scene.tag.as_str())));
     let annotations: Vec<_> = copy.annotations().keys().map(String::as_str).collect();
-    let ours = ["mimeo.dev/checksum", "mimeo.dev/cluster", "mimeo.dev/rule", "mimeo.dev/source"];
+    let ours = ["mimeo.dev/checksum", "mimeo.dev/cluster", "mimeo.dev/rule", "mimeo.dev/source", "mimeo.dev/via"];
     assert_eq!(annotations, ["example.com/note"].into_iter().chain(ours).collect::<Vec<_>>());
+    // What says that it is a copy passes for one: of which rule its own copies tell.
+    assert_eq!(annotation(&copy, "mimeo.dev/via"), Some("ClusterReplication/other"));
     let rule = format!("ClusterReplication/{}", scene.tag);
     assert_eq!(annotation(&copy, "mimeo.dev/rule"), Some(rule.as_str()));
     assert!(copy.owner_references().is_empty());

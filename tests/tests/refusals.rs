@@ -95,7 +95,14 @@ fn bad_sources() -> Vec<Case> {
         ("no apiVersion", without("apiVersion"), &["spec.sources[0].apiVersion"]),
         ("no kind", without("kind"), &["spec.sources[0].kind"]),
         ("no namespace", without("namespace"), &["spec.sources[0].namespace"]),
-        ("no name", without("name"), &["spec.sources[0].name"]),
+        ("neither name nor selector", without("name"), &["spec.sources[0]", "exactly one of name and selector"]),
+        (
+            "both name and selector",
+            sources(&[
+                json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "a", "selector": {}}),
+            ]),
+            &["spec.sources[0]", "exactly one of name and selector"],
+        ),
         ("an invalid apiVersion", with("apiVersion", "a/b/c"), &["spec.sources[0].apiVersion"]),
         ("an invalid kind", with("kind", "Sec ret"), &["spec.sources[0].kind"]),
         ("an invalid namespace", with("namespace", "Platform"), &["spec.sources[0].namespace"]),

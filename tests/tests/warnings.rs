@@ -5,9 +5,9 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingW
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use mimeo_api::ClusterReplication;
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, rule};
+use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, rule};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The rights that Mimeo has by its manifests; the controller manager adds up those that are granted later.
 static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipped_rights());
@@ -42,6 +42,25 @@ async fn a_rule_that_does_what_it_says_is_taken_without_a_word() -> Result<()> {
     let relabelled = rule.clone().set("transform", json!({"labels": {"set": {"a": "b"}}}));
     assert_eq!(warnings(&scene, &relabelled, false)?, [""; 0]);
     scene.wait_synced(&scene.tag).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
+    let scene = STAGE.scene("select").await?;
+    scene.namespaces(1).await?;
+    let of_labels = |labels: Value| scene.rule().selected("v1", "Secret", &scene.home, &labels);
+    seen(&scene, &of_labels(json!({})), 1).await?;
+    let nothing = of_labels(json!({"matchLabels": {"copy": "yes"}}));
+    assert_told(&warnings(&scene, &nothing, false)?, &[&format!("no Secret in namespace {} matches", scene.home)]);
+    scene.secret("a", &[("k", "v")]).await?;
+    scene.secret("b", &[("k", "v")]).await?;
+    let everything = format!("every Secret in namespace {} is copied, now 2", scene.home);
+    assert_told(&warnings(&scene, &of_labels(json!({})), false)?, &[&everything]);
+    for name in ["a", "b"] {
+        merge(&scene.secrets(&scene.home), name, json!({"metadata": {"labels": {"copy": "yes"}}})).await?;
+    }
+    assert_told(&warnings(&scene, &nothing, false)?, &[]);
     Ok(())
 }
 

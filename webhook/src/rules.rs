@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 
 use futures::future::join_all;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject},
+    api::{ApiResource, DynamicObject, ListParams},
 };
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_core::{
@@ -16,10 +17,12 @@ use mimeo_core::{
     authority::{Need, of_grant, of_policy, of_rule},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
+    lineage::Lineage,
     policy::Policy,
+    reach::Reach,
     review::{Request, User, Verdict},
     rights::{self, Program},
-    rule::{Refusal, Rule, RuleKind, SourceRef},
+    rule::{MOST_SOURCES, Refusal, Rule, RuleKind, SourceRef, SourceSelector},
     stamp,
 };
 use serde::de::DeserializeOwned;
@@ -28,6 +31,9 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
 use crate::{authority, hooks::App, stamps::key, warnings};
+
+/// So many objects of a selector are counted: more than a rule may have.
+const LISTED: u32 = 512;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let Some(object) = &request.object else { return Verdict::ALLOW };
@@ -76,7 +82,7 @@ fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
     let reach = app.handle.look(|engine, _| engine.reach().clone());
     let rule = parse_rule(request, object)?.within(&reach);
-    let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
+    let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authorize(app, request, &needs, deadline).await?;
@@ -88,15 +94,24 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         rule.sources.iter().filter(told).partition(|source| reach.refuses(source).is_none());
     let refused = refused.into_iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
+    let refuses = |selector: &SourceSelector| reach.refuses_home(&selector.gvk, &selector.namespace);
+    let refused = rule.selectors.iter().filter_map(|selector| Some((selector, refuses(selector)?)));
+    warnings.extend(refused.map(|(selector, why)| format!("Mimeo: sources {selector}: {why}")));
     warnings.extend(reach.leaves_out(&rule).map(|message| format!("Mimeo: {message}")));
     warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
+    let told = |home: &str| rule.id.namespace.as_ref().is_none_or(|own| **own == *home);
+    let homes = rule.homes().filter(|(gvk, home)| told(home) && reach.refuses_home(gvk, home).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
-    let mut own = rights::needed(&sources, places.as_ref(), |gvk| kinds.resource(gvk));
+    let mut own = rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     match rule.id.kind {
         RuleKind::ClusterReplication => {
-            warnings.extend(warnings::foresee(app, &rule, before.as_ref(), request.dry_run));
+            let selected = select(app, &rule, &reach, &kinds, deadline).await;
+            warnings.extend(selected.iter().filter_map(Selected::warning));
+            let found = selected.iter().flat_map(|selected| &selected.sources).cloned();
+            let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(MOST_SOURCES).collect();
+            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), request.dry_run));
         }
         RuleKind::Replication => {
             warnings.extend(warnings::not_granted(app, &rule));
@@ -194,20 +209,70 @@ impl Kinds {
 /// Sources that a read answers with 404, one warning each.
 async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
     let read = async |source: &&SourceRef| {
-        let api = api_of(app, source, &kinds.resource(&source.gvk)?);
+        let api = api_of(app, &source.namespace, &kinds.resource(&source.gvk)?);
         let answer = timeout_at(deadline, api.get_metadata_opt(&source.name)).await.ok()?.ok()?;
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
     join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
 }
 
-fn api_of(app: &App, source: &SourceRef, resource: &Resource) -> Api<DynamicObject> {
-    let kind = ApiResource {
-        group: source.gvk.group.to_string(),
-        version: source.gvk.version.to_string(),
-        api_version: source.gvk.api_version(),
-        kind: source.gvk.kind.to_string(),
-        plural: resource.plural.to_string(),
+/// What one selector finds.
+struct Selected<'a> {
+    selector: &'a SourceSelector,
+    sources: Vec<SourceRef>,
+    /// Whether these are not all.
+    more: bool,
+}
+
+impl Selected<'_> {
+    fn warning(&self) -> Option<String> {
+        let Self { selector, sources, more } = self;
+        let SourceSelector { gvk, namespace, selector } = selector;
+        let kind = &gvk.kind;
+        let count = format!("{}{}", if *more { "more than " } else { "" }, sources.len());
+        let most = format!("a rule has at most {MOST_SOURCES} sources, and of these the oldest are taken");
+        match sources.len() {
+            0 => Some(format!(
+                "Mimeo: no {kind} in namespace {namespace} matches the selector; nothing is copied of it until one does"
+            )),
+            found if found > MOST_SOURCES => Some(format!(
+                "Mimeo: {count} objects of kind {kind} in namespace {namespace} match the selector; {most}"
+            )),
+            _ if selector.is_empty() => Some(format!(
+                "Mimeo: a selector is empty: every {kind} in namespace {namespace} is copied, now {count}"
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// What the rule's selectors find. What can't be found out in time is left out.
+async fn select<'a>(app: &App, rule: &'a Rule, reach: &Reach, kinds: &Kinds, deadline: Instant) -> Vec<Selected<'a>> {
+    let list = async |selector: &'a SourceSelector| {
+        let api = api_of(app, &selector.namespace, &kinds.resource(&selector.gvk)?);
+        let labels = selector.selector.to_query();
+        let list = ListParams::default().labels(&labels).limit(LISTED);
+        let found = timeout_at(deadline, api.list_metadata(&list)).await.ok()?.ok()?;
+        let foreign = |metadata: &ObjectMeta| {
+            let metadata = serde_json::to_value(metadata).ok();
+            Lineage::of(metadata.as_ref()).admits(&rule.id)
+        };
+        let foreign = found.items.iter().map(|object| &object.metadata).filter(|metadata| foreign(metadata));
+        let sources = foreign.filter_map(|metadata| Some(selector.source(metadata.name.as_deref()?))).collect();
+        Some(Selected { selector, sources, more: found.metadata.continue_.is_some_and(|more| !more.is_empty()) })
     };
-    Api::namespaced_with(app.client.clone(), &source.namespace, &kind)
+    let within = |selector: &&SourceSelector| reach.refuses_home(&selector.gvk, &selector.namespace).is_none();
+    join_all(rule.selectors.iter().filter(within).map(list)).await.into_iter().flatten().collect()
+}
+
+fn api_of(app: &App, namespace: &str, resource: &Resource) -> Api<DynamicObject> {
+    let Resource { gvk, plural, .. } = resource;
+    let kind = ApiResource {
+        group: gvk.group.to_string(),
+        version: gvk.version.to_string(),
+        api_version: gvk.api_version(),
+        kind: gvk.kind.to_string(),
+        plural: plural.to_string(),
+    };
+    Api::namespaced_with(app.client.clone(), namespace, &kind)
 }

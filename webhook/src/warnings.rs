@@ -13,7 +13,7 @@ use mimeo_core::{
     reach::Reach,
     review::User,
     rights::{self, Program, ProgramRight},
-    rule::{Retain, Rule},
+    rule::{Retain, Rule, SourceRef},
 };
 use mimeo_runtime::{authority::is_allowed, client::Fault};
 use tokio::time::Instant;
@@ -30,11 +30,16 @@ const RIGHTS: usize = 128;
 /// So many at once.
 const AT_ONCE: usize = 16;
 
-/// About the namespaces and the other rules that the rule would meet; `before` is the rule as it is stored.
-pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, dry_run: bool) -> Vec<String> {
-    let Some(preview) = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, before))) else {
-        return vec![];
-    };
+/// About the namespaces and the other rules that the rule would meet with these sources, all it has now; `before` is the rule as it is stored.
+pub(crate) fn foresee(
+    app: &App,
+    rule: &Rule,
+    sources: &[SourceRef],
+    before: Option<&Rule>,
+    dry_run: bool,
+) -> Vec<String> {
+    let preview = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, sources, before)));
+    let Some(preview) = preview else { return vec![] };
     let mut warnings: Vec<String> = selection(rule, &preview, dry_run).into_iter().collect();
     warnings.extend(losses(rule, &preview));
     warnings.extend(preview.contests.iter().take(CONTESTS).map(contest));

@@ -4,7 +4,7 @@
 // their types.
 #![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,8 +47,9 @@ use crate::{
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".targets",
-        "size(self.sources) == 1 || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
-        "with several sources, targets[].name must contain $(source.name)",
+        "(size(self.sources) == 1 && has(self.sources[0].name)) \
+         || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
+        "with several sources or a selector, targets[].name must contain $(source.name)",
     ),
     rule_of(
         ".transform.type",
@@ -79,7 +80,7 @@ use crate::{
     ),
 ]))]
 pub struct ClusterReplicationSpec {
-    /// The objects to copy. At least 1, at most 32.
+    /// The objects to copy, each by its name or all with some labels. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<Source>,
 
@@ -144,11 +145,12 @@ pub struct ClusterReplicationSpec {
     pub suspend: bool,
 }
 
-/// One object to copy, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+/// What to copy: one object by its name, or objects by their labels.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule("self.kind != 'Namespace'", "kind Namespace is never copied"),
+    rule("has(self.name) != has(self.selector)", "exactly one of name and selector must be set"),
 ]))]
 pub struct Source {
     /// API version of the source, with its group if it has one: v1, apps/v1.
@@ -164,8 +166,18 @@ pub struct Source {
     pub namespace: String,
 
     /// Name of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
-    pub name: String,
+    pub name: Option<String>,
+
+    /// Labels of the sources: every object of the kind in the namespace that has them is a source, for as long as it has them;
+    /// an empty selector ({}) means every object. One that has them no more counts as deleted. Passed over are service account
+    /// tokens and Helm releases (but with transform.type), and copies that came of this rule, whatever rules they came through
+    /// since. A rule has at most 256 sources; of those that selectors find the oldest come first, and what is left out is
+    /// reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub selector: Option<LabelSelector>,
 }
 
 /// Namespaces that get copies, and the copies' name there.
@@ -194,7 +206,7 @@ pub struct Target {
 
     /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) and
     /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
-    /// reported. The source's name must be in it if the rule has several sources. Default: the source's name.
+    /// reported. The source's name must be in it if the rule has several sources or a selector. Default: the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub name: Option<String>,
@@ -326,7 +338,7 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
-    /// The sources of the rule and the version of each that was last read. At most 32.
+    /// The sources of the rule and the version of each that was last read. The first 32 of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<SourceStatus>,

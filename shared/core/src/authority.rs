@@ -24,6 +24,8 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 const OF_SOURCES: &[&str] = &["get"];
 /// What becomes of copies in the course of time, whatever the rule says today.
 const OF_COPIES: &[&str] = &["create", "update", "delete"];
+/// To find sources, whichever they will be. Who may list objects may read them, but for those whose authorizer thinks otherwise.
+const SELECT: [&str; 2] = ["get", "list"];
 /// A policy changes objects that others write.
 const OF_POLICIES: &[&str] = &["update"];
 
@@ -76,7 +78,7 @@ pub struct Need {
     pub instead: Vec<Right>,
 }
 
-/// What the author of a rule must hold: to read every source, and to do with copies what Mimeo does, for objects of any name
+/// What the author of a rule must hold: to read every source, and to list them where a selector finds them, and to do with copies what Mimeo does, for objects of any name
 /// everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond that.
 ///
 /// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all kinds of its group.
@@ -89,8 +91,12 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
         name: Some(source.name.clone()),
         ..right("get", &source.gvk, &look_up)
     });
-    let mut needs: Vec<Need> = read.map(|right| Need { right, instead: vec![] }).collect();
-    let write = to_write(OF_COPIES, rule.sources.iter().map(|source| &source.gvk), &look_up);
+    let select = rule.selectors.iter().flat_map(|selector| {
+        let namespace = Some(selector.namespace.clone());
+        SELECT.map(|verb| Right { namespace: namespace.clone(), ..right(verb, &selector.gvk, &look_up) })
+    });
+    let mut needs: Vec<Need> = read.chain(select).map(|right| Need { right, instead: vec![] }).collect();
+    let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
     let mut namespaces = named_targets(rule).unwrap_or_default();
     if namespaces.len() * write.len() > MOST {
         namespaces.clear();

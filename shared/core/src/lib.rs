@@ -10,6 +10,7 @@ pub mod drift;
 pub mod engine;
 pub mod grant;
 pub mod kind;
+pub mod lineage;
 pub mod meta;
 pub mod names;
 pub mod outcome;

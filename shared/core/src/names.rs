@@ -32,6 +32,9 @@ pub const DRIFT_DENY: &str = "deny";
 pub const RULE: &str = "mimeo.dev/rule";
 /// Annotation on every copy: the source, as `apiVersion/Kind/namespace/name`.
 pub const SOURCE: &str = "mimeo.dev/source";
+/// Annotation on copies of copies: the rules that the source had come through, the nearest first. By it and by [`RULE`] selectors
+/// tell what they must not take: what has come through their own rule.
+pub const VIA: &str = "mimeo.dev/via";
 /// Annotation on every copy: checksum of the rendering. On the copy only: whoever reads it can read the copy.
 pub const CHECKSUM: &str = "mimeo.dev/checksum";
 /// Annotation on copies whose retention isn't all `Delete`: what to do when the rule is gone and can't be asked.

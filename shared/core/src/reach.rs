@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    kind::GroupKind,
+    kind::{GroupKind, GroupVersionKind},
     rule::{Rule, SourceRef, syntax},
 };
 
@@ -34,10 +34,15 @@ impl Reach {
 
     /// Why that source isn't read, if it isn't.
     pub fn refuses(&self, source: &SourceRef) -> Option<OutOfReach> {
-        if !self.copies(&source.gvk.group_kind()) {
+        self.refuses_home(&source.gvk, &source.namespace)
+    }
+
+    /// Why no source of the kind is read in that namespace, if none is.
+    pub fn refuses_home(&self, gvk: &GroupVersionKind, namespace: &str) -> Option<OutOfReach> {
+        if !self.copies(&gvk.group_kind()) {
             return Some(OutOfReach::Kind);
         }
-        let reads = self.sources.as_ref().is_none_or(|namespaces| namespaces.contains(&source.namespace));
+        let reads = self.sources.as_ref().is_none_or(|namespaces| namespaces.contains(namespace));
         (!reads).then_some(OutOfReach::Namespace)
     }
 }
@@ -78,8 +83,6 @@ pub enum OutOfReach {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::kind::GroupVersionKind;
-
     fn source(kind: &str, namespace: &str) -> SourceRef {
         let gvk = GroupVersionKind::parse("v1", kind).unwrap();
         SourceRef::named(gvk, namespace, "a")

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     engine::budget,
     kind::GroupVersionKind,
+    lineage::Lineage,
     meta::{Checksum, Uid},
     names,
     outcome::{Failure, Reason},
@@ -252,7 +253,7 @@ pub enum SourceRefused {
         why: &'static str,
     },
     /// The author's patch made it of something else.
-    #[error("transform.jsonPatch makes something of metadata.{field}[{key}] that can't be there")]
+    #[error("transform makes something of metadata.{field}[{key}] that can't be there")]
     Metadata {
         /// Labels or annotations.
         field: &'static str,
@@ -331,7 +332,7 @@ fn draft(
     // After the patch, which therefore can't change it.
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
-    mark(rule, source, cluster, &mut metadata);
+    mark(rule, source, Lineage::of(object.get("metadata")).annotation(), cluster, &mut metadata);
     metadata.insert("name".into(), name.text(|variable| show(variable).into()).into());
     let finalizers = rule.transform.finalizers();
     if !finalizers.is_empty() {
@@ -468,15 +469,20 @@ fn secret_type(rule: &Rule, body: &mut Map<String, Value>) -> Result<(), SourceR
         body.insert("type".into(), wanted.into());
         return Ok(());
     }
-    match body.get("type").and_then(Value::as_str) {
-        Some("kubernetes.io/service-account-token") => Err(SourceRefused::ServiceAccountToken),
-        Some("helm.sh/release.v1") => Err(SourceRefused::HelmRelease),
-        _ => Ok(()),
+    never_copied(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)
+}
+
+/// Why Secrets of that type are never copied as such, if they aren't.
+pub(crate) fn never_copied(secret_type: Option<&str>) -> Option<SourceRefused> {
+    match secret_type {
+        Some("kubernetes.io/service-account-token") => Some(SourceRefused::ServiceAccountToken),
+        Some("helm.sh/release.v1") => Some(SourceRefused::HelmRelease),
+        _ => None,
     }
 }
 
 /// Puts Mimeo's marks on a copy.
-fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<String, Value>) {
+fn mark(rule: &Rule, source: &SourceRef, via: Option<String>, cluster: &str, metadata: &mut Map<String, Value>) {
     let mut mark = |field: &str, key: &str, value: String| {
         if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
             fields.insert(key.into(), value.into());
@@ -496,6 +502,9 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
     mark("annotations", names::CLUSTER, cluster.into());
     if rule.strategy == Strategy::Replace {
         mark("annotations", names::STRATEGY, names::STRATEGY_REPLACE.into());
+    }
+    if let Some(via) = via {
+        mark("annotations", names::VIA, via);
     }
     if let Some(retention) = rule.retention.annotation() {
         mark("annotations", names::RETENTION, retention);

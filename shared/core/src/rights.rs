@@ -9,7 +9,6 @@ use crate::{
     kind::{GroupVersionKind, Resource},
     names,
     reach::Reach,
-    rule::SourceRef,
 };
 
 /// Which of the two programs.
@@ -46,10 +45,10 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
-/// What is needed for copies of these sources in these namespaces, or everywhere if `None`; a kind that `look_up` doesn't find needs
-/// nothing yet.
-pub fn needed(
-    sources: &[&SourceRef],
+/// What is needed for copies, in these places or everywhere if `None`, of sources of these kinds in these namespaces; a kind that
+/// `look_up` doesn't find needs nothing yet.
+pub fn needed<'a>(
+    homes: impl Iterator<Item = (&'a GroupVersionKind, &'a str)>,
     places: Option<&BTreeSet<Box<str>>>,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<ProgramRight> {
@@ -58,8 +57,8 @@ pub fn needed(
         Some(places) => places.iter().map(|name| Some(&**name)).collect(),
     };
     let mut needs = BTreeSet::new();
-    for source in sources {
-        let Some(resource) = look_up(&source.gvk) else { continue };
+    for (gvk, home) in homes {
+        let Some(resource) = look_up(gvk) else { continue };
         let mut need = |program, verbs: &[&'static str], namespace: Option<&str>| {
             needs.extend(verbs.iter().map(|verb| ProgramRight {
                 program,
@@ -68,10 +67,10 @@ pub fn needed(
                 namespace: namespace.map(Into::into),
             }));
         };
-        need(Program::Webhook, &READ, Some(&source.namespace));
+        need(Program::Webhook, &READ, Some(home));
         if places.is_some() {
             // Else it reads everywhere, for its copies.
-            need(Program::Reconciler, &READ, Some(&source.namespace));
+            need(Program::Reconciler, &READ, Some(home));
         }
         for target in &targets {
             // The webhook watches no copies, and deletes none.
@@ -149,8 +148,7 @@ mod tests {
     }
 
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
-        let source = |name: &str| SourceRef::named(policies().gvk, "home", name);
-        needed(&[&source("a"), &source("b")], places, |_| Some(policies()))
+        needed([(&policies().gvk, "home"); 2].into_iter(), places, |_| Some(policies()))
     }
 
     fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
@@ -178,7 +176,7 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed(&[], None, |_| None).is_empty());
+        assert!(needed([(&policies().gvk, "home")].into_iter(), None, |_| None).is_empty());
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod replication;
 mod source;
 pub(crate) mod syntax;
 
-pub use self::source::SourceRef;
+pub use self::source::{MOST_SOURCES, Origin, SourceRef, SourceSelector};
 
 /// Most sources of one rule, and most targets.
 const ITEMS: usize = 32;
@@ -47,6 +47,10 @@ pub struct Rule {
     pub created: jiff::Timestamp,
     /// What is copied, in the author's order, without duplicates.
     pub sources: Vec<SourceRef>,
+    /// What finds more to copy, in the author's order.
+    pub selectors: Vec<SourceSelector>,
+    /// The kinds of all of these, in the author's order; one may come several times.
+    pub kinds: Vec<GroupVersionKind>,
     /// Where to; a namespace is a target if any of these matches.
     pub targets: Vec<Target>,
     /// How copies differ from their source.
@@ -70,7 +74,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether that object is one of the rule's sources, in whatever version of its kind.
+    /// Whether it names that object as a source, in whatever version of its kind.
     pub fn is_source(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
         self.sources.iter().any(|source| source.is(kind, namespace, name))
     }
@@ -110,7 +114,7 @@ impl Rule {
         refusals.one("metadata.name", syntax::dns_subdomain(&id.name));
         let sources = source::parse(&spec.sources, &mut refusals);
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
-        let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources);
+        let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources.samples());
         let transform = refusals.all(transform);
         let strategy = Strategy::from(spec.strategy);
         if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
@@ -139,7 +143,9 @@ impl Rule {
             generation: metadata.generation.unwrap_or_default(),
             resource_version: metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.as_ref().map_or(jiff::Timestamp::MAX, |time| time.0),
-            sources,
+            sources: sources.named,
+            selectors: sources.selectors,
+            kinds: sources.kinds,
             targets,
             transform,
             strategy,
@@ -167,20 +173,20 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.matches(name, labels))
     }
 
-    /// Whether it wants a copy of this kind and name in that namespace.
-    pub fn wants(&self, kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
-        let of_kind = || self.sources.iter().filter(|source| source.gvk.is_of(kind));
+    /// Whether it wants a copy of this kind and name in that namespace; `sources` are all that it has now.
+    pub fn wants(&self, sources: &[SourceRef], kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
+        let of_kind = || sources.iter().filter(|source| source.gvk.is_of(kind));
         let place = Place { name: namespace, labels };
         let makes = |target: &Target| of_kind().any(|source| target.copy_name(source).text_at(place) == copy);
         // A source is never written.
-        !self.is_source(kind, namespace, copy)
+        !of_kind().any(|source| source.is(kind, namespace, copy))
             && self.targets.iter().any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
-    /// Kind and name of each copy that it makes in some namespace.
-    pub fn copies(&self) -> impl Iterator<Item = (GroupKind, Template)> {
+    /// Kind and name of each copy that it makes of `sources` in some namespace.
+    pub fn copies(&self, sources: &[SourceRef]) -> impl Iterator<Item = (GroupKind, Template)> {
         let copies = |target: &Target| -> Vec<_> {
-            self.sources.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source))).collect()
+            sources.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source))).collect()
         };
         self.targets.iter().flat_map(copies)
     }
@@ -190,13 +196,19 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.could_match(hint, labels))
     }
 
+    /// Where its sources are, with their kinds; one may come several times.
+    pub fn homes(&self) -> impl Iterator<Item = (&GroupVersionKind, &str)> {
+        let named = self.sources.iter().map(|source| (&source.gvk, &*source.namespace));
+        named.chain(self.selectors.iter().map(|selector| (&selector.gvk, &*selector.namespace)))
+    }
+
     /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed over: it may come.
     pub fn refuse_kinds(&self, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Refusal> {
-        let refuse = |(i, source): (usize, &SourceRef)| {
-            let refusal = refuse_kind(&source.gvk, &look_up(&source.gvk)?)?;
+        let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
+            let refusal = refuse_kind(gvk, &look_up(gvk)?)?;
             Some(Refusal { field: format!("spec.sources[{i}]"), ..refusal })
         };
-        self.sources.iter().enumerate().filter_map(refuse).collect()
+        self.kinds.iter().enumerate().filter_map(refuse).collect()
     }
 }
 
@@ -220,7 +232,7 @@ fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
 }
 
 /// The targets that can be parsed.
-fn parse_targets(targets: &[mimeo_api::Target], sources: &[SourceRef], refusals: &mut Refusals) -> Vec<Target> {
+fn parse_targets(targets: &[mimeo_api::Target], sources: &source::Sources, refusals: &mut Refusals) -> Vec<Target> {
     refusals.count("spec.targets", targets.len());
     let parse = |(i, target)| refusals.all(Target::parse(target, sources, &format!("spec.targets[{i}]")));
     targets.iter().enumerate().filter_map(parse).collect()
@@ -319,16 +331,20 @@ pub struct Target {
 }
 
 impl Target {
-    fn parse(target: &mimeo_api::Target, sources: &[SourceRef], field: &str) -> Result<Self, Vec<Refusal>> {
+    fn parse(target: &mimeo_api::Target, sources: &source::Sources, field: &str) -> Result<Self, Vec<Refusal>> {
         let mut refusals = Refusals::default();
         let selection = refusals.all(TargetSelection::parse(&target.selection, target.exclude.as_ref(), field));
         let at_name = format!("{field}.name");
         let name = target.name.as_deref().and_then(|name| refusals.one(&at_name, Template::parse(name)));
         let target = selection.map(|selection| Self { selection, name: name.clone() });
-        if name.as_ref().is_some_and(|name| sources.len() > 1 && !name.names_source()) {
+        let several = sources.named.len() > 1 || !sources.selectors.is_empty();
+        if name.as_ref().is_some_and(|name| several && !name.names_source()) {
             refusals.add(at_name, "must contain $(source.name), since the rule has several sources");
         } else {
-            refuse_copy_names(name.as_ref(), sources, &at_name, &mut refusals);
+            refuse_copy_names(name.as_ref(), &sources.named, &at_name, &mut refusals);
+            for selector in &sources.selectors {
+                refuse_copy_names(name.as_ref(), &[selector.source("x")], &at_name, &mut refusals);
+            }
         }
         refusals.finish_with(target)
     }

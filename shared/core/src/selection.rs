@@ -366,18 +366,18 @@ fn literal_beginning(pattern: &str) -> &str {
 
 /// A compiled `LabelSelector`, with the meaning it has to the API server: every requirement must hold, and where there are
 /// none, everything is selected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Selector {
     requirements: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Requirement {
     key: Box<str>,
     test: Test,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Test {
     In(BTreeSet<Box<str>>),
     NotIn(BTreeSet<Box<str>>),
@@ -421,6 +421,11 @@ impl Selector {
         self.requirements.is_empty()
     }
 
+    /// As in the query of a list or a watch: `a in (b,c),d,!e`. Neither keys nor values have anything to escape in it.
+    pub fn to_query(&self) -> String {
+        self.requirements.iter().map(Requirement::to_query).collect::<Vec<_>>().join(",")
+    }
+
     /// As a `LabelSelector` in JSON, all of it in `matchExpressions`: what is written into webhook configurations.
     pub fn to_json(&self) -> Value {
         let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
@@ -429,6 +434,17 @@ impl Selector {
 }
 
 impl Requirement {
+    fn to_query(&self) -> String {
+        let key = &self.key;
+        let list = |values: &BTreeSet<Box<str>>| values.iter().map(|value| &**value).collect::<Vec<_>>().join(",");
+        match &self.test {
+            Test::In(values) => format!("{key} in ({})", list(values)),
+            Test::NotIn(values) => format!("{key} notin ({})", list(values)),
+            Test::Exists => key.to_string(),
+            Test::DoesNotExist => format!("!{key}"),
+        }
+    }
+
     fn to_json(&self) -> Value {
         let key = &self.key;
         match &self.test {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use mimeo_core::{
-    engine::{Contest, Engine, Role, Settings},
+    engine::{Contest, Engine, Preview, Role, Settings},
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
@@ -59,13 +59,18 @@ fn told(contest: &Contest) -> (String, String, bool, Vec<&str>) {
     (other.to_string(), format!("{kind} {name}"), *lost, namespaces.iter().map(|name| &**name).collect())
 }
 
+/// With sources that are all named.
+fn preview_of(engine: &Engine, rule: &Rule, before: Option<&Rule>) -> Preview {
+    engine.preview(rule, &rule.sources, before)
+}
+
 #[test]
 fn namespaces_are_counted_and_those_that_are_lost() {
     let engine = engine(&[], 3);
     let before = rule("r", None, "s", &globs(&["a-*"]));
-    let preview = engine.preview(&before, None);
+    let preview = preview_of(&engine, &before, None);
     assert_eq!((preview.matching, preview.all, preview.lost), (3, 6, 0));
-    let preview = engine.preview(&rule("r", None, "s", &globs(&["a-0", "b-*"])), Some(&before));
+    let preview = preview_of(&engine, &rule("r", None, "s", &globs(&["a-0", "b-*"])), Some(&before));
     assert_eq!((preview.matching, preview.all, preview.lost), (4, 6, 2));
 }
 
@@ -75,18 +80,18 @@ fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
     let unlike = rule("unlike", Some("2026-01-01T00:00:00Z"), "t", &globs(&["*"]));
     let engine = engine(&[other, unlike], 3);
     let new = rule("r", None, "s", &globs(&["a-1", "a-2", "b-*"]));
-    let preview = engine.preview(&new, None);
+    let preview = preview_of(&engine, &new, None);
     let contests: Vec<_> = preview.contests.iter().map(told).collect();
     let older = ("ClusterReplication/other".to_owned(), "Secret s".to_owned(), true, vec!["a-1", "a-2"]);
     assert_eq!(contests, [older]);
 
     // Elsewhere, under another name, or what it wanted before: nothing to tell.
-    assert_eq!(engine.preview(&rule("r", None, "s", &globs(&["b-*"])), None).contests, []);
+    assert_eq!(preview_of(&engine, &rule("r", None, "s", &globs(&["b-*"])), None).contests, []);
     let renamed = json!([{"namespaces": ["*"], "name": "u"}]);
-    assert_eq!(engine.preview(&rule("r", None, "s", &renamed), None).contests, []);
-    assert_eq!(engine.preview(&new, Some(&new)).contests, []);
+    assert_eq!(preview_of(&engine, &rule("r", None, "s", &renamed), None).contests, []);
+    assert_eq!(preview_of(&engine, &new, Some(&new)).contests, []);
     // A rule doesn't contest itself.
-    assert_eq!(engine.preview(&rule("other", None, "s", &globs(&["a-*"])), None).contests, []);
+    assert_eq!(preview_of(&engine, &rule("other", None, "s", &globs(&["a-*"])), None).contests, []);
 }
 
 #[test]
@@ -94,7 +99,7 @@ fn the_older_rule_comes_first_and_the_copies_of_several_targets_count() {
     let other = rule("other", Some("2026-01-02T00:00:00Z"), "t", &json!([{"namespaces": ["b-*"], "name": "s"}]));
     let engine = engine(&[other], 2);
     let targets = json!([{"namespaces": ["a-*"]}, {"namespaces": ["b-1"], "name": "s"}]);
-    let preview = engine.preview(&rule("r", Some("2026-01-01T00:00:00Z"), "x", &targets), None);
+    let preview = preview_of(&engine, &rule("r", Some("2026-01-01T00:00:00Z"), "x", &targets), None);
     let contests: Vec<_> = preview.contests.iter().map(told).collect();
     assert_eq!(contests, [("ClusterReplication/other".to_owned(), "Secret s".to_owned(), false, vec!["b-1"])]);
 }
@@ -105,7 +110,7 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
     for created in ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"] {
         let other = rule("other", Some("2026-01-02T00:00:00Z"), "s", &globs(&["a-*"]));
         let new = rule("r", Some(created), "s", &globs(&["*"]));
-        let preview = engine(std::slice::from_ref(&other), 1).preview(&new, None);
+        let preview = preview_of(&engine(std::slice::from_ref(&other), 1), &new, None);
         assert_eq!(preview.contests[0].lost, created > "2026-01-02");
 
         let mut keeper = Engine::new(Settings::new(Role::Keeper, "cluster"));
@@ -132,7 +137,7 @@ fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questi
         .collect();
     let engine = engine(&rivals, 5000);
     let begun = Instant::now();
-    let preview = engine.preview(&rule("new", None, "s", &globs(&["*"])), None);
+    let preview = preview_of(&engine, &rule("new", None, "s", &globs(&["*"])), None);
     assert_eq!((preview.matching, preview.contests.len()), (10_000, 1000));
     let found: usize = preview.contests.iter().map(|contest| contest.namespaces.len()).sum();
     // Each compares two names.

@@ -15,17 +15,20 @@ use mimeo_core::{
     engine::{Action, Engine, Errand, Notice, Request, Tick, Verb},
     names,
     outcome::Outcome,
+    rule::SourceRef,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
     discovery::Discovery,
+    follow::Backoff,
     limiter::Limiter,
     writer::{Answer, KINDS_CONFIG_MAP, Writer},
 };
@@ -252,6 +255,7 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             };
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
+        Errand::ReadSource(source) => read_source(handle, tools, &source).await,
         Errand::NoteSeeds { namespace, seeds, version } => {
             let answer = writer.note_seeds(&namespace, &seeds, version).await;
             if let Err(error) = &answer {
@@ -267,6 +271,29 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.unmarked(&namespace, matches!(answer, Ok(true)), now));
         }
     }
+}
+
+/// Until it works, or isn't asked for any more.
+async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
+    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+    while handle.look(|engine, _| engine.awaits(source)) {
+        let found = tools.discovery.find(&source.gvk).await;
+        if let Ok(Some(resource)) = found {
+            match tools.writer.read(&resource, &source.namespace, &source.name).await {
+                Ok(object) => {
+                    let object = object.filter(|object| admits(source, object));
+                    return handle.with(|engine, now| engine.source(source, object, now));
+                }
+                Err(error) => warn!(%source, %error, "cannot read a source"),
+            }
+        }
+        tokio::time::sleep(backoff.pause()).await;
+    }
+}
+
+/// Whether this object, of the source's name, has the labels that make it this source.
+pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
+    source.admits(|key| object["metadata"]["labels"][key].as_str())
 }
 
 /// Until it works: what these record must be recorded, and costs nothing while it can't be.

@@ -10,17 +10,17 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::Client;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, names::API_VERSION};
 use mimeo_core::{
-    engine::{CopyWatch, Demand, Engine, Observed, Webhooks},
+    engine::{CopyWatch, Demand, Engine, Member, Observed, Webhooks},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     meta::version,
     names,
     outcome::Unreadable,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     sources::{SourceWatch, watches},
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     sync::{Notify, watch::Receiver},
     task::AbortHandle,
@@ -30,7 +30,7 @@ use tracing::{debug, warn};
 
 use crate::{
     discovery::{Discovery, DiscoveryError, resource_path},
-    driver::Handle,
+    driver::{Handle, admits},
     follow::Backoff,
     lease::{Observed as SeenLease, observe},
     seal::Keyring,
@@ -394,29 +394,39 @@ impl Observer {
                 Task::start(resource, self.clone().copies(watch.clone(), resource.clone()))
             });
         }
-        let wanted = watches(&demand.sources, demand.confined);
-        open.sources.retain(|watch, task| wanted.contains(watch) || task.stop());
+        let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
+        let selectors: BTreeSet<SourceSelector> = demand.selectors.keys().cloned().collect();
+        // What another selector finds a wide watch would not show before its next listing.
+        let wide = |watch: &SourceWatch| matches!(watch, SourceWatch::Namespace { .. } | SourceWatch::Cluster { .. });
+        let stale = |watch: &SourceWatch| wide(watch) && open.selectors != selectors;
+        open.sources.retain(|watch, task| (wanted.contains(watch) && !stale(watch)) || task.stop());
         open.members.retain(|watch, _| wanted.contains(watch));
         for watch in wanted {
             let members = match &watch {
-                SourceWatch::Named(_) => Arc::default(),
+                SourceWatch::Named(_) | SourceWatch::Selected(_) => Arc::default(),
                 wide => open.members.entry(wide.clone()).or_default().clone(),
             };
             let running = open.sources.contains_key(&watch);
             members.set(demand.sources.keys().filter(|source| watch.shows(source)), running);
             open.sources.entry(watch.clone()).or_insert_with(|| match watch {
                 SourceWatch::Named(source) => {
-                    let resource = demand.sources.get(&source).cloned().unwrap_or_else(|| unknown(&source));
+                    let resource = demand.sources.get(&source).cloned().unwrap_or_else(|| unknown(&source.gvk));
                     Task::start(&resource, self.clone().source(source, resource.clone()))
                 }
-                SourceWatch::Namespace { resource, namespace } => {
-                    Task::start(&resource, self.clone().many(resource.clone(), Some(namespace), members))
+                SourceWatch::Selected(selector) => {
+                    let resource = demand.selectors.get(&selector).cloned().unwrap_or_else(|| unknown(&selector.gvk));
+                    Task::start(&resource, self.clone().selected(selector, resource.clone()))
                 }
+                SourceWatch::Namespace { resource, namespace } => Task::start(
+                    &resource,
+                    self.clone().many(resource.clone(), Some(namespace), members, selectors.clone()),
+                ),
                 SourceWatch::Cluster { resource } => {
-                    Task::start(&resource, self.clone().many(resource.clone(), None, members))
+                    Task::start(&resource, self.clone().many(resource.clone(), None, members, selectors.clone()))
                 }
             });
         }
+        open.selectors = selectors;
     }
 
     async fn copies(self, copies: CopyWatch, resource: Resource) {
@@ -458,10 +468,52 @@ impl Observer {
         .await;
     }
 
+    /// What a selector finds.
+    async fn selected(self, selector: SourceSelector, resource: Resource) {
+        let spec = WatchSpec {
+            path: resource_path(&resource, Some(&selector.namespace), None),
+            metadata_only: false,
+            label_selector: (!selector.selector.is_empty()).then(|| selector.selector.to_query()),
+            name: None,
+            what: format!("sources {selector}"),
+        };
+        let mut found = BTreeSet::new();
+        let source = |object: &Value| Some(selector.source(object.pointer("/metadata/name")?.as_str()?));
+        watch::<Value>(self.client.clone(), spec, |event| match event {
+            Event::Listing => found.clear(),
+            Event::Applied(object) => {
+                let Some(source) = source(&object) else { return };
+                found.extend(Member::of(&object));
+                self.handle.with(|engine, now| engine.source(&source, Some(object), now));
+            }
+            Event::Deleted(object) => {
+                let Some(source) = source(&object) else { return };
+                self.handle.with(|engine, now| engine.source(&source, None, now));
+            }
+            Event::Listed { .. } => {
+                let found = std::mem::take(&mut found);
+                self.handle.with(|engine, now| engine.selected(&selector, &found, now));
+            }
+            Event::NotServed => self.gone(&resource),
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.selector_unreadable(&selector, why, now)),
+        })
+        .await;
+    }
+
     /// Many sources of one kind: their metadata is watched, and what changed is read.
-    async fn many(self, resource: Resource, namespace: Option<Box<str>>, members: Arc<Members>) {
+    async fn many(
+        self,
+        resource: Resource,
+        namespace: Option<Box<str>>,
+        members: Arc<Members>,
+        selectors: BTreeSet<SourceSelector>,
+    ) {
         let path = resource_path(&resource, namespace.as_deref(), None);
         let spec = cluster_wide(&path, true, None, "sources");
+        let here = |selector: &SourceSelector| {
+            selector.gvk == resource.gvk && namespace.as_ref().is_none_or(|home| *home == selector.namespace)
+        };
+        let mut selected: Vec<Selected> = selectors.into_iter().filter(here).map(Selected::new).collect();
         let find = |meta: &Meta| {
             let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
             members.wanted().get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
@@ -469,19 +521,34 @@ impl Observer {
         let reads = &members.reads;
         let mut missing = BTreeSet::new();
         let watching = watch::<Meta>(self.client.clone(), spec, |event| match event {
-            Event::Listing => missing.clone_from(&members.wanted()),
+            Event::Listing => {
+                missing.clone_from(&members.wanted());
+                selected.iter_mut().for_each(|selected| selected.found.clear());
+            }
             // What became of it, and in which order, a read tells.
-            Event::Applied(object) | Event::Deleted(object) => {
-                if let Some(source) = find(&object) {
+            Event::Applied(ref object) | Event::Deleted(ref object) => {
+                let there = matches!(event, Event::Applied(_));
+                if let Some(source) = find(object) {
                     missing.remove(&source);
                     reads.want(source);
                 }
+                selected.iter_mut().filter_map(|selected| selected.show(object, there)).for_each(|one| reads.want(one));
             }
-            Event::Listed { .. } => std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source)),
+            Event::Listed { .. } => {
+                std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source));
+                self.handle.with(|engine, now| {
+                    for Selected { selector, found } in &selected {
+                        engine.selected(selector, &found.values().cloned().collect(), now);
+                    }
+                });
+            }
             Event::NotServed => self.gone(&resource),
             Event::Unreadable(why) => self.handle.with(|engine, now| {
                 for source in members.wanted().iter() {
                     engine.source_unreadable(source, why, now);
+                }
+                for Selected { selector, .. } in &selected {
+                    engine.selector_unreadable(selector, why, now);
                 }
             }),
         });
@@ -496,6 +563,7 @@ impl Observer {
             let error = match self.writer.read(resource, &source.namespace, &source.name).await {
                 Ok(object) => {
                     failing.remove(&source);
+                    let object = object.filter(|object| admits(&source, object));
                     self.handle.with(|engine, now| engine.source(&source, object, now));
                     continue;
                 }
@@ -539,6 +607,37 @@ impl Members {
         if running {
             sources.difference(&former).for_each(|source| self.reads.want(source.clone()));
         }
+    }
+}
+
+/// A selector among those that a kind's watch looks for.
+struct Selected {
+    selector: SourceSelector,
+    found: BTreeMap<Box<str>, Member>,
+}
+
+impl Selected {
+    fn new(selector: SourceSelector) -> Self {
+        Self { selector, found: BTreeMap::new() }
+    }
+
+    /// The source to read, if it is one now or was until now.
+    fn show(&mut self, Meta { metadata }: &Meta, there: bool) -> Option<SourceRef> {
+        let (namespace, name) = (metadata.namespace.as_deref()?, metadata.name.as_deref()?);
+        let source = self.selector.source(name);
+        let label = |key: &str| metadata.labels.as_ref()?.get(key).map(String::as_str);
+        let member = Member::of(&json!({"metadata": metadata})).filter(|_| there && source.admits(label));
+        if *source.namespace != *namespace {
+            return None;
+        }
+        let known = match member {
+            Some(member) => {
+                self.found.insert(name.into(), member);
+                true
+            }
+            None => self.found.remove(name).is_some(),
+        };
+        known.then_some(source)
     }
 }
 
@@ -614,6 +713,7 @@ struct Open {
     copies: BTreeMap<CopyWatch, Task>,
     sources: BTreeMap<SourceWatch, Task>,
     members: BTreeMap<SourceWatch, Arc<Members>>,
+    selectors: BTreeSet<SourceSelector>,
 }
 
 struct Task {
@@ -633,8 +733,8 @@ impl Task {
     }
 }
 
-fn unknown(source: &SourceRef) -> Resource {
-    Resource { gvk: source.gvk.clone(), plural: "".into(), namespaced: true }
+fn unknown(gvk: &GroupVersionKind) -> Resource {
+    Resource { gvk: gvk.clone(), plural: "".into(), namespaced: true }
 }
 
 fn cluster_wide(path: &str, metadata_only: bool, label_selector: Option<String>, what: &str) -> WatchSpec {
@@ -808,7 +908,7 @@ mod tests {
         let members = Arc::new(Members::default());
         let sources: Vec<SourceRef> = names.iter().map(|name| source(name)).collect();
         members.set(sources.iter(), false);
-        observer.many(secrets(), Some("platform".into()), members)
+        observer.many(secrets(), Some("platform".into()), members, BTreeSet::new())
     }
 
     fn listing(names: &[&str]) -> Script {

@@ -264,7 +264,8 @@ impl Engine {
                 let copies = pending.copies.max(self.copies_of(id, source));
                 let missing = matches!(self.sources.get(source), Some(Source::Missing { .. }));
                 let Some(rule) = rule.filter(|_| missing && copies > 0) else { return vec![] };
-                vec![about_rule(format!("{source} is gone; it fed {}", rule.bereft(copies)), 1)]
+                let what = if source.selector().is_none() { "is gone" } else { "is gone, or not selected any more" };
+                vec![about_rule(format!("{source} {what}; it fed {}", rule.bereft(copies)), 1)]
             }
             Happening::DeletionHeld => {
                 let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else { return vec![] };

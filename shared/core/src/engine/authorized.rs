@@ -24,7 +24,7 @@ use crate::{
     reach::Reach,
     review::User,
     rights::{self, Program, ProgramRight},
-    rule::{Barrier, Rule, RuleId, RuleKind, SourceRef},
+    rule::{Barrier, Rule, RuleId, RuleKind},
 };
 
 /// Most namespaces that a message names.
@@ -141,6 +141,15 @@ impl Unauthorized {
     }
 }
 
+/// Where sources are: one, or what a selector finds.
+struct Home<'a> {
+    gvk: &'a GroupVersionKind,
+    namespace: &'a str,
+    /// What people know it by.
+    what: &'a dyn std::fmt::Display,
+    unreadable: Option<Unreadable>,
+}
+
 impl Engine {
     /// What is known of a rule's author as the rule is shown. An answer holds for as long as the spec and the author do.
     pub(super) fn authority_of(
@@ -253,9 +262,22 @@ impl Engine {
 
     /// The first thing that a rule may not do, though its author may.
     pub(super) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
+        let named = rule.sources.iter().map(|source| Home {
+            gvk: &source.gvk,
+            namespace: &source.namespace,
+            what: source,
+            unreadable: self.unreadable.get(source).copied(),
+        });
+        let selected = rule.selectors.iter().map(|selector| Home {
+            gvk: &selector.gvk,
+            namespace: &selector.namespace,
+            what: selector,
+            unreadable: self.selectors.get(selector).and_then(|findings| findings.unreadable),
+        });
+        let mut homes = named.chain(selected);
         self.lacks_grants(rule)
             .or_else(|| self.settings.reach.leaves_out(rule).map(Unauthorized::by_limits))
-            .or_else(|| rule.sources.iter().find_map(|source| self.controller_forbidden(rule, source, tally)))
+            .or_else(|| homes.find_map(|home| self.controller_forbidden(rule, &home, tally)))
     }
 
     /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of what isn't granted.
@@ -278,24 +300,24 @@ impl Engine {
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
-    fn controller_forbidden(&self, rule: &Rule, source: &SourceRef, tally: &Tally) -> Option<Unauthorized> {
-        if let Some(why) = self.settings.reach.refuses(source) {
+    fn controller_forbidden(&self, rule: &Rule, home: &Home<'_>, tally: &Tally) -> Option<Unauthorized> {
+        let Home { gvk, namespace: place, what: source, unreadable } = *home;
+        if let Some(why) = self.settings.reach.refuses_home(gvk, place) {
             return Some(Unauthorized::by_limits(format!("{source}: {why}")));
         }
-        let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
+        let resource = self.served.get(gvk).and_then(Served::namespaced)?;
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
         let copies = || {
-            let kind = source.gvk.group_kind();
-            let (namespace, why) = self.unwatchable(rule, &kind).filter(|(_, why)| denied(why))?;
+            let (namespace, why) = self.unwatchable(rule, &gvk.group_kind()).filter(|(_, why)| denied(why))?;
             Some(Denied { what: unwatched(namespace, why, resource), places: namespace.into_iter().collect() })
         };
         let reading = || {
-            let why = self.unreadable.get(source).filter(|why| denied(why))?;
+            let why = unreadable.filter(denied)?;
             let what = format!("{source}: {}", why.explain(&resource.to_string()));
-            Some(Denied { what, places: [&*source.namespace].into() })
+            Some(Denied { what, places: [place].into() })
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
-        let to_grant = denied.to_grant(source, &self.settings.reach, resource);
+        let to_grant = denied.to_grant(home, &self.settings.reach, resource);
         Some(Unauthorized { reason: "ControllerForbidden", message: format!("{}; {to_grant}", denied.what) })
     }
 }
@@ -339,10 +361,14 @@ fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
 
 impl Denied<'_> {
     /// All that the reconciler needs of the kind there: which of it is missing only the next refusal would tell.
-    fn to_grant(&self, source: &SourceRef, reach: &Reach, resource: &Resource) -> String {
+    fn to_grant(&self, home: &Home<'_>, reach: &Reach, resource: &Resource) -> String {
         let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
         let here = |need: &ProgramRight| need.namespace.as_deref().is_none_or(|name| self.places.contains(name));
-        let needed = rights::needed(&[source], reach.targets.is_some().then_some(&places), |_| Some(resource.clone()));
+        let needed = rights::needed(
+            std::iter::once((home.gvk, home.namespace)),
+            reach.targets.is_some().then_some(&places),
+            |_| Some(resource.clone()),
+        );
         let needed = needed.into_iter().filter(|need| need.program == Program::Reconciler && here(need));
         rights::explain(&needed.collect(), reach).join("; ")
     }

@@ -10,7 +10,7 @@ use crate::{
     cell::{Cell, Leave, Step},
     meta::Uid,
     outcome::Reason,
-    rule::{Barrier, RuleId, RuleKind},
+    rule::{Barrier, Rule, RuleId, RuleKind},
     selection::{Labels, NameHint},
     slot::SlotId,
 };
@@ -100,6 +100,7 @@ impl Engine {
                 .values()
                 .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication)
                 .all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
+            && self.rules.values().flat_map(|state| &state.rule).all(|rule| self.knows_selected(rule))
     }
 
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.
@@ -256,6 +257,7 @@ impl Engine {
             over_budget: namespace.mark.as_ref().is_none_or(|mark| self.now >= mark.since + self.settings.budget),
             ..Progress::default()
         };
+        self.await_selectors(name, namespace, &mut progress);
         for cell in &namespace.cells {
             let Some(id) = cell.want else { continue };
             let barrier = self.barrier_of(id);
@@ -287,6 +289,26 @@ impl Engine {
 
     fn denied(&self, id: SlotId) -> bool {
         self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule)).is_some_and(RuleState::denied)
+    }
+
+    /// What selectors find is waited for until it is known.
+    fn await_selectors(&self, name: &str, namespace: &Namespace, progress: &mut Progress) {
+        let rules = self.rules.values().filter_map(RuleState::acting);
+        let held = |rule: &&Rule| rule.barrier != Barrier::None && !rule.selectors.is_empty();
+        for rule in rules.filter(held).filter(|rule| rule.matches(name, &namespace.labels)) {
+            let listed = |selector| self.selectors.get(selector).is_some_and(|findings| findings.listed);
+            for selector in rule.selectors.iter().filter(|selector| !listed(*selector)) {
+                let label = format!("what is selected of {selector}");
+                match self.selector_hindrance(selector) {
+                    None => {
+                        progress.waiting.push(label);
+                        progress.required |= rule.barrier == Barrier::Required;
+                    }
+                    Some(why) if rule.barrier == Barrier::Required => progress.denied.push(format!("{label} ({why})")),
+                    Some(why) => progress.excused.push(format!("{label} ({why})")),
+                }
+            }
+        }
     }
 
     fn hold(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Hold {

@@ -74,7 +74,7 @@ pub(super) enum SourceVerdict {
     Asked,
     /// Deleted on purpose.
     Meant,
-    /// Gone with its namespace, or for reasons unknown.
+    /// Gone with its namespace, not selected any more, or gone for reasons unknown.
     Lost,
 }
 
@@ -138,6 +138,8 @@ pub enum SourceRead {
     Absent(Uid),
     /// Neither is there, or the namespace is going.
     Homeless,
+    /// It is there, with labels that its selector doesn't match.
+    Relabelled,
 }
 
 /// The answer to [`Errand::ConfirmRule`]: the rule, and the CRD it lives under, each by a read that no cache answers.
@@ -245,7 +247,7 @@ impl Engine {
             // Not by itself, but with its namespace, of which this is another.
             Some(SourceRead::Absent(now)) if home.is_some_and(|then| then != now) => SourceVerdict::Lost,
             Some(SourceRead::Absent(_)) => SourceVerdict::Meant,
-            Some(SourceRead::Homeless) => SourceVerdict::Lost,
+            Some(SourceRead::Homeless | SourceRead::Relabelled) => SourceVerdict::Lost,
             None => SourceVerdict::Unconfirmed,
         };
         if read.is_none() {
@@ -277,12 +279,18 @@ impl Engine {
         if !self.all_rules() || !self.all_rules_of(id.kind) {
             return undecided;
         }
-        if self.is_source(id.kind, cell.kind, name, &cell.name) {
+        if self.is_named(id.kind, cell.kind, name, &cell.name) {
             // Once a copy, now what others are copied from: its own copies would go with it.
             return Step::Leave(Leave::Retained);
         }
         let Some(state) = self.rules.get(&id) else { return self.decide_ruleless(&id, name, cell) };
-        let Some(rule) = state.acting() else { return Step::Leave(Leave::Suspended) };
+        if state.acting().is_none() {
+            return Step::Leave(Leave::Suspended);
+        }
+        if let Some(step) = self.decide_unselected(&id, name, namespace, cell) {
+            return step;
+        }
+        let Some((state, Ok(rule))) = self.rules.get(&id).map(|state| (state, &state.rule)) else { return undecided };
         if rule.retention.when_unmatched == Retain::Retain {
             return Step::Leave(Leave::Retained);
         }
@@ -296,6 +304,14 @@ impl Engine {
             return self.sweep(&id, name, cell, Why::Unmatched);
         }
         self.decide_superseded(&id, name, namespace, cell)
+    }
+
+    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule names it. What a selector
+    /// finds it takes as it comes and goes.
+    pub(super) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
+        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
+        self.slots.values().any(|slot| slot.source.is(kind, namespace, name) && counts(slot))
     }
 
     /// Whether this object is a source that a rule of the kind `by` must leave alone. To the platform's rules a tenant's sources
@@ -378,7 +394,7 @@ impl Engine {
     }
 
     /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.
-    fn sweep(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
+    pub(super) fn sweep(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
         if cell.condemned == Some(why) {
             return Step::Delete(seen.uid, seen.version, why);
@@ -430,7 +446,7 @@ impl Engine {
         };
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
-        let slots = self.rules.get(id).map(RuleState::copies_at_most);
+        let slots = self.rules.get(id).map(|state| self.slots_had(state));
         let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
         let large = large || self.tenants_lose_much(id);
         let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
@@ -601,6 +617,7 @@ impl Engine {
         }
         let mut named: BTreeSet<KindId> = BTreeSet::new();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
+        let mut origins: BTreeSet<u64> = BTreeSet::new();
         let mut strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
         let cells =
             self.namespaces.iter().flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
@@ -613,6 +630,7 @@ impl Engine {
             if cell.seen().is_some_and(|seen| seen.labelled || seen.ours()) {
                 named.insert(cell.kind);
             }
+            origins.extend(cell.ours().map(|seen| seen.source));
             let Some(owner) = cell.ours().and_then(|seen| seen.rule.clone()) else { continue };
             if owner.kind == RuleKind::Replication {
                 strewn.entry(owner.clone()).or_default().insert(name.clone());
@@ -620,11 +638,14 @@ impl Engine {
             owners.insert(owner);
         }
         self.consent.strewn_as(strewn);
+        self.origins.retain(|hash, _| origins.contains(hash));
+        let copied = |source: &SourceRef| origins.contains(&source_hash(&source.to_string()));
+        self.sources.retain(|source, state| source.selector().is_none() || !state.is_missing() || copied(source));
         let now = self.now;
         self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
         // A rule that is there may have lost the source of a copy that carries another's mark still.
         self.sweeps.retain(|id, _| owners.contains(id) || self.rules.contains_key(id));
-        let wanted: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        let wanted = self.wanted_kinds();
         let places = self.watched_places();
         let listed: Vec<bool> = self.kinds.iter().map(|kind| self.listed(kind)).collect();
         for (index, (kind, listed)) in self.kinds.iter_mut().zip(listed).enumerate() {
@@ -701,10 +722,16 @@ impl Engine {
         settled
     }
 
+    /// The kinds of all rules' sources.
+    fn wanted_kinds(&self) -> BTreeSet<KindId> {
+        let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        rules.flat_map(|rule| &rule.kinds).filter_map(|gvk| self.kind_ids.get(&gvk.group_kind()).copied()).collect()
+    }
+
     /// Whether a kind's note is still to be removed when its turn comes: a rule may have come to want the kind.
     pub(super) fn still_needless(&mut self, kind: &GroupKind) -> bool {
         let Some(id) = self.kind_ids.get(kind).copied() else { return false };
-        let wanted = self.slots.values().any(|slot| slot.kind == id);
+        let wanted = self.wanted_kinds().contains(&id);
         let kind = &mut self.kinds[usize::from(id.0)];
         if wanted && kind.note == Note::Removing {
             kind.note = Note::Present { fresh: false };
@@ -794,7 +821,7 @@ impl RuleState {
     }
 }
 
-/// How much so many cells of a rule count. One namespace counts no more than the rule has slots: whoever makes objects look like
+/// How much so many cells of a rule count. One namespace counts no more than the rule has, or had, slots: whoever makes objects look like
 /// its copies there can neither hold up what happens elsewhere nor make it seem little.
 fn weight<'a>(cells: impl Iterator<Item = &'a CellKey>, slots: Option<usize>) -> usize {
     let mut each: BTreeMap<&Arc<str>, usize> = BTreeMap::new();

@@ -382,6 +382,10 @@ impl Engine {
         for id in rules {
             self.concern(&id);
         }
+        // One that a selector doesn't find any more has no slot.
+        if source.selector().is_some() {
+            self.everything_dirty();
+        }
     }
 
     /// What a namespace grants has changed.

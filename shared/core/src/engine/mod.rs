@@ -8,6 +8,7 @@
 //! - `plan`: which cell wants which copy, and what to do about it
 //! - `consent`: what namespaces grant each other's rules
 //! - `budget`: how much of tenants' sources is held in memory
+//! - `select`: which sources the selectors of rules find
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `survey`: which copies were seen
 //! - `work`: the queue, the back-off, and what an answer means
@@ -25,6 +26,7 @@ mod collect;
 mod consent;
 mod plan;
 mod preview;
+mod select;
 mod status;
 mod survey;
 mod work;
@@ -45,6 +47,7 @@ pub use self::{
     barrier::{Awaited, Progress},
     collect::{RuleRead, SourceRead},
     preview::{Contest, Preview},
+    select::Member,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     work::{Action, Errand, Notice, Request, Ticket, Verb},
@@ -58,7 +61,7 @@ use crate::{
     reach::Reach,
     render::{Copies, render},
     review::User,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     seeds::Seeds,
     selection::Labels,
     slot::{CopyName, KindId, NoRendering, Slot, SlotId},
@@ -132,7 +135,12 @@ pub struct Engine {
     confirmed: Option<Box<str>>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     namespaces_listed: bool,
+    /// What rules name, and what their selectors find. Of the latter also what they have found and don't any more, for as long
+    /// as copies of it are there.
     sources: BTreeMap<SourceRef, Source>,
+    selectors: BTreeMap<SourceSelector, select::Findings>,
+    /// What copies say that they were copied from, by its hash.
+    origins: BTreeMap<u64, SourceRef>,
     /// Sources that can't be read now. What was last read of them holds meanwhile.
     unreadable: BTreeMap<SourceRef, Unreadable>,
     kinds: Vec<KindState>,
@@ -299,6 +307,12 @@ enum Source {
     },
 }
 
+impl Source {
+    fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+}
+
 /// Not derived: the object may be a Secret.
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -355,8 +369,10 @@ pub struct Demand {
     pub kinds: BTreeSet<GroupVersionKind>,
     /// Copies that are watched.
     pub copies: BTreeMap<CopyWatch, Resource>,
-    /// Sources that are watched.
+    /// Sources that are watched by their names.
     pub sources: BTreeMap<SourceRef, Resource>,
+    /// What finds the others.
+    pub selectors: BTreeMap<SourceSelector, Resource>,
     /// Whether sources may be watched in their own namespaces alone.
     pub confined: bool,
 }
@@ -376,6 +392,8 @@ impl Engine {
             namespaces: BTreeMap::new(),
             namespaces_listed: false,
             sources: BTreeMap::new(),
+            selectors: BTreeMap::new(),
+            origins: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             kinds: Vec::new(),
             kind_ids: BTreeMap::new(),
@@ -453,7 +471,17 @@ impl Engine {
         let old = self.rules.remove(&id);
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let barrier_proven = rule.as_ref().is_ok_and(|rule| status::barrier_active(&observed, rule.generation));
-        let slots = rule.as_ref().map_or_else(|_| Vec::new(), |rule| self.add_slots(&id, rule));
+        for selector in rule.iter().flat_map(|rule| &rule.selectors) {
+            self.selectors.entry(selector.clone()).or_default();
+            self.served.entry(selector.gvk.clone()).or_insert(Served::Unknown);
+        }
+        let slots = rule.as_ref().map_or_else(
+            |_| Vec::new(),
+            |rule| {
+                let sources = self.choose(rule).sources;
+                self.add_slots(&id, rule, &sources, &BTreeMap::new())
+            },
+        );
         // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(|| self.crds[id.kind].certain(), |old| old.crd.clone());
@@ -564,12 +592,23 @@ impl Engine {
         self.cluster_rules().map(|(_, state)| state.spec_version).max().unwrap_or_default()
     }
 
-    fn add_slots(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
+    /// A slot of each target for each of these sources: that of `former`, if it has one.
+    fn add_slots(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        sources: &[SourceRef],
+        former: &BTreeMap<(usize, SourceRef), SlotId>,
+    ) -> Vec<Vec<SlotId>> {
         let mut slots = Vec::with_capacity(rule.targets.len());
         let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
         for (index, target) in rule.targets.iter().enumerate() {
-            let mut added = Vec::with_capacity(rule.sources.len());
-            for source in &rule.sources {
+            let mut added = Vec::with_capacity(sources.len());
+            for source in sources {
+                if let Some(slot) = former.get(&(index, source.clone())) {
+                    added.push(*slot);
+                    continue;
+                }
                 let kind = self.kind_id(&source.gvk.group_kind());
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
                 let granted = self.may_read(id, source);
@@ -623,6 +662,20 @@ impl Engine {
     /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
         self.at(now);
+        let known = self.meet(source, object.as_ref());
+        if known {
+            self.take_source(source, object);
+        }
+        if let Some(selector) = source.selector() {
+            self.refit(&selector);
+            self.touch_selecting(&selector);
+        }
+        if known {
+            self.render_source(source);
+        }
+    }
+
+    fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {
         let Some(state) = self.sources.get_mut(source) else { return };
         let readable_again = self.unreadable.remove(source).is_some();
         let was_there = matches!(state, Source::Found { .. });
@@ -643,7 +696,6 @@ impl Engine {
         if lost {
             self.source_lost(source, was_there);
         }
-        self.render_source(source);
     }
 
     /// A source can't be read, until [`Engine::source`] says otherwise. Whoever waits for what it holds waits no longer.
@@ -736,7 +788,7 @@ impl Engine {
         for source in &sources {
             self.render_source(source);
         }
-        self.touch_rules(|slot| slot.source.gvk == *gvk);
+        self.touch_rules_of(gvk);
         self.everything_dirty();
         self.demand_changed();
     }
@@ -750,8 +802,16 @@ impl Engine {
         }
         *served = Served::Unanswered(why);
         self.inquire();
-        self.touch_rules(|slot| slot.source.gvk == *gvk);
+        self.touch_rules_of(gvk);
         self.everything_dirty();
+    }
+
+    fn touch_rules_of(&mut self, gvk: &GroupVersionKind) {
+        for state in self.rules.values_mut() {
+            if state.rule.as_ref().is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk)) {
+                state.status.touch();
+            }
+        }
     }
 
     /// Marks the statuses of all rules that have such a slot as due.
@@ -933,6 +993,7 @@ impl Engine {
             seen.rule = Some(rule);
         }
         let name = self.copy_name(kind, name);
+        self.remember_origin(&seen, meta.annotations.as_ref().and_then(|all| all.get(names::SOURCE)));
         let entry = self.namespaces.entry(namespace.clone()).or_default();
         let cell = entry.cell_or_insert(kind, &name);
         cell.listing = listing;
@@ -1009,18 +1070,35 @@ impl Engine {
     fn forget_unwatched(&mut self, demand: &Demand) {
         self.forget_surveys(&demand.copies);
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
-        self.sources.retain(|source, _| used.contains(source));
-        self.unreadable.retain(|source, _| demand.sources.contains_key(source));
+        let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let selectors: BTreeSet<&SourceSelector> = rules.flat_map(|rule| &rule.selectors).collect();
+        self.selectors.retain(|selector, _| selectors.contains(selector));
+        let silent = self.selectors.iter_mut().filter(|(selector, _)| !demand.selectors.contains_key(*selector));
+        let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
+            std::mem::take(findings).listed.then(|| selector.clone())
+        };
+        let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
+        let watched = |source: &SourceRef| match source.selector() {
+            Some(selector) => demand.selectors.contains_key(&selector),
+            None => demand.sources.contains_key(source),
+        };
+        let kept =
+            |source: &SourceRef| if source.selector().is_some() { watched(source) } else { used.contains(source) };
+        self.sources.retain(|source, _| kept(source));
+        self.unreadable.retain(|source, _| watched(source));
         let mut silent = Vec::new();
-        let unwatched = |source| !demand.sources.contains_key(source);
         let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, Source::NotRead));
-        for (source, state) in known.filter(|(source, _)| unwatched(*source)) {
+        for (source, state) in known.filter(|(source, _)| !watched(source)) {
             // Above all, a silence is no deletion.
             *state = Source::NotRead;
             silent.push(source.clone());
         }
         for source in &silent {
             self.render_source(source);
+        }
+        // What they found isn't known any more; their copies are.
+        for selector in &unselected {
+            self.refit(selector);
         }
     }
 
@@ -1034,9 +1112,20 @@ impl Engine {
                 demand.kinds.insert(slot.gvk().clone());
             }
             if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
-                if rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
+                let named = slot.source.selector().is_none();
+                if named && rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
                     demand.sources.insert(slot.source.clone(), resource.clone());
                 }
+                self.demand_copies(&mut demand, resource);
+            }
+        }
+        let selecting = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let refused =
+            |selector: &&SourceSelector| self.settings.reach.refuses_home(&selector.gvk, &selector.namespace).is_some();
+        for selector in selecting.flat_map(|rule| &rule.selectors).filter(|selector| !refused(selector)) {
+            demand.kinds.insert(selector.gvk.clone());
+            if let Some(resource) = self.served.get(&selector.gvk).and_then(Served::namespaced) {
+                demand.selectors.insert(selector.clone(), resource.clone());
                 self.demand_copies(&mut demand, resource);
             }
         }

@@ -171,7 +171,7 @@ impl Engine {
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
                 let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
-                if state.rule.as_ref().is_ok_and(|rule| rule.is_source(kind, name, &copy)) {
+                if self.is_own_source(state, kind, name, &copy) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
                 if !slot.granted || !given.covers(kind, &copy) {
@@ -231,11 +231,13 @@ impl Engine {
         let Some(state) = self.rules.get(id) else { return false };
         let Some(rule) = state.acting() else { return false };
         let Some(space) = self.namespaces.get(namespace) else { return false };
-        let mut slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
-        let granted =
-            slots.any(|slot| slot.granted && slot.gvk().is_of(kind)) && self.may_write(id, namespace, kind, name);
-        let denies = rule.drift == DriftPolicy::Deny;
-        denies && space.alive() && rule.wants(kind, name, namespace, &space.labels) && granted
+        let denies = rule.drift == DriftPolicy::Deny && space.alive();
+        let makes =
+            |slot: &Slot| slot.granted && slot.gvk().is_of(kind) && *slot.name.at(space.place(namespace)) == *name;
+        denies
+            && self.slots_for(state, namespace, &space.labels).any(|(_, slot)| makes(slot))
+            && !self.is_own_source(state, kind, namespace, name)
+            && self.may_write(id, namespace, kind, name)
     }
 
     /// Whether that rule would want the copy that carries its mark if only its author were known: then no other takes it meanwhile,
@@ -244,7 +246,7 @@ impl Engine {
         let state = self.rules.get(id).filter(|state| !state.vouched());
         state
             .and_then(|state| state.rule.as_ref().ok())
-            .is_some_and(|rule| rule.wants(kind, copy, name, &namespace.labels))
+            .is_some_and(|rule| rule.wants(&self.choose(rule).sources, kind, copy, name, &namespace.labels))
     }
 
     /// Who wins one cell: a rule whose author may have it, or whose copy is there, then the wider kind of rule, then the rule whose
@@ -558,6 +560,7 @@ impl Engine {
     /// When the grace of a missing source ends, its cells are to be looked at again.
     pub(super) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
         let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
+        // Those that selectors don't find any more are reminded of by their copies.
         let missing = rule.sources.iter().filter_map(|source| match self.sources.get(source) {
             Some(Source::Missing { since, .. }) => Some(*since),
             _ => None,

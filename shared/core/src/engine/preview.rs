@@ -5,11 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, announce::places, plan::rank};
+use super::{Engine, RuleState, Served, announce::places, plan::rank};
 use crate::{
     kind::{GroupKind, Resource},
     rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
+    slot::Slot,
     template::{Place, Template},
 };
 
@@ -52,29 +53,31 @@ impl Contest {
 const QUESTIONS: usize = 50_000;
 
 impl Engine {
-    /// What `rule` would meet among the namespaces and rules that are known; `before` is the rule as it is stored.
-    pub fn preview(&self, rule: &Rule, before: Option<&Rule>) -> Preview {
+    /// What `rule` would meet among the namespaces and rules that are known, with all the `sources` that it would have; `before` is
+    /// the rule as it is stored.
+    pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
-        let rivals = self.rivals(rule);
+        let rivals = self.rivals(rule, sources);
+        let before = before.map(|before| (before, self.choose(before).sources));
         let mut contests: BTreeMap<(usize, String), Vec<Arc<str>>> = BTreeMap::new();
         let mut questions = 0;
         for (name, namespace) in self.namespaces.iter().filter(|(_, namespace)| namespace.alive()) {
             let labels = &namespace.labels;
             preview.all += 1;
             if !rule.matches(name, labels) {
-                preview.lost += usize::from(before.is_some_and(|before| before.matches(name, labels)));
+                preview.lost += usize::from(before.as_ref().is_some_and(|(before, _)| before.matches(name, labels)));
                 continue;
             }
             preview.matching += 1;
             for (index, rival) in rivals.iter().enumerate() {
-                questions +=
-                    [rule, rival.rule].iter().map(|rule| rule.targets.len() * rule.sources.len()).sum::<usize>();
+                questions += rule.targets.len() * sources.len() + rival.rule.targets.len() * rival.sources.len();
                 if questions > QUESTIONS {
                     break;
                 }
                 let copy = rival.name.text_at(Place { name, labels });
-                let wants = |rule: &Rule| rule.wants(&rival.kind, &copy, name, labels);
-                if wants(rival.rule) && wants(rule) && !before.is_some_and(wants) {
+                let wants = |rule: &Rule, sources: &[SourceRef]| rule.wants(sources, &rival.kind, &copy, name, labels);
+                let had = before.as_ref().is_some_and(|(before, sources)| wants(before, sources));
+                if !had && wants(rival.rule, &rival.sources) && wants(rule, sources) {
                     contests.entry((index, copy)).or_default().push(name.clone());
                 }
             }
@@ -90,31 +93,35 @@ impl Engine {
         preview
     }
 
-    /// The sources of the platform's rules, as far as their kinds are served. Tenants' could be any number.
+    /// The sources of the platform's rules, those that selectors find included, as far as their kinds are served. Tenants' could be
+    /// any number.
     pub fn sources(&self) -> BTreeMap<SourceRef, Resource> {
-        self.demanded(&[RuleKind::ClusterReplication]).sources
+        let resource = |slot: &Slot| self.served.get(slot.gvk()).and_then(Served::namespaced).cloned();
+        let slots = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::ClusterReplication);
+        slots.filter_map(|slot| Some((slot.source.clone(), resource(slot)?))).collect()
     }
 
     /// The platform's rules that copy this object, and how many copies each has of it, or is about to have.
     pub fn feeds(&self, kind: &GroupKind, namespace: &str, name: &str) -> Vec<(&Rule, usize)> {
-        let rules = self.cluster_rules().filter_map(|(_, state)| state.rule.as_ref().ok());
-        let fed = |rule: &Rule| {
-            let source = rule.sources.iter().find(|source| source.is(kind, namespace, name))?;
+        let rules = self.cluster_rules().filter_map(|(_, state)| Some((state, state.rule.as_ref().ok()?)));
+        let fed = |state: &RuleState, rule: &Rule| {
+            let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
+            let source = slots.find(|slot| slot.source.is(kind, namespace, name)).map(|slot| &slot.source)?;
             let copies = |(place, labels): (&Arc<str>, &Labels)| {
                 let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
                 let names: BTreeSet<String> =
                     targets.map(|target| target.copy_name(source).text_at(Place { name: place, labels })).collect();
-                names.iter().filter(|copy| !rule.is_source(kind, place, copy)).count()
+                names.iter().filter(|copy| !self.is_own_source(state, kind, place, copy)).count()
             };
             let alive = self.namespaces.iter().filter(|(_, namespace)| namespace.alive());
             Some(alive.map(|(place, namespace)| copies((place, &namespace.labels))).sum())
         };
-        rules.filter_map(|rule| Some((rule, fed(rule)?))).collect()
+        rules.filter_map(|(state, rule)| Some((rule, fed(state, rule)?))).collect()
     }
 
     /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.
-    fn rivals(&self, rule: &Rule) -> Vec<Rival<'_>> {
-        let own: Vec<(GroupKind, Template)> = rule.copies().collect();
+    fn rivals(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<Rival<'_>> {
+        let own: Vec<(GroupKind, Template)> = rule.copies(sources).collect();
         let mut found = BTreeSet::new();
         // To a tenant's rule the platform's loses nothing, and a tenant's is told nothing here.
         let others = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::ClusterReplication);
@@ -126,7 +133,8 @@ impl Engine {
         let known = |(id, index): (Arc<RuleId>, usize)| {
             let (id, state) = self.rules.get_key_value(&id)?;
             let (kind, name) = own[index].clone();
-            Some(Rival { id, rule: state.rule.as_ref().ok()?, kind, name })
+            let rule = state.rule.as_ref().ok()?;
+            Some(Rival { id, rule, sources: self.choose(rule).sources, kind, name })
         };
         found.into_iter().filter_map(known).collect()
     }
@@ -136,6 +144,7 @@ impl Engine {
 struct Rival<'a> {
     id: &'a Arc<RuleId>,
     rule: &'a Rule,
+    sources: Vec<SourceRef>,
     kind: GroupKind,
     name: Template,
 }

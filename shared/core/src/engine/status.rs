@@ -10,15 +10,15 @@ use super::{
     Engine, Listing, RuleState, Served, Source, Tick,
     authorized::{Authority, Unauthorized, told_denied},
     consent::Lack,
+    select::Choice,
     work::Timer,
 };
 use crate::{
     cell::{Cell, Leave, Step, Why},
-    kind::Resource,
+    kind::{GroupVersionKind, Resource},
     meta::{Seen, source_hash},
-    outcome::Reason,
-    outcome::Unreadable,
-    rule::{Barrier, Refusal, Retain, Rule, RuleId, RuleKind, SourceRef},
+    outcome::{Reason, Unreadable},
+    rule::{Barrier, MOST_SOURCES, Refusal, Retain, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     slot::{NoRendering, Slot},
 };
 
@@ -79,6 +79,7 @@ const PACE: Duration = Duration::from_secs(1);
 /// A configuration change reaches every API server within this time.
 pub(super) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const FAILURES: usize = 20;
+const SOURCES: usize = 32;
 const PLANNED: usize = 20;
 /// Most statuses at once; they are written one by one.
 const BATCH: usize = 128;
@@ -220,6 +221,7 @@ impl Engine {
         }
         let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
         self.primed()
+            && state.rule.as_ref().map_or(true, |rule| self.knows_selected(rule))
             && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
             && slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
                 match self.served.get(slot.gvk()) {
@@ -258,11 +260,13 @@ impl Engine {
             }
             Ok(rule) => {
                 let tally = self.tally(id, state, rule);
-                self.describe(id, state, rule, &tally, &mut conditions);
+                let choice = self.choose(rule);
+                self.describe(id, state, rule, (&tally, &choice), &mut conditions);
                 status.copies = Some(tally.copies);
                 let planned = tally.planned.into_iter().map(planned).collect();
                 status.plan = rule.suspend.then_some(Plan { copies: planned, ..tally.plan });
-                status.sources = rule.sources.iter().map(|source| self.source_status(id, source)).collect();
+                status.sources =
+                    choice.sources.iter().take(SOURCES).map(|source| self.source_status(id, source)).collect();
                 status.failures = tally.failures.into_iter().take(FAILURES).map(failure).collect();
             }
         }
@@ -280,9 +284,12 @@ impl Engine {
                     let own = |seen: &&Seen| seen.rule.as_ref() == Some(id) && !seen.elsewhere;
                     let stray = cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive());
                     if stray.is_some() {
-                        let goes = rule.retention.when_unmatched == Retain::Delete
+                        let unselected = !self.unselected(id, name, &namespace.labels, cell).is_empty();
+                        let retention = &rule.retention;
+                        let fate = if unselected { retention.when_source_deleted } else { retention.when_unmatched };
+                        let goes = fate == Retain::Delete
                             && (id.kind == RuleKind::ClusterReplication || self.grants_known())
-                            && !self.is_source(id.kind, cell.kind, name, &cell.name)
+                            && !self.is_named(id.kind, cell.kind, name, &cell.name)
                             && !self.remembers(namespace, id, cell.kind, &cell.name);
                         let kind = &self.kinds[usize::from(cell.kind.0)].group_kind.kind;
                         if goes {
@@ -360,10 +367,10 @@ impl Engine {
         id: &Arc<RuleId>,
         state: &RuleState,
         rule: &Rule,
-        tally: &Tally,
+        (tally, choice): (&Tally, &Choice),
         conditions: &mut Conditions<'_>,
     ) {
-        let trouble = self.source_trouble(rule);
+        let trouble = self.source_trouble(rule, choice);
         let CopyCounts { desired, synced, failed } = tally.copies;
         let unauthorized = self.unauthorized(rule, tally);
         let unwatched = self.unwatched_copies(rule);
@@ -400,7 +407,7 @@ impl Engine {
             None => conditions.set("Ready", true, "Synced", &format!("all {desired} copies are up to date")),
         }
         match &trouble {
-            None => conditions.set("SourcesFound", true, "Found", "every source was found"),
+            None => conditions.set("SourcesFound", true, "Found", &found(choice)),
             Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
         }
         match &unauthorized {
@@ -466,55 +473,105 @@ impl Engine {
     }
 
     /// The first thing that is wrong with the sources: reason and message.
-    fn source_trouble(&self, rule: &Rule) -> Option<(&'static str, String)> {
-        rule.sources.iter().find_map(|source| {
-            if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
-                let message = self.grants_untold().map(|untold| untold.message);
-                return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_source(source).message(home))));
-            }
-            if let Some(why) = self.settings.reach.refuses(source) {
-                return Some(("SourceRefused", format!("{source}: {why}")));
-            }
-            let resource = match self.served.get(&source.gvk) {
-                Some(Served::At(resource)) if !resource.namespaced => {
-                    return Some(("SourceRefused", format!("{source}: the kind is cluster-scoped")));
-                }
-                Some(Served::At(resource)) => resource,
-                Some(Served::Unanswered(why)) => {
-                    let (version, why) = (source.gvk.api_version(), why.reason());
-                    let message = format!("{source}: the API server does not say which kinds {version} has ({why})");
-                    return Some(("SourceRefused", message));
-                }
-                _ => return Some(("KindNotServed", format!("{source}: the cluster does not serve this kind"))),
-            };
-            if let Some(why) = self.unreadable.get(source) {
-                return Some(("SourceRefused", format!("{source}: {}", why.explain(&resource.to_string()))));
-            }
-            match self.sources.get(source) {
-                // One that is beyond a tenant's budget isn't read.
-                Some(Source::Found { .. } | Source::NotRead) => {}
-                Some(Source::Missing { since, .. })
-                    if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
-                {
-                    let grace = rule.retention.source_grace.as_secs();
-                    return Some(("InGracePeriod", format!("{source} is gone; its copies stay for {grace} seconds")));
-                }
-                _ => return Some(("SourceNotFound", format!("{source} does not exist"))),
-            }
-            let slots = self.rules.get(&rule.id).into_iter().flat_map(|state| state.slots.iter().flatten());
-            let refused = slots.filter_map(|id| self.slots.get(id)).find_map(|slot| match &slot.rendering {
-                Err(NoRendering::Refused(why)) if slot.source == *source => Some(why),
-                _ => None,
-            });
-            refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
+    fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<(&'static str, String)> {
+        let selected = || choice.sources.iter().filter(|source| source.selector().is_some());
+        let trouble = rule.selectors.iter().find_map(|selector| self.selector_trouble(rule, selector, selected()));
+        trouble.or_else(|| choice.sources.iter().find_map(|source| self.trouble_of(rule, source))).or_else(|| {
+            let found = choice.sources.len() + choice.beyond;
+            (choice.beyond > 0).then(|| {
+                let message = format!(
+                    "{found} sources are named or selected, and a rule has at most {MOST_SOURCES}: those that selectors find \
+                     are taken by their age, the oldest first"
+                );
+                ("SourceRefused", message)
+            })
         })
+    }
+
+    /// What is wrong with a selector.
+    fn selector_trouble<'a>(
+        &self,
+        rule: &Rule,
+        selector: &SourceSelector,
+        mut sources: impl Iterator<Item = &'a SourceRef>,
+    ) -> Option<(&'static str, String)> {
+        let resource = match self.resource_of(&selector.gvk, &selector.namespace) {
+            Ok(resource) => resource,
+            Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
+        };
+        if let Some(why) = self.selectors.get(selector)?.unreadable {
+            return Some(("SourceRefused", format!("{selector}: {}", why.explain(&resource.to_string()))));
+        }
+        let mut lost = self.sources.iter().filter(|(source, _)| selector.finds(source));
+        let lost = lost.find_map(|(source, state)| match state {
+            Source::Missing { since, .. }
+                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
+            {
+                let grace = rule.retention.source_grace.as_secs();
+                Some(("InGracePeriod", format!("{source} is not there any more; its copies stay for {grace} seconds")))
+            }
+            _ => None,
+        });
+        let none = || ("SourceNotFound", format!("{selector}: nothing matches the selector"));
+        lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
+    }
+
+    /// How the kind of sources in a namespace is served, or why there can't be any: reason and message.
+    fn resource_of(&self, gvk: &GroupVersionKind, namespace: &str) -> Result<&Resource, (&'static str, String)> {
+        if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
+            return Err(("SourceRefused", why.to_string()));
+        }
+        match self.served.get(gvk) {
+            Some(Served::At(resource)) if !resource.namespaced => {
+                Err(("SourceRefused", "the kind is cluster-scoped".to_owned()))
+            }
+            Some(Served::At(resource)) => Ok(resource),
+            Some(Served::Unanswered(why)) => {
+                let (version, why) = (gvk.api_version(), why.reason());
+                let message = format!("the API server does not say which kinds {version} has ({why})");
+                Err(("SourceRefused", message))
+            }
+            _ => Err(("KindNotServed", "the cluster does not serve this kind".to_owned())),
+        }
+    }
+
+    /// What is wrong with a source.
+    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(&'static str, String)> {
+        if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
+            let message = self.grants_untold().map(|untold| untold.message);
+            return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_source(source).message(home))));
+        }
+        let resource = match self.resource_of(&source.gvk, &source.namespace) {
+            Ok(resource) => resource,
+            Err((reason, why)) => return Some((reason, format!("{source}: {why}"))),
+        };
+        if let Some(why) = self.unreadable.get(source) {
+            return Some(("SourceRefused", format!("{source}: {}", why.explain(&resource.to_string()))));
+        }
+        match self.sources.get(source) {
+            // One that is selected is being read; one that is beyond a tenant's budget isn't.
+            Some(Source::Found { .. } | Source::NotRead) => {}
+            Some(Source::Missing { since, .. })
+                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
+            {
+                let grace = rule.retention.source_grace.as_secs();
+                return Some(("InGracePeriod", format!("{source} is gone; its copies stay for {grace} seconds")));
+            }
+            _ => return Some(("SourceNotFound", format!("{source} does not exist"))),
+        }
+        let slots = self.rules.get(&rule.id).into_iter().flat_map(|state| state.slots.iter().flatten());
+        let refused = slots.filter_map(|id| self.slots.get(id)).find_map(|slot| match &slot.rendering {
+            Err(NoRendering::Refused(why)) if slot.source == *source => Some(why),
+            _ => None,
+        });
+        refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
     }
 
     /// Whether watching copies of a rule fails for now.
     fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
-        rule.sources.iter().find_map(|source| {
-            let resource = self.served.get(&source.gvk).and_then(Served::namespaced)?;
-            let (namespace, why) = self.unwatchable(rule, &source.gvk.group_kind())?;
+        rule.kinds.iter().find_map(|gvk| {
+            let resource = self.served.get(gvk).and_then(Served::namespaced)?;
+            let (namespace, why) = self.unwatchable(rule, &gvk.group_kind())?;
             Some(unwatched(namespace, why, resource))
         })
     }
@@ -553,6 +610,16 @@ pub(super) fn unwatched(namespace: Option<&str>, why: Unreadable, resource: &Res
 
 fn planned(((namespace, kind, name), action): (CellName, &str)) -> PlannedCopy {
     PlannedCopy { action: action.into(), kind, namespace: namespace.to_string(), name: name.to_string() }
+}
+
+/// What was found, and what of it is passed over.
+fn found(choice: &Choice) -> String {
+    let more = match choice.passed.len() {
+        0 | 1 => String::new(),
+        count => format!(", and {} more are passed over like it", count - 1),
+    };
+    let passed = choice.passed.first().map(|(source, why)| format!("; {source} is selected, but {why}{more}"));
+    format!("every source was found{}", passed.unwrap_or_default())
 }
 
 fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {

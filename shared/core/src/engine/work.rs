@@ -14,6 +14,7 @@ use crate::{
     cell::{Belief, Cell, Content, Good, Phase, Reference, Repair, Step, Why},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::{Checksum, Seen, Uid},
+    names,
     outcome::{Failure, Outcome, Reason},
     ownership::content_is_ours,
     render::{Copies, Rendering},
@@ -104,6 +105,8 @@ pub enum Errand {
     ConfirmRule(RuleId),
     /// Read a source and its namespace; answer by [`Engine::source_read`].
     ConfirmSource(SourceRef),
+    /// Read a source that a selector finds; answer by [`Engine::source`].
+    ReadSource(SourceRef),
     /// Write down in a namespace, if it is still of this version, what was created in it once; tell
     /// [`Engine::seeds_noted`] if that fails.
     NoteSeeds {
@@ -513,6 +516,7 @@ impl Engine {
             }
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = self.read(&meta, ticket.kind) else { return };
+                self.remember_origin(&seen, meta.annotations.as_ref().and_then(|all| all.get(names::SOURCE)));
                 self.take_object(ticket, seen, cell);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),

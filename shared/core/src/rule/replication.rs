@@ -44,7 +44,8 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         api_version: source.api_version.clone(),
         kind: source.kind.clone(),
         namespace: source.namespace.clone().unwrap_or_else(|| home.to_owned()),
-        name: source.name.clone(),
+        name: Some(source.name.clone()),
+        selector: None,
     };
     let target = |namespaces: Vec<String>, name: Option<String>| mimeo_api::Target {
         selection: NamespaceSelection { namespaces, ..NamespaceSelection::default() },

@@ -1,26 +1,95 @@
 //! What a rule copies.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::{Refusal, Refusals, syntax};
-use crate::kind::{GroupKind, GroupVersionKind};
+use crate::{
+    kind::{GroupKind, GroupVersionKind},
+    selection::Selector,
+};
 
-/// The sources that can be parsed.
-pub(super) fn parse(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> Vec<SourceRef> {
+/// Most sources of one rule, those that its selectors find included.
+pub const MOST_SOURCES: usize = 256;
+
+/// The items of a rule's `sources`.
+#[derive(Default)]
+pub(super) struct Sources {
+    pub(super) named: Vec<SourceRef>,
+    pub(super) selectors: Vec<SourceSelector>,
+    /// Of each item.
+    pub(super) kinds: Vec<GroupVersionKind>,
+}
+
+impl Sources {
+    /// Sources to check with what is made of any: those that are known, and one that each selector could find.
+    pub(super) fn samples(&self) -> Vec<SourceRef> {
+        self.named.iter().cloned().chain(self.selectors.iter().map(|selector| selector.source("x"))).collect()
+    }
+}
+
+/// The items that can be parsed.
+pub(super) fn parse(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> Sources {
     refusals.count("spec.sources", sources.len());
-    let mut parsed: Vec<SourceRef> = Vec::new();
+    let mut parsed = Sources::default();
+    let Sources { named, selectors, kinds } = &mut parsed;
     for (i, source) in sources.iter().enumerate() {
-        let Some(source) = refusals.all(SourceRef::parse(source, &format!("spec.sources[{i}]"))) else { continue };
-        if let Some(first) = parsed.iter().find(|first| first.is_same_object(&source)) {
-            refusals.add(format!("spec.sources[{i}]"), format!("{first} is there already"));
-            continue;
+        let field = format!("spec.sources[{i}]");
+        match refusals.all(parse_one(source, &field)) {
+            None => {}
+            Some(Parsed::Named(source)) => {
+                kinds.push(source.gvk.clone());
+                if let Some(first) = named.iter().find(|first| first.is_same_object(&source)) {
+                    refusals.add(field, format!("{first} is there already"));
+                } else {
+                    named.push(source);
+                }
+            }
+            Some(Parsed::Selector(selector)) => {
+                kinds.push(selector.gvk.clone());
+                if selectors.contains(&selector) {
+                    refusals.add(field, "the same selector is there already");
+                } else {
+                    selectors.push(selector);
+                }
+            }
         }
-        parsed.push(source);
     }
     parsed
 }
 
-/// A source: one object by kind, namespace and name.
+enum Parsed {
+    Named(SourceRef),
+    Selector(SourceSelector),
+}
+
+fn parse_one(source: &mimeo_api::Source, field: &str) -> Result<Parsed, Vec<Refusal>> {
+    let mimeo_api::Source { api_version, kind, namespace, name, selector } = source;
+    let mut refusals = Refusals::default();
+    let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
+    refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
+    if let Some(why) = gvk.as_ref().and_then(never_copied) {
+        refusals.add(format!("{field}.kind"), why);
+    }
+    let parsed = match (name, selector) {
+        (Some(name), None) => {
+            let group = gvk.as_ref().map_or("", |gvk| &gvk.group);
+            refusals.one(&format!("{field}.name"), syntax::object_name(group, name));
+            gvk.map(|gvk| Parsed::Named(SourceRef::named(gvk, namespace.as_str(), name.as_str())))
+        }
+        (None, Some(selector)) => {
+            let selector = refusals.all(Selector::parse(selector, &format!("{field}.selector"))).map(Arc::new);
+            let namespace = namespace.as_str().into();
+            gvk.zip(selector).map(|(gvk, selector)| Parsed::Selector(SourceSelector { gvk, namespace, selector }))
+        }
+        _ => {
+            refusals.add(field, "exactly one of name and selector must be set");
+            None
+        }
+    };
+    refusals.finish_with(parsed)
+}
+
+/// A source: one object by kind, namespace and name, and how rules come to it.
 ///
 /// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,35 +100,61 @@ pub struct SourceRef {
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
+    /// How rules come to it.
+    pub origin: Origin,
+}
+
+/// How rules come to a source. The same object is another source to a rule that comes to it in another way: it may be there
+/// to the one and not to the other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Origin {
+    /// By its name.
+    Named,
+    /// By its labels: it is there for as long as they match.
+    Selected(Arc<Selector>),
 }
 
 impl SourceRef {
+    /// An object that a rule names.
+    pub fn named(gvk: GroupVersionKind, namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
+        Self { gvk, namespace: namespace.into(), name: name.into(), origin: Origin::Named }
+    }
+
+    /// The object that a copy's annotation [`names::SOURCE`](crate::names::SOURCE) names; none if it doesn't.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (rest, name) = text.rsplit_once('/')?;
+        let (rest, namespace) = rest.rsplit_once('/')?;
+        let (api_version, kind) = rest.rsplit_once('/')?;
+        Some(Self::named(GroupVersionKind::parse(api_version, kind).ok()?, namespace, name))
+    }
+
     /// Whether it is that object, in whatever version of its kind.
     pub fn is(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
         *self.name == *name && *self.namespace == *namespace && self.gvk.is_of(kind)
     }
 
-    /// One object.
-    pub fn named(gvk: GroupVersionKind, namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
-        Self { gvk, namespace: namespace.into(), name: name.into() }
-    }
-
-    fn parse(source: &mimeo_api::Source, field: &str) -> Result<Self, Vec<Refusal>> {
-        let mimeo_api::Source { api_version, kind, namespace, name } = source;
-        let mut refusals = Refusals::default();
-        let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
-        refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
-        if let Some(gvk) = &gvk {
-            if let Some(why) = never_copied(gvk) {
-                refusals.add(format!("{field}.kind"), why);
-            }
-            refusals.one(&format!("{field}.name"), syntax::object_name(&gvk.group, name));
+    /// What finds it, if its name isn't what it is known by.
+    pub fn selector(&self) -> Option<SourceSelector> {
+        match &self.origin {
+            Origin::Named => None,
+            Origin::Selected(selector) => Some(SourceSelector {
+                gvk: self.gvk.clone(),
+                namespace: self.namespace.clone(),
+                selector: selector.clone(),
+            }),
         }
-        refusals.finish_with(gvk.map(|gvk| Self::named(gvk, namespace.as_str(), name.as_str())))
     }
 
-    /// Whether it is the same object, though perhaps in another version.
-    fn is_same_object(&self, other: &Self) -> bool {
+    /// Whether an object of its name is this source, given the value of each of its labels by key.
+    pub fn admits<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        match &self.origin {
+            Origin::Named => true,
+            Origin::Selected(selector) => selector.matches_by(label),
+        }
+    }
+
+    /// Whether it is the same object, though perhaps in another version, or found in another way.
+    pub(crate) fn is_same_object(&self, other: &Self) -> bool {
         (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
             == (&other.gvk.group, &other.gvk.kind, &other.namespace, &other.name)
     }
@@ -67,8 +162,45 @@ impl SourceRef {
 
 impl fmt::Display for SourceRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gvk, namespace, name } = self;
+        let Self { gvk, namespace, name, origin: _ } = self;
         write!(f, "{gvk}/{namespace}/{name}")
+    }
+}
+
+/// Every object of a kind in one namespace whose labels match.
+///
+/// Prints as `v1/Secret/platform`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceSelector {
+    /// The kind, in the version in which it is read and its copies are written.
+    pub gvk: GroupVersionKind,
+    /// The namespace.
+    pub namespace: Box<str>,
+    /// Which labels.
+    pub selector: Arc<Selector>,
+}
+
+impl SourceSelector {
+    /// The object of that name, as a source that this finds.
+    pub fn source(&self, name: impl Into<Box<str>>) -> SourceRef {
+        let Self { gvk, namespace, selector } = self.clone();
+        SourceRef { gvk, namespace, name: name.into(), origin: Origin::Selected(selector) }
+    }
+
+    /// Whether it is what finds this source.
+    pub fn finds(&self, source: &SourceRef) -> bool {
+        let selector = match &source.origin {
+            Origin::Named => None,
+            Origin::Selected(selector) => Some(selector),
+        };
+        self.namespace == source.namespace && self.gvk == source.gvk && selector == Some(&self.selector)
+    }
+}
+
+impl fmt::Display for SourceSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gvk, namespace, selector: _ } = self;
+        write!(f, "{gvk}/{namespace}")
     }
 }
 

@@ -87,6 +87,10 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             Answer::Rule(RuleRead { found, homeless: false, crd: server.crd().map(|uid| uid.as_str().into()) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        Errand::ReadSource(source) => {
+            server.violations.push(format!("{source} was shown, and is to be read"));
+            Answer::Noted
+        }
         Errand::NoteSeeds { namespace, seeds, version } => {
             Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version))
         }
@@ -96,8 +100,12 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
 
 fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
     let key = Key::new(Res::of(&source.gvk.group, &source.gvk.kind), &source.namespace, &source.name);
-    if !server.served(key.res) || server.get(&key).is_some() {
+    if !server.served(key.res) {
         return None;
+    }
+    if let Some(object) = server.get(&key) {
+        let labels = object.labels();
+        return (!source.admits(|key| labels.get(key).map(String::as_str))).then_some(SourceRead::Relabelled);
     }
     let home = server.namespace(&source.namespace).filter(|namespace| !namespace.deleting);
     home.map_or(Some(SourceRead::Homeless), |home| Uid::parse(&home.uid).map(SourceRead::Absent))

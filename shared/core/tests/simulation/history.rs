@@ -53,8 +53,9 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
     let strategy = prop_oneof![14 => Just((false, false)), 3 => Just((true, false)), 3 => Just((false, true))];
     let rare = prop::bool::weighted(0.08);
     let grace = select(vec![0, 0, 5, 60]);
+    let sources = (sources(), prop::bool::weighted(0.3));
     (
-        sources(),
+        sources,
         vec(target(), 1..3),
         (strategy, clash, keep),
         grace,
@@ -66,7 +67,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
     )
         .prop_map(
             |(
-                sources,
+                (sources, picks),
                 targets,
                 ((once, exclusive), clash, keep),
                 grace,
@@ -78,6 +79,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
             )| {
                 RuleSpec {
                     sources,
+                    picks,
                     targets,
                     once,
                     exclusive,
@@ -112,6 +114,7 @@ pub fn act() -> impl Strategy<Value = Act> {
         10 => (n(), value()).prop_map(|(n, v)| Act::PutSource(n, v)),
         2 => (n(), on, value()).prop_map(|(n, on, v)| Act::Annotate(n, on, v)),
         3 => n().prop_map(Act::DeleteSource),
+        3 => (n(), on).prop_map(|(n, on)| Act::Pick(n, on)),
         14 => (n(), team()).prop_map(|(n, team)| Act::PutNamespace(n, team)),
         3 => n().prop_map(Act::DeleteNamespace),
         3 => n().prop_map(Act::Reap),

@@ -14,7 +14,7 @@ use mimeo_core::{
 use super::{
     process::CLUSTER,
     server::{COPIED, Key, Object, Res, Server},
-    spec::{By, Clash, Hold, RuleSpec, SOURCES, carried, source_name},
+    spec::{By, Clash, Hold, PICK, RuleSpec, SOURCES, carried, source_name},
 };
 
 /// Who wants a cell, for which source.
@@ -74,6 +74,10 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
             continue;
         }
         for (key, source) in cells_of(spec, &namespace.key.name, &namespace.labels()) {
+            // One that isn't selected is none.
+            if spec.picks && source_for(server, spec, source).is_none() {
+                continue;
+            }
             let tier = spec.tier_in(&namespace.labels());
             let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, tier, contested: false };
             claims.entry(key).or_default().entry(rule.key.name.clone()).or_insert(want);
@@ -176,6 +180,21 @@ pub fn source_of(server: &Server, index: usize) -> Option<&Rc<Object>> {
     server.get(&Key::new(res, namespace, name))
 }
 
+/// The same to a rule, which may have to find it by its label.
+pub fn source_for<'a>(server: &'a Server, spec: &RuleSpec, index: usize) -> Option<&'a Rc<Object>> {
+    let label = |source: &&Rc<Object>| source.field(&format!("label/{PICK}")) == Some(&index.to_string());
+    source_of(server, index).filter(|source| !spec.picks || (label(source) && server.served(source.key.res)))
+}
+
+/// Whether a copy's rule selects its sources, and selects not the one of this copy, though one from where that was.
+fn unselected(server: &Server, spec: &RuleSpec, copy: &Object) -> bool {
+    let origin = (0..SOURCES.len()).find(|index| copy.annotation(names::SOURCE) == Some(&source_name(*index)));
+    let Some(origin) = origin.filter(|_| spec.picks) else { return false };
+    let home = |index: usize| (SOURCES[index].0, SOURCES[index].1);
+    let found = spec.sources.contains(&origin) && source_for(server, spec, origin).is_some();
+    !found && spec.sources.iter().any(|index| home(*index) == home(origin))
+}
+
 fn same(before: Option<&Rc<Object>>, after: Option<&Rc<Object>>, why: &str) -> Result<(), String> {
     match (before, after) {
         (None, None) => Ok(()),
@@ -218,7 +237,7 @@ pub fn yields(object: &Object, clash: Clash, copy: &BTreeMap<String, String>) ->
 }
 
 fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
-    let Some(source) = source_of(server, want.source) else { return false };
+    let Some(source) = source_for(server, &want.spec, want.source) else { return false };
     !want.spec.rests() && server.served(object.key.res) && yields(object, want.spec.clash, &copy_of(source, want))
 }
 
@@ -234,7 +253,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         return Ok(state);
     }
     let ours = was.filter(|was| was.ours());
-    let unset = want.tier.is_err() && source_of(after, want.source).is_some() && after.served(key.res);
+    let unset = want.tier.is_err() && source_for(after, &want.spec, want.source).is_some() && after.served(key.res);
     if unset && !(want.contested && ours.is_some_and(|ours| !ours.labelled())) {
         return same(was, is, "a label that it takes is missing").map(|()| State::Failed);
     }
@@ -244,7 +263,7 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;
         // Who has seen that it was ours, or finds that it has the content, puts it right; who hasn't, leaves it.
         let known = after.ever_ours.contains(&foreign.uid) && !want.spec.rests();
-        if let (true, Some(is), Some(source)) = (known, is, source_of(after, want.source))
+        if let (true, Some(is), Some(source)) = (known, is, source_for(after, &want.spec, want.source))
             && same(was, Some(is), "").is_err()
             && right(is, want, source).is_ok()
         {
@@ -253,24 +272,24 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
         if taken && same(was, is, "").is_err() {
             return Ok(State::Unsure);
         }
-        if known && source_of(after, want.source).is_none() && gone(foreign, is, "").is_ok() {
+        if known && source_for(after, &want.spec, want.source).is_none() && gone(foreign, is, "").is_ok() {
             return Ok(State::Open);
         }
         same(was, is, "not ours")?;
-        let known = source_of(after, want.source).is_some() && !want.spec.rests() && after.served(key.res);
+        let known = source_for(after, &want.spec, want.source).is_some() && !want.spec.rests() && after.served(key.res);
         return Ok(if known { State::Failed } else { State::Open });
     }
     if want.contested && ours.is_some_and(|ours| !ours.labelled()) {
         return Ok(State::Unsure);
     }
     if ours.is_some_and(|ours| ours.deleting) {
-        let known = source_of(after, want.source).is_some() && after.served(key.res);
+        let known = source_for(after, &want.spec, want.source).is_some() && after.served(key.res);
         return same(was, is, "being deleted").map(|()| if known { State::Failed } else { State::Open });
     }
     if want.spec.rests() {
         return rests(was, is, want, facts).map(|()| State::Open);
     }
-    let Some(source) = source_of(after, want.source) else {
+    let Some(source) = source_for(after, &want.spec, want.source) else {
         let Some(ours) = ours else { return same(was, is, "no source").map(|()| State::Open) };
         let of_this = ours.annotation(names::SOURCE) == Some(&source_name(want.source));
         let home = after.namespace(SOURCES[want.source].1);
@@ -320,7 +339,7 @@ fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want, facts: &F
         return rests(was, is, want, facts).map(|()| Some(State::Open));
     }
     let removed = namespaces[0].is_some_and(|home| after.meddled.contains(&(home.uid.clone(), key.clone())));
-    let possible = source_of(after, want.source).is_some() && after.served(key.res) && want.tier.is_ok();
+    let possible = source_for(after, &want.spec, want.source).is_some() && after.served(key.res) && want.tier.is_ok();
     match was {
         Some(object) if !object.ours() && after.ever_ours.contains(&object.uid) && same(was, is, "").is_ok() => {
             Ok(Some(State::Unsure))
@@ -376,14 +395,24 @@ pub fn check_unwanted(
         return if facts.crd_changed { Ok(()) } else { gone(ours, is, "its rule was deleted") };
     };
     let spec = rule.spec.as_ref().expect("a rule has a spec");
-    if spec.rests() || spec.invalid || spec.keep.unmatched {
-        return same(was, is, "at rest, invalid or retained");
+    if spec.rests() || spec.invalid {
+        return same(was, is, "at rest or invalid");
     }
     let labels = after.namespace(&key.namespace).map(|namespace| namespace.labels()).unwrap_or_default();
-    let makes = spec
-        .targets
-        .iter()
-        .any(|to| spec.sources.iter().any(|source| SOURCES[*source].0 == key.res && to.copy_name(*source) == key.name));
+    if spec.matches(&key.namespace, &labels) && unselected(after, spec, ours) {
+        if spec.keep.source || !after.served(key.res) {
+            return same(was, is, "its source isn't selected any more");
+        }
+        return if facts.masses { Ok(()) } else { gone(ours, is, "its source isn't selected any more") };
+    }
+    if spec.keep.unmatched {
+        return same(was, is, "retained");
+    }
+    let makes = spec.targets.iter().any(|to| {
+        let mut sources =
+            spec.sources.iter().filter(|source| !spec.picks || source_for(after, spec, **source).is_some());
+        sources.any(|source| SOURCES[*source].0 == key.res && to.copy_name(*source) == key.name)
+    });
     if makes || !spec.matches(&key.namespace, &labels) {
         return if facts.masses { Ok(()) } else { gone(ours, is, "unmatched") };
     }
@@ -429,7 +458,7 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
         for key in keys.into_iter().filter(|key| !settled.contains_key(*key)) {
             check_unwanted(before, after, key, &settled, facts).map_err(|why| format!("{key}: {why}"))?;
         }
-        check_mark(namespace, after.served(Res::Rule), &settled)?;
+        check_mark(namespace, after, &settled)?;
     }
     for object in
         after.objects.values().filter(|object| object.ours() && object.labelled() && COPIED.contains(&object.key.res))
@@ -442,12 +471,20 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
 }
 
 /// A mark stays only while a required copy cannot be there, or while nobody can say which rules there are.
-fn check_mark(namespace: &Object, ruled: bool, settled: &BTreeMap<Key, (Want, State)>) -> Result<(), String> {
+fn check_mark(namespace: &Object, after: &Server, settled: &BTreeMap<Key, (Want, State)>) -> Result<(), String> {
     let marked = namespace.field(&format!("label/{}", names::MARK)).is_some();
     let hindered = settled
         .values()
         .any(|(want, state)| want.spec.hold == Hold::Required && !want.spec.suspend && *state != State::Synced);
-    if marked && !hindered && ruled {
+    // Nobody knows what would be selected.
+    let unknown = after.of(Res::Rule).filter_map(|rule| rule.spec.as_ref()).any(|spec| {
+        spec.picks
+            && spec.hold == Hold::Required
+            && !(spec.rests() || spec.invalid)
+            && spec.matches(&namespace.key.name, &namespace.labels())
+            && spec.sources.iter().any(|source| !after.served(SOURCES[*source].0))
+    });
+    if marked && !hindered && !unknown && after.served(Res::Rule) {
         return Err(format!("namespace {} is still marked", namespace.key.name));
     }
     Ok(())

@@ -9,12 +9,12 @@ use std::{
 use mimeo_api::ClusterReplication;
 use mimeo_core::{
     authority::Right,
-    engine::{Action, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
+    engine::{Action, Engine, Errand, Member, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
     render::Precondition,
     review::User,
-    rule::{Rule, RuleId, RuleKind, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef, SourceSelector},
 };
 use serde_json::{Value, json};
 
@@ -32,6 +32,7 @@ pub enum Topic {
     Namespaces,
     Copies(Res),
     Source(Res, String, String),
+    Selected(SourceSelector),
     /// The kinds `ConfigMap`.
     Notes,
     /// The CRD of rules.
@@ -46,6 +47,7 @@ impl Topic {
             Self::Rules => Some(Res::Rule),
             Self::Namespaces => Some(Res::Namespace),
             Self::Copies(res) | Self::Source(res, ..) => Some(*res),
+            Self::Selected(selector) => Some(Res::of(&selector.gvk.group, &selector.gvk.kind)),
             Self::Notes | Self::Crd | Self::Kind(_) => None,
         }
     }
@@ -54,6 +56,11 @@ impl Topic {
         match self {
             Self::Copies(_) => object.labelled(),
             Self::Source(_, namespace, name) => object.key.namespace == *namespace && object.key.name == *name,
+            Self::Selected(selector) => {
+                let labels = object.labels();
+                let label = |key: &str| labels.get(key).map(String::as_str);
+                object.key.namespace == *selector.namespace && selector.selector.matches_by(label)
+            }
             _ => true,
         }
     }
@@ -249,6 +256,7 @@ impl Process {
                 source.name.to_string(),
             )
         }));
+        wanted.extend(demand.selectors.into_keys().map(Topic::Selected));
         self.watches.retain(|topic, _| wanted.contains(topic));
         for topic in wanted {
             self.watches.entry(topic).or_insert_with_key(|topic| Watch::open(topic, server));
@@ -290,6 +298,12 @@ impl Process {
                 // Discovery is asked again.
                 self.watches.entry(Topic::Kind(*res)).or_default().told = None;
             }
+            Topic::Selected(selector) if matches!(message, Message::NotServed) => {
+                self.engine.kind(&selector.gvk, None, now);
+                self.watches.entry(Topic::Kind(Res::of(&selector.gvk.group, &selector.gvk.kind))).or_default().told =
+                    None;
+            }
+            Topic::Selected(selector) => self.tell_selected(selector, &message, now),
             Topic::Rules => self.tell_rule(&message, now),
             Topic::Namespaces => self.tell_namespace(&message, now),
             Topic::Copies(res) => self.tell_copy(*res, &message, now),
@@ -410,6 +424,24 @@ impl Process {
             }
             Message::Gone(_) => self.engine.source(&source, None, now),
             Message::Listed(_) if self.shown(&topic).is_empty() => self.engine.source(&source, None, now),
+            _ => {}
+        }
+    }
+
+    fn tell_selected(&mut self, selector: &SourceSelector, message: &Message, now: Tick) {
+        let topic = Topic::Selected(selector.clone());
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                self.shown(&topic).insert(object.key.name.clone());
+                self.engine.source(&selector.source(object.key.name.as_str()), Some(object.json()), now);
+            }
+            Message::Gone(object) => self.engine.source(&selector.source(object.key.name.as_str()), None, now),
+            Message::Listed(_) => {
+                let member = |name: &String| Member::of(&json!({"metadata": {"name": name}}));
+                let found = self.shown(&topic).iter().filter_map(member).collect();
+                self.engine.selected(selector, &found, now);
+            }
             _ => {}
         }
     }

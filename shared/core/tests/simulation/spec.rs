@@ -17,6 +17,9 @@ pub const SOURCES: [(Res, &str, &str); 5] = [
     (Res::Secret, "p", "s3"),
 ];
 
+/// Rules that pick their sources select those that have this label, with the source's index. It is kubectl's: no copy carries it.
+pub const PICK: &str = "kubectl.kubernetes.io/pick";
+
 /// A `tier` that is another one in the namespaces of each team, and none in those of no team.
 pub const TEAMS: &str = "of-$(namespace.labels['team'])";
 
@@ -131,6 +134,8 @@ pub enum By {
 pub struct RuleSpec {
     /// Indices into [`SOURCES`].
     pub sources: Vec<usize>,
+    /// Whether they are selected, each by its own label, and not named.
+    pub picks: bool,
     pub targets: Vec<To>,
     /// Whether the strategy is `CreateOnce`. It keeps everything.
     pub once: bool,
@@ -155,6 +160,7 @@ impl RuleSpec {
     pub fn of(source: usize, select: Select) -> Self {
         Self {
             sources: vec![source],
+            picks: false,
             targets: vec![To { select, exclude: None, renamed: false }],
             once: false,
             exclusive: false,
@@ -209,7 +215,13 @@ impl RuleSpec {
         let source = |index: &usize| {
             let (res, namespace, name) = SOURCES[*index];
             let gvk = res.gvk();
-            json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "namespace": namespace, "name": name})
+            let mut json = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "namespace": namespace});
+            if self.picks {
+                json["selector"] = json!({"matchLabels": {PICK: index.to_string()}});
+            } else {
+                json["name"] = name.into();
+            }
+            json
         };
         let target = |to: &To| {
             let mut json = to.select.json();

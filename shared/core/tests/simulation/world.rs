@@ -19,7 +19,7 @@ use super::{
     model::{self, Facts},
     process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
     server::{COPIED, Entry, Key, Object, Res, Server},
-    spec::{By, Clash, Hold, RuleSpec, SOURCES},
+    spec::{By, Clash, Hold, PICK, RuleSpec, SOURCES},
 };
 
 /// What becomes of one request.
@@ -44,6 +44,8 @@ pub enum Act {
     /// An annotation that copies don't carry, or one that they do; "bad" removes it.
     Annotate(usize, bool, &'static str),
     DeleteSource(usize),
+    /// The source gets, or loses, the label by which it is picked.
+    Pick(usize, bool),
     PutNamespace(usize, Option<&'static str>),
     DeleteNamespace(usize),
     Reap(usize),
@@ -557,7 +559,7 @@ impl World {
         let failing = |rule: &Rc<Object>| {
             let failed = rule.status.as_ref().and_then(|status| status.copies).is_some_and(|copies| copies.failed > 0);
             let spec = rule.spec.as_ref().expect("a rule has a spec");
-            let missing = |source: &usize| model::source_of(&self.server, *source).is_none();
+            let missing = |source: &usize| model::source_for(&self.server, spec, *source).is_none();
             // Held deletions are collected anew, too.
             let mut conditions = rule.status.iter().flat_map(|status| &status.conditions);
             let held = conditions.any(|condition| condition.type_ == "Stalled");
@@ -620,7 +622,8 @@ impl World {
             Act::PutSource(index, value) => {
                 let key = source(*index);
                 let path = if key.res == Res::Widget { "spec/k" } else { "data/k" };
-                self.server.create(&key, &[(path, value)], "user")
+                let pick = (format!("label/{PICK}"), (index % SOURCES.len()).to_string());
+                self.server.create(&key, &[(path, value), (pick.0.as_str(), pick.1.as_str())], "user")
                     || self.server.edit(&key, "user", |object| drop(object.fields.insert(path.into(), (*value).into())))
             }
             Act::Annotate(index, carried, value) => {
@@ -633,6 +636,12 @@ impl World {
                 })
             }
             Act::DeleteSource(index) => self.server.remove(&source(*index)),
+            Act::Pick(index, on) => {
+                let (path, value) = (format!("label/{PICK}"), (index % SOURCES.len()).to_string());
+                self.server.edit(&source(*index), "user", |object| {
+                    drop(if *on { object.fields.insert(path, value) } else { object.fields.remove(&path) });
+                })
+            }
             Act::PutNamespace(index, team) => self.put_namespace(namespace(*index), *team),
             Act::DeleteNamespace(index) => self.server.remove(&Key::new(Res::Namespace, "", namespace(*index))),
             Act::Reap(index) => self.server.reap(namespace(*index)),
@@ -884,8 +893,9 @@ fn missing(
     }
     let mut faults = Vec::new();
     for (key, rules) in claims {
-        let holds =
-            |rule: &Rc<Object>| rule.spec.as_ref().is_some_and(|spec| held(rule, spec.hold) && holds_pods(spec));
+        // What is selected this program may not know yet.
+        let sure = |spec: &RuleSpec| holds_pods(spec) && !spec.picks;
+        let holds = |rule: &Rc<Object>| rule.spec.as_ref().is_some_and(|spec| held(rule, spec.hold) && sure(spec));
         // Of several rules one has the cell, and which one is not for here: all of them hold or it doesn't count.
         if !rules.iter().all(|rule| holds(rule)) {
             continue;

@@ -145,6 +145,11 @@ pub fn copy(
     if spec.strategy == Strategy::Replace {
         mark("ann/mimeo.dev/strategy", OPAQUE);
     }
+    // A copy of a copy names the rules that it came through; what only looks like one names none.
+    if let Some(last) = source.get("ann/mimeo.dev/rule").filter(|rule| rule.starts_with("ClusterReplication/")) {
+        let earlier = source.get("ann/mimeo.dev/via").map(|via| format!(",{via}")).unwrap_or_default();
+        mark("ann/mimeo.dev/via", &format!("{last}{earlier}"));
+    }
     if let Some(retention) = retention_mark(spec) {
         mark("ann/mimeo.dev/retention", &retention);
     }

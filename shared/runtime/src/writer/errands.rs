@@ -177,7 +177,11 @@ impl Writer {
     /// none if it is there, or nobody answers.
     pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> Option<SourceRead> {
         match self.look(&resource_path(resource, Some(&source.namespace), Some(&source.name))).await? {
-            Look::Found(_) | Look::NotServed => None,
+            Look::Found(found) => {
+                let labels = found.metadata.labels.unwrap_or_default();
+                (!source.admits(|key| labels.get(key).map(String::as_str))).then_some(SourceRead::Relabelled)
+            }
+            Look::NotServed => None,
             Look::Absent => match self.look(&namespace_path(&source.namespace)).await? {
                 Look::Found(namespace) if namespace.metadata.deletion_timestamp.is_some() => Some(SourceRead::Homeless),
                 Look::Found(namespace) => {

@@ -1,0 +1,501 @@
+//! Sources that a selector finds: they come, stop matching, vanish, and are too many.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+mod common;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_core::{
+    engine::{Action, Engine, Errand, Member, Request, Role, Settings, SourceRead, Verb},
+    kind::{GroupVersionKind, Resource},
+    meta::Uid,
+    outcome::Outcome,
+    render::Precondition,
+    rule::{Rule, RuleId, RuleKind, SourceRef, SourceSelector},
+};
+use serde_json::{Value, from_value, json};
+
+use common::{author, vouch};
+
+const NAMESPACES: [&str; 4] = ["home", "away", "one", "two"];
+
+fn uid(number: usize) -> String {
+    format!("00000000-0000-4000-8000-{number:012}")
+}
+
+fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+/// An engine, and the copies that it has written.
+struct World {
+    engine: Engine,
+    now: Duration,
+    copies: BTreeMap<String, Value>,
+    written: usize,
+    /// What a read says of a source that is to be confirmed, and which were asked for.
+    read: Option<SourceRead>,
+    confirmed: BTreeSet<SourceRef>,
+    /// What is to be read.
+    reads: Vec<SourceRef>,
+}
+
+fn rule(name: &str, selectors: &[Value], to: &[&str], more: &Value) -> Rule {
+    let sources: Vec<Value> = selectors
+        .iter()
+        .map(|selector| {
+            let mut source = json!({"apiVersion": "v1", "kind": "Secret"});
+            source.as_object_mut().unwrap().extend(selector.as_object().unwrap().clone());
+            source
+        })
+        .collect();
+    let mut rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name, "generation": 1},
+        "spec": {"sources": sources, "targets": [{"namespaces": to}]},
+    });
+    rule["spec"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
+/// Secrets of namespace `home` with the label `copy`.
+fn labelled() -> Value {
+    json!({"namespace": "home", "selector": {"matchExpressions": [{"key": "copy", "operator": "Exists"}]}})
+}
+
+impl World {
+    fn new(rules: Vec<Rule>) -> Self {
+        let mut world = Self {
+            engine: Engine::new(Settings::new(Role::Keeper, "cluster")),
+            now: Duration::from_secs(1),
+            copies: BTreeMap::new(),
+            written: 0,
+            read: None,
+            confirmed: BTreeSet::new(),
+            reads: vec![],
+        };
+        world.start(rules);
+        world
+    }
+
+    fn start(&mut self, rules: Vec<Rule>) {
+        let now = self.now;
+        let ids: BTreeSet<RuleId> = rules.iter().map(|rule| rule.id.clone()).collect();
+        for rule in rules {
+            self.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, now);
+        }
+        self.engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
+        self.engine.rules_unserved(RuleKind::Replication, now);
+        for (number, name) in NAMESPACES.into_iter().enumerate() {
+            let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
+            self.engine.namespace_applied(&from_value(meta).unwrap(), now);
+        }
+        self.engine.namespaces_listed(&NAMESPACES.map(Into::into).into(), now);
+        self.engine.kinds_recorded(&[secrets()].into(), now);
+        let resource = Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true };
+        self.engine.kind(&secrets(), Some(resource), now);
+        let _ = self.engine.demand();
+        self.engine.copies_listing(&secrets().group_kind().into(), now);
+        for copy in self.copies.values() {
+            self.engine.copy_applied(&secrets().group_kind(), &from_value(copy["metadata"].clone()).unwrap(), now);
+        }
+        self.engine.copies_listed(&secrets().group_kind().into(), 1_000_000, now);
+    }
+
+    /// Another process takes over: the cluster is all that it has.
+    fn restart(&mut self, rules: Vec<Rule>) {
+        self.engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        self.now = Duration::from_secs(1);
+        self.start(rules);
+    }
+
+    fn selectors(&mut self) -> Vec<SourceSelector> {
+        self.engine.demand().selectors.into_keys().collect()
+    }
+
+    /// Every selector's watch has shown these objects of its namespace.
+    fn listed(&mut self, objects: &[Value]) {
+        for selector in self.selectors() {
+            let here = |object: &&Value| object["metadata"]["namespace"] == *selector.namespace;
+            let mut found = BTreeSet::new();
+            for object in objects.iter().filter(here) {
+                found.extend(Member::of(object));
+                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+                self.engine.source(&source, Some(object.clone()), self.now);
+            }
+            self.engine.selected(&selector, &found, self.now);
+        }
+        self.settle();
+    }
+
+    fn shown(&mut self, object: &Value, there: bool) {
+        for selector in self.selectors() {
+            if object["metadata"]["namespace"] == *selector.namespace {
+                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+                self.engine.source(&source, there.then(|| object.clone()), self.now);
+            }
+        }
+        self.settle();
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.settle();
+    }
+
+    /// Carries out everything that there is to do.
+    fn settle(&mut self) {
+        vouch(&mut self.engine, self.now);
+        while let Some(action) = self.engine.next(self.now) {
+            match action {
+                Action::Request(request) => {
+                    let outcome = self.carry_out(&request);
+                    self.engine.outcome(&request.ticket, outcome, self.now);
+                }
+                Action::Errand(Errand::ConfirmSource(source)) => {
+                    self.confirmed.insert(source.clone());
+                    self.engine.source_read(&source, self.read, self.now);
+                }
+                Action::Errand(Errand::ReadSource(source)) => self.reads.push(source),
+                Action::Errand(_) => {}
+            }
+        }
+    }
+
+    fn carry_out(&mut self, request: &Request) -> Outcome {
+        let ticket = &request.ticket;
+        let key = format!("{}/{}", ticket.namespace, ticket.name);
+        match ticket.verb {
+            Verb::Create | Verb::Apply(_) => {
+                let number = self.copies.get(&key).map_or(100 + self.written, |copy| {
+                    copy["number"].as_u64().and_then(|number| usize::try_from(number).ok()).unwrap()
+                });
+                self.written += 1;
+                let body = request.rendering.as_ref().unwrap().body(Precondition::Absent).concat();
+                let mut copy: Value = serde_json::from_slice(&body).unwrap();
+                copy["number"] = number.into();
+                copy["metadata"]["uid"] = uid(number).into();
+                copy["metadata"]["namespace"] = (*ticket.namespace).into();
+                copy["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+                copy["metadata"]["resourceVersion"] = (100 + self.written).to_string().into();
+                copy["metadata"]["managedFields"] =
+                    json!([{"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}}]);
+                let meta = from_value(copy["metadata"].clone()).unwrap();
+                self.copies.insert(key, copy);
+                Outcome::Object(Box::new(meta))
+            }
+            Verb::Delete(..) => {
+                self.copies.remove(&key);
+                Outcome::Absent
+            }
+            Verb::Look | Verb::Learn(_) => {
+                let copy = self.copies.get(&key);
+                copy.map_or(Outcome::Absent, |copy| {
+                    Outcome::Object(Box::new(from_value(copy["metadata"].clone()).unwrap()))
+                })
+            }
+            Verb::Take(..) | Verb::Compare(..) | Verb::Claim(..) => Outcome::Conflict,
+        }
+    }
+
+    fn copies(&self) -> Vec<&str> {
+        self.copies.keys().map(String::as_str).collect()
+    }
+
+    fn status(&mut self) -> ClusterReplicationStatus {
+        self.now += Duration::from_secs(5);
+        vouch(&mut self.engine, self.now);
+        self.engine.statuses(self.now, Timestamp::UNIX_EPOCH).pop().unwrap().status
+    }
+}
+
+fn secret(name: &str) -> Value {
+    secret_in("home", name)
+}
+
+fn secret_in(namespace: &str, name: &str) -> Value {
+    json!({
+        "metadata": {
+            "namespace": namespace, "name": name, "resourceVersion": "9", "labels": {"copy": "yes"},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "type": "Opaque",
+    })
+}
+
+fn condition(status: &ClusterReplicationStatus, type_: &str) -> (String, String) {
+    let condition = status.conditions.iter().find(|one| one.type_ == type_).unwrap();
+    (format!("{} {}", condition.status, condition.reason), condition.message.clone())
+}
+
+fn simple() -> Vec<Rule> {
+    vec![rule("r", &[labelled()], &["one", "two"], &json!({}))]
+}
+
+#[test]
+fn sources_come_and_change_one_by_one() {
+    let mut world = World::new(simple());
+    world.settle();
+    assert_eq!(world.written, 0);
+    world.listed(&[secret("a")]);
+    assert_eq!(world.copies(), ["one/a", "two/a"]);
+    world.shown(&secret("b"), true);
+    assert_eq!((world.copies(), world.written), (vec!["one/a", "one/b", "two/a", "two/b"], 4));
+    let mut changed = secret("a");
+    changed["type"] = "example.com/other".into();
+    world.shown(&changed, true);
+    assert_eq!(world.written, 6, "one write for each copy of what changed");
+    world.listed(&[changed, secret("b")]);
+    assert_eq!(world.written, 6, "a new listing is no news");
+    let status = world.status();
+    assert_eq!(status.sources.iter().map(|source| &*source.name).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!((status.copies.unwrap().desired, condition(&status, "Ready").0.as_str()), (4, "True Synced"));
+}
+
+#[test]
+fn a_deleted_source_takes_its_copies_along_after_the_grace() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a"), secret("b")]);
+    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    world.shown(&secret("a"), false);
+    world.wait(50);
+    assert_eq!(world.copies().len(), 4);
+    assert_eq!(condition(&world.status(), "SourcesFound").0, "False InGracePeriod");
+    world.shown(&secret("a"), true);
+    world.wait(100);
+    assert_eq!((world.copies().len(), world.written), (4, 4), "it came back in time, which costs nothing");
+    world.shown(&secret("a"), false);
+    world.wait(61);
+    assert_eq!(world.copies(), ["one/b", "two/b"]);
+    assert_eq!(world.confirmed.iter().map(ToString::to_string).collect::<Vec<_>>(), ["v1/Secret/home/a"]);
+}
+
+#[test]
+fn a_source_that_is_there_after_all_loses_nothing() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a")]);
+    world.shown(&secret("a"), false);
+    world.wait(600);
+    assert!(!world.confirmed.is_empty());
+    assert_eq!(world.copies(), ["one/a", "two/a"]);
+}
+
+#[test]
+fn a_loss_while_nothing_ran_is_told_by_the_copies() {
+    for (policy, left) in [("Delete", vec!["one/b", "two/b"]), ("Retain", vec!["one/a", "one/b", "two/a", "two/b"])] {
+        let rules = || {
+            let retention = json!({"retentionPolicy": {"whenSourceDeleted": policy}});
+            vec![rule("r", &[labelled()], &["one", "two"], &retention)]
+        };
+        let mut world = World::new(rules());
+        world.listed(&[secret("a"), secret("b")]);
+        world.restart(rules());
+        world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+        world.wait(600);
+        assert_eq!(world.copies().len(), 4, "before the listing nothing is lost");
+        world.listed(&[secret("b")]);
+        world.wait(59);
+        assert_eq!(world.copies().len(), 4, "the grace begins anew");
+        world.wait(2);
+        assert_eq!(world.copies(), left, "{policy}");
+        assert_eq!(world.written, 4);
+    }
+}
+
+#[test]
+fn relabelling_is_collected_and_held_if_it_is_much() {
+    let all: Vec<Value> = (0..20).map(|number| secret(&format!("s{number:02}"))).collect();
+    let mut world = World::new(simple());
+    world.listed(&all);
+    assert_eq!(world.copies().len(), 40);
+    world.read = Some(SourceRead::Relabelled);
+    world.shown(&all[0], false);
+    world.wait(61);
+    assert_eq!(world.copies().len(), 40, "collected for a while");
+    world.wait(11);
+    assert_eq!(world.copies().len(), 38);
+    for object in &all[1..] {
+        world.shown(object, false);
+    }
+    world.wait(61);
+    world.wait(61);
+    assert_eq!(world.copies().len(), 38, "more than half of them at once");
+    assert_eq!(condition(&world.status(), "Stalled").0, "True DeletionHeld");
+    world.listed(&all);
+    world.wait(61);
+    assert_eq!(world.copies().len(), 40);
+    assert!(world.status().conditions.iter().all(|condition| condition.type_ != "Stalled"));
+}
+
+#[test]
+fn another_selector_is_another_choice_and_no_selector_is_none() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a"), secret("b")]);
+    world.read = Some(SourceRead::Relabelled);
+    let generation = |mut rule: Rule| {
+        rule.generation += 1;
+        rule
+    };
+    let other = json!({"namespace": "home", "selector": {"matchLabels": {"copy": "b"}}});
+    let rule_now = generation(rule("r", &[other], &["one", "two"], &json!({})));
+    world.engine.rule_applied(rule_now.id.clone(), Ok(rule_now.clone()), author(), None, world.now);
+    world.listed(&[secret("b")]);
+    assert_eq!((world.copies().len(), world.written), (4, 4), "what it finds still is written no more than before");
+    world.wait(61);
+    world.wait(11);
+    assert_eq!(world.copies(), ["one/b", "two/b"], "what it doesn't find is a lost source's");
+    let named = json!({"namespace": "home", "name": "c"});
+    let named = generation(generation(rule("r", &[named], &["one", "two"], &json!({}))));
+    let source = named.sources[0].clone();
+    world.engine.rule_applied(named.id.clone(), Ok(named), author(), None, world.now);
+    let _ = world.engine.demand();
+    world.engine.source(&source, Some(secret("c")), world.now);
+    world.settle();
+    assert_eq!(world.copies(), ["one/c", "two/c"], "a selector that was taken away takes its copies along at once");
+}
+
+#[test]
+fn too_many_are_taken_by_their_age() {
+    let aged = |number: usize| {
+        let mut object = secret(&format!("s{:03}", 999 - number));
+        object["metadata"]["creationTimestamp"] =
+            format!("2026-01-01T00:{:02}:{:02}Z", number / 60, number % 60).into();
+        object
+    };
+    let all: Vec<Value> = (0..300).map(aged).collect();
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
+    world.listed(&all);
+    let oldest: BTreeSet<String> =
+        all[..256].iter().map(|object| format!("one/{}", object["metadata"]["name"].as_str().unwrap())).collect();
+    assert_eq!(world.copies.keys().cloned().collect::<BTreeSet<_>>(), oldest);
+    let status = world.status();
+    let (reason, message) = condition(&status, "SourcesFound");
+    assert!(reason == "False SourceRefused" && message.starts_with("300 sources "), "{reason} {message}");
+    assert_eq!(status.sources.len(), 32);
+    // One that goes makes room for the next, which has to be read again.
+    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    world.shown(&all[0], false);
+    let next = all[256]["metadata"]["name"].as_str().unwrap();
+    assert_eq!(world.reads.iter().map(|source| &*source.name).collect::<Vec<_>>(), [next]);
+    let source = world.reads[0].clone();
+    world.engine.source(&source, Some(all[256].clone()), world.now);
+    world.wait(61);
+    world.wait(61);
+    assert_eq!(world.copies.len(), 256);
+    assert!(world.copies.contains_key(&format!("one/{next}")) && !world.copies.contains_key("one/s999"));
+    // After a restart it is the same ones.
+    let written = world.written;
+    world.restart(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
+    world.listed(&all[1..]);
+    world.wait(600);
+    assert_eq!((world.copies.len(), world.written), (256, written));
+}
+
+#[test]
+fn what_is_never_copied_is_passed_over() {
+    let mut token = secret("token");
+    token["type"] = "kubernetes.io/service-account-token".into();
+    let mut world = World::new(simple());
+    world.listed(&[token, secret("a")]);
+    assert_eq!(world.copies(), ["one/a", "two/a"]);
+    let status = world.status();
+    assert_eq!(condition(&status, "Ready").0, "True Synced");
+    let (reason, message) = condition(&status, "SourcesFound");
+    assert!(reason == "True Found" && message.contains("v1/Secret/home/token is selected, but"), "{message}");
+}
+
+#[test]
+fn what_came_of_a_rule_is_never_its_source() {
+    let grown = json!({"targets": [{"namespaces": ["home", "one"], "name": "$(source.name)-x"}]});
+    let mut world = World::new(vec![rule("r", &[labelled()], &[], &grown)]);
+    world.listed(&[secret("a")]);
+    for _ in 0..5 {
+        let here: Vec<Value> = std::iter::once(secret("a")).chain(world.copies.values().cloned()).collect();
+        world.listed(&here);
+    }
+    assert_eq!(world.copies(), ["home/a-x", "one/a-x"]);
+    // Nor is it once somebody has taken the marks off.
+    let mut bare = world.copies["home/a-x"].clone();
+    bare["metadata"]["annotations"] = json!({});
+    world.shown(&bare, true);
+    assert_eq!(world.copies(), ["home/a-x", "one/a-x"]);
+}
+
+#[test]
+fn a_chain_goes_on_and_a_loop_ends() {
+    let there = |from: &str| json!({"namespace": from, "selector": {"matchLabels": {"copy": "yes"}}});
+    let to = |to: &[&str]| json!({"targets": [{"namespaces": to, "name": "$(source.name)-x"}]});
+    let rules =
+        vec![rule("a", &[there("home")], &[], &to(&["away"])), rule("b", &[there("away")], &[], &to(&["home", "one"]))];
+    let mut world = World::new(rules);
+    for _ in 0..8 {
+        let all: Vec<Value> = std::iter::once(secret("s")).chain(world.copies.values().cloned()).collect();
+        world.listed(&all);
+    }
+    assert_eq!(world.copies(), ["away/s-x", "home/s-x-x", "one/s-x-x"]);
+    let via = |copy: &str| world.copies[copy]["metadata"]["annotations"]["mimeo.dev/via"].clone();
+    assert_eq!((via("away/s-x"), via("one/s-x-x")), (Value::Null, "ClusterReplication/a".into()));
+    // Without the source all of it goes, link by link.
+    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    for _ in 0..4 {
+        let all: Vec<Value> = world.copies.values().cloned().collect();
+        world.listed(&all);
+        world.read = Some(SourceRead::Absent(Uid::parse(&uid(usize::from(world.copies.len() < 3))).unwrap()));
+        world.wait(61);
+        world.wait(11);
+    }
+    assert_eq!(world.copies(), [""; 0]);
+}
+
+#[test]
+fn nothing_is_written_over_a_source() {
+    // Of `a` the copy would be named as the source `a-x` is.
+    let named = json!({"targets": [{"namespaces": ["home", "one"], "name": "$(source.name)-x"}], "conflictPolicy": "Overwrite"});
+    let mut world = World::new(vec![rule("r", &[labelled()], &[], &named)]);
+    world.listed(&[secret("a"), secret("a-x")]);
+    assert_eq!(world.copies(), ["home/a-x-x", "one/a-x", "one/a-x-x"]);
+}
+
+#[test]
+fn pods_wait_until_it_is_known_what_is_selected() {
+    let required = json!({"barrier": "Required"});
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &required)]);
+    let marked = json!({"name": "one", "uid": uid(2), "resourceVersion": "6", "labels": {"mimeo.dev/copies": "token"}});
+    world.engine.namespace_applied(&from_value(marked).unwrap(), world.now);
+    world.settle();
+    let progress = world.engine.progress("one", world.now);
+    assert_eq!(progress.waiting, ["what is selected of v1/Secret/home"]);
+    assert!(!progress.settled() && progress.required);
+    world.listed(&[]);
+    assert!(world.engine.progress("one", world.now).ready());
+    world.listed(&[secret("a")]);
+    assert_eq!(world.engine.progress("one", world.now).waiting, ["Secret a"]);
+}
+
+#[test]
+fn a_kind_that_comes_later_brings_its_sources() {
+    let widgets = GroupVersionKind::parse("example.com/v1", "Widget").unwrap();
+    let selector = json!({"apiVersion": "example.com/v1", "kind": "Widget", "namespace": "home", "selector": {}});
+    let mut world = World::new(vec![rule("r", &[selector], &["one"], &json!({}))]);
+    assert!(world.selectors().is_empty());
+    world.engine.kind(&widgets, None, world.now);
+    assert_eq!(condition(&world.status(), "SourcesFound").0, "False KindNotServed");
+    let resource = Resource { gvk: widgets.clone(), plural: "widgets".into(), namespaced: true };
+    world.engine.kind(&widgets, Some(resource), world.now);
+    world.engine.kinds_recorded(&[secrets(), widgets.clone()].into(), world.now);
+    let _ = world.engine.demand();
+    world.engine.copies_listing(&widgets.group_kind().into(), world.now);
+    world.engine.copies_listed(&widgets.group_kind().into(), 1_000_000, world.now);
+    world.listed(&[secret("a")]);
+    assert_eq!(world.copies(), ["one/a"]);
+    // Gone with its kind, nobody has said that it is gone.
+    world.engine.kind(&widgets, None, world.now);
+    let _ = world.engine.demand();
+    world.wait(600);
+    assert_eq!(world.copies(), ["one/a"]);
+}
