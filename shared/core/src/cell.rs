@@ -205,6 +205,8 @@ pub enum Spared {
     NoCopy,
     /// A rule names it as its source.
     Source,
+    /// It would be made of itself.
+    Ring,
 }
 
 impl Spared {
@@ -218,6 +220,10 @@ impl Spared {
             Self::NoCopy => {
                 "an object that Mimeo didn't write has the copy's name, and it is not adopted: its content isn't the copy's, and \
                  no other tool has marked it as a copy"
+            }
+            Self::Ring => {
+                "the source is a copy that comes, through other rules, from this copy: such a ring of rules would never end, and \
+                 nothing is written"
             }
             Self::Source => {
                 "the object that has the copy's name is the source of a rule, and sources are never written"

@@ -860,6 +860,44 @@ fn grants_beyond_the_bounds_grant_nothing() {
     }
 }
 
+/// A copy may be another rule's source, but not that of the rule which it came from, however many are between them.
+#[test]
+fn rules_in_a_ring_write_nothing() {
+    for middle in [&["y"][..], &["m", "y"]] {
+        let mut scene = Scene::new(&["home"]);
+        let rule = |from: &str, to: &str| {
+            replication(
+                "home",
+                &format!("to-{to}"),
+                &json!({
+                    "sources": [{"apiVersion": "v1", "kind": "Secret", "name": from}],
+                    "targets": [{"namespaces": ["home"], "name": to}],
+                    "transform": {"data": {"rename": {"a": "b", "b": "a"}}},
+                }),
+            )
+        };
+        let mut from = "x";
+        for to in middle {
+            scene.rule(rule(from, to));
+            scene.show(&source("home", from));
+            assert_eq!(scene.done(), [format!("write home/{to}")]);
+            from = to;
+        }
+        // The first one's source goes, and comes again as a copy of its copy.
+        scene.engine.source(&source("home", "x"), None, scene.now);
+        let ring = scene.rule(rule("y", "x"));
+        scene.show(&source("home", "y"));
+        assert_eq!(scene.done().len(), 0);
+        let status = scene.status(&ring);
+        assert_eq!((&*status.failures[0].reason, &*status.failures[0].name), ("Conflict", "x"));
+        assert!(status.failures[0].message.contains("such a ring of rules would never end"), "{status:?}");
+        // Without the first it is none.
+        let id: RuleId = format!("Replication/home/to-{}", middle[0]).parse().unwrap();
+        scene.engine.rule_gone(&id, scene.now);
+        assert_eq!(scene.done(), ["write home/x"]);
+    }
+}
+
 /// Each change costs a look at the namespaces that it concerns, however many others there are.
 #[test]
 fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {

@@ -12,6 +12,7 @@
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `survey`: which copies were seen
 //! - `work`: the queue, the back-off, and what an answer means
+//! - `ring`: copies that would be made of themselves
 //! - `barrier`: namespaces that wait for their copies
 //! - `preview`: what a rule would meet that isn't stored yet
 //! - `status`: what a rule says about itself
@@ -26,6 +27,7 @@ mod collect;
 mod consent;
 mod plan;
 mod preview;
+mod ring;
 mod select;
 mod status;
 mod survey;

@@ -423,7 +423,7 @@ impl Engine {
         let kind = &self.kinds[usize::from(slot.kind.0)];
         let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
         let step = match rule {
-            Some(rule) if listed => self.compare(slot, checksum, rule, name, cell),
+            Some(rule) if listed => self.compare(slot, checksum, rule, (name, namespace), cell),
             _ => Step::Leave(Leave::NotListed),
         };
         if !acting {
@@ -506,7 +506,14 @@ impl Engine {
     }
 
     /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
-    pub(super) fn compare(&self, slot: &Slot, checksum: Checksum, rule: &Rule, name: &str, cell: &Cell) -> Step {
+    pub(super) fn compare(
+        &self,
+        slot: &Slot,
+        checksum: Checksum,
+        rule: &Rule,
+        (name, namespace): (&str, &Namespace),
+        cell: &Cell,
+    ) -> Step {
         let exclusive = rule.strategy == Strategy::Replace;
         let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
         match step {
@@ -514,6 +521,11 @@ impl Engine {
             Step::Take(..) | Step::Compare(..) if !self.all_rules() => Step::Leave(Leave::Undecided),
             Step::Take(..) | Step::Compare(..) if self.is_source(rule.id.kind, slot.kind, name, &cell.name) => {
                 Step::Leave(Leave::Foreign(Spared::Source))
+            }
+            Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..)
+                if self.comes_from_itself(slot, name, namespace, cell) =>
+            {
+                Step::Leave(Leave::Foreign(Spared::Ring))
             }
             _ => step,
         }

@@ -304,7 +304,7 @@ impl Engine {
                 let step = match &slot.rendering {
                     _ if seeded => Step::Leave(Leave::Seeded),
                     Ok(copies) => match copies.checksum_at(namespace.place(name)) {
-                        Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
+                        Ok(checksum) => self.compare(slot, checksum, rule, (name, namespace), cell),
                         Err(_) => Step::Leave(Leave::Unfillable),
                     },
                     Err(NoRendering::SourceMissing) if goes_with_source(rule, slot, cell) => {
