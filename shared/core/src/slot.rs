@@ -38,8 +38,10 @@ pub struct Slot {
     pub rendering: Result<Copies, NoRendering>,
     /// What a good copy's field set is.
     pub reference: Reference,
-    /// What it holds in memory, in bytes, if its rule is a tenant's.
+    /// What it holds in memory, in bytes, if its rule is a tenant's,
     pub weight: usize,
+    /// and what its source does, be it for several.
+    pub source_weight: usize,
     /// Whether that is more than is left of a tenant's budget: then nothing is held.
     pub shed: bool,
 }

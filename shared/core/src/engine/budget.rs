@@ -37,21 +37,26 @@ impl Engine {
             .filter_map(|(id, state)| Some((state.rule.as_ref().ok()?.created, id, state.slots.concat())))
             .collect();
         rules.sort_unstable_by_key(|(created, id, _)| (*created, *id));
-        let (mut all, mut homes) = (0, BTreeMap::<_, usize>::new());
+        let (mut all, mut homes) = (0, BTreeMap::<_, (usize, BTreeSet<SourceRef>)>::new());
         let mut changed = Vec::new();
         for (_, rule, slots) in &rules {
-            let home = homes.entry(&rule.namespace).or_default();
+            let (home, sources) = homes.entry(&rule.namespace).or_default();
             let mut beyond = BTreeSet::new();
             for id in slots {
                 let Some(slot) = self.slots.get_mut(id) else { continue };
-                let full = *home + slot.weight > OF_A_NAMESPACE || all + slot.weight > OF_ALL;
+                let known = sources.contains(&slot.source);
+                let weight = slot.weight + if known { 0 } else { slot.source_weight };
+                let full = *home + weight > OF_A_NAMESPACE || all + weight > OF_ALL;
                 // A source is there for all targets or for none.
                 let shed = full || beyond.contains(&slot.source);
                 if shed {
                     beyond.insert(slot.source.clone());
                 } else {
-                    *home += slot.weight;
-                    all += slot.weight;
+                    *home += weight;
+                    all += weight;
+                    if !known {
+                        sources.insert(slot.source.clone());
+                    }
                 }
                 if slot.shed != shed {
                     slot.shed = shed;
@@ -74,7 +79,7 @@ impl Engine {
         self.demand_changed();
     }
 
-    /// Whether nothing is beyond the budgets, or was.
+    /// Whether nothing is beyond the budgets, or was; sources that several rules name are counted several times.
     fn within_budget(&self) -> bool {
         let (mut all, mut home, mut last) = (0, 0, &None);
         for (id, state) in self.rules.iter().filter(|(id, _)| id.kind == RuleKind::Replication) {
@@ -83,8 +88,8 @@ impl Engine {
                 (home, last) = (0, &id.namespace);
             }
             for slot in state.slots.iter().flatten().filter_map(|id| self.slots.get(id)) {
-                home += slot.weight;
-                all += slot.weight;
+                home += slot.weight + slot.source_weight;
+                all += slot.weight + slot.source_weight;
                 if slot.shed || home > OF_A_NAMESPACE || all > OF_ALL {
                     return false;
                 }
@@ -117,14 +122,14 @@ impl Scale {
             // Perhaps because of what it weighed.
             return if slot.shed { refused } else { made };
         }
-        slot.weight = match source {
+        (slot.source_weight, slot.weight) = match source {
             Source::Found { object, .. } if slot.granted => {
                 // The copies for other targets share all but their metadata with the first's.
                 let first = slot.target == 0;
                 let copies = made.as_ref().map_or(0, |copies| copies.len(first));
-                if first { length(object) + copies } else { copies }
+                (if first { length(object) } else { 0 }, copies)
             }
-            _ => 0,
+            _ => (0, 0),
         };
         let whose = (slot.rule.clone(), slot.source.clone());
         slot.shed |= self.kept + slot.weight > OF_A_NAMESPACE || self.beyond.contains(&whose);

@@ -2,7 +2,7 @@
 //!
 //! A Replication acts within its own namespace by itself, and beyond it as far as the other namespace consents. Nothing of what is
 //! decided here tells a namespace that doesn't consent from one that doesn't exist. A tenant's rules may be many: whatever changes
-//! is looked up by the namespaces that it concerns, and costs no look at the rest.
+//! is looked up by the namespaces that it concerns, and no others are planned.
 
 use std::{
     borrow::Cow,

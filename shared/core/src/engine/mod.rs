@@ -628,6 +628,7 @@ impl Engine {
                     reference: first_reference(self.settings.role, &rendering),
                     rendering,
                     weight: 0,
+                    source_weight: 0,
                     shed: false,
                 };
                 let made = std::mem::replace(&mut slot.rendering, Err(NoRendering::NotRead));
