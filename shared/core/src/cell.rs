@@ -354,7 +354,14 @@ impl Cell {
             return Step::Apply(seen.uid, Why::Shared);
         }
         if seen.claims().press(exclusive) {
-            return Step::Claim(seen.uid, seen.version, Why::Shared);
+            // A claim makes what it takes look as if we had written it, and whoever comes after this process has nothing else to go
+            // by: what was changed of ours is put right before.
+            return match reference {
+                Reference::Unknown => Step::Learn(seen.uid),
+                Reference::Asked => Step::Leave(Leave::Learning),
+                Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
+                _ => Step::Claim(seen.uid, seen.version, Why::Shared),
+            };
         }
         if self.verify {
             return Step::Apply(seen.uid, Why::Resync);

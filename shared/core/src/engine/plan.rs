@@ -178,9 +178,7 @@ impl Engine {
                     continue;
                 }
                 let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
-                if let Some(keeper) =
-                    marked.filter(|keeper| self.waits_for_author(keeper, kind, &copy, name, namespace))
-                {
+                if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, kind, name, namespace)) {
                     let cells = lost.entry(id.clone()).or_default();
                     cells.push(Lost { kind: slot.kind, name: copy, winner: keeper.clone() });
                     continue;
@@ -240,13 +238,13 @@ impl Engine {
             && self.may_write(id, namespace, kind, name)
     }
 
-    /// Whether that rule would want the copy that carries its mark if only its author were known: then no other takes it meanwhile,
-    /// for it would keep it.
-    fn waits_for_author(&self, id: &RuleId, kind: &GroupKind, copy: &str, name: &str, namespace: &Namespace) -> bool {
+    /// Whether that rule, whose mark a copy carries, may want it once its author is known: then no other takes it meanwhile, for it would
+    /// keep it. Which sources a selector of the rule finds isn't looked at till then.
+    fn waits_for_author(&self, id: &RuleId, kind: &GroupKind, name: &str, namespace: &Namespace) -> bool {
         let state = self.rules.get(id).filter(|state| !state.vouched());
         state
             .and_then(|state| state.rule.as_ref().ok())
-            .is_some_and(|rule| rule.wants(&self.choose(rule).sources, kind, copy, name, &namespace.labels))
+            .is_some_and(|rule| rule.kinds.iter().any(|gvk| gvk.is_of(kind)) && rule.matches(name, &namespace.labels))
     }
 
     /// Who wins one cell: a rule whose author may have it, or whose copy is there, then the wider kind of rule, then the rule whose

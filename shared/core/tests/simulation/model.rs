@@ -90,8 +90,14 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
         let marked = copy.filter(|copy| copy.ours() && copy.labelled()).and_then(|copy| rule_of(copy));
         let rank = |name: &str| {
             let created = server.get(&Key::new(Res::Rule, "", name)).map(|rule| rule.created);
-            (claims[name].spec.by == By::Denied, marked != Some(name), created, name.to_owned())
+            (claims[name].spec.by == By::Denied && marked != Some(name), marked != Some(name), created, name.to_owned())
         };
+        if marked.is_some_and(|name| waits_for_author(server, name, key.res, namespace)) {
+            for loser in claims.keys() {
+                *lost.entry(loser.clone()).or_default() += 1;
+            }
+            continue;
+        }
         let winner = claims.keys().min_by_key(|name| rank(name)).expect("no claim without a rule").clone();
         for loser in claims.keys().filter(|name| **name != winner) {
             *lost.entry(loser.clone()).or_default() += 1;
@@ -99,6 +105,15 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
         wants.insert(key, Want { contested: claims.len() > 1, ..claims[&winner].clone() });
     }
     (wants, lost)
+}
+
+/// Whether that rule has no author and may want a copy there once it has: nobody takes one from it till then.
+fn waits_for_author(server: &Server, rule: &str, res: Res, namespace: &Object) -> bool {
+    let spec = server.get(&Key::new(Res::Rule, "", rule)).and_then(|rule| rule.spec.as_ref());
+    spec.is_some_and(|spec| {
+        let of_kind = spec.sources.iter().any(|source| SOURCES[*source].0 == res);
+        spec.by == By::Nobody && !spec.invalid && of_kind && spec.matches(&namespace.key.name, &namespace.labels())
+    })
 }
 
 /// What a copy is to say, mark by mark and field by field.
