@@ -72,6 +72,8 @@ pub struct Cell {
     pub content: Content,
     /// How far a repair is that takes more than one request.
     pub repair: Repair,
+    /// When its rule's period will have passed.
+    pub resync: Option<Tick>,
     /// Whether it is to be verified, however right it seems: its rule's period has passed.
     pub verify: bool,
     /// Whether a deletion of ours was not answered, and may have taken what was seen here.
@@ -288,6 +290,7 @@ impl Cell {
             stuck: false,
             content: Content::Unknown,
             repair: Repair::None,
+            resync: None,
             verify: false,
             leaving: false,
             proven: false,

@@ -145,12 +145,34 @@ fn the_period_is_the_rules_own_and_nothing_is_verified_while_it_is_suspended() {
     };
     change(&mut scene, 2, &json!({"suspend": true}));
     assert_eq!(scene.run(PERIOD * 3).len(), 0, "suspended");
-    change(&mut scene, 3, &json!({"resyncSeconds": 0}));
-    scene.run(PERIOD);
+    change(&mut scene, 3, &json!({}));
+    assert_eq!(scene.run(Duration::ZERO).len(), 0, "not all at once when it isn't any more");
+    assert_eq!(scene.run(PERIOD).len(), COPIES);
+    change(&mut scene, 4, &json!({"resyncSeconds": 0}));
     assert_eq!(scene.run(PERIOD * 3).len(), 0, "never");
-    change(&mut scene, 4, &json!({"resyncSeconds": 120}));
+    change(&mut scene, 5, &json!({"resyncSeconds": 120}));
     assert_eq!(scene.run(PERIOD * 2).len(), COPIES, "every other minute");
     assert_eq!(scene.run(PERIOD * 2).len(), COPIES);
+}
+
+/// Else whoever may edit a rule could have them pile up, for as long as the longest period.
+#[test]
+fn no_timer_is_left_of_a_period_that_a_rule_has_no_more_or_of_a_copy_that_is_gone() {
+    let quiet = |scene: &Scene| scene.engine.wake_at().is_none_or(|due| due > scene.now + PERIOD);
+    let mut scene = Scene::new(Role::Keeper);
+    assert!(!quiet(&scene));
+    let rule = rule(2, &json!({"resyncSeconds": 0}));
+    scene.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, scene.now);
+    vouch(&mut scene.engine, scene.now);
+    scene.run(Duration::from_secs(10));
+    assert!(quiet(&scene), "{:?} at {:?}", scene.engine.wake_at(), scene.now);
+
+    let mut scene = Scene::new(Role::Keeper);
+    for number in 0..COPIES {
+        scene.engine.namespace_gone(&format!("team-{number}"), scene.now);
+    }
+    scene.run(Duration::from_secs(10));
+    assert!(quiet(&scene), "{:?} at {:?}", scene.engine.wake_at(), scene.now);
 }
 
 #[test]

@@ -883,7 +883,7 @@ impl Engine {
         let former = entry.uid.filter(|former| Some(*former) != uid);
         if former.is_some() {
             // Deleted and created again under its name: nothing that was in it is in it.
-            let cells = watched(entry, self.settings.role);
+            let cells = watched(&mut self.work, &name, entry, self.settings.role);
             *entry = Namespace { listing: entry.listing, cells, ended: true, ..Namespace::default() };
         }
         if std::mem::take(&mut entry.ended) {
@@ -954,7 +954,7 @@ impl Engine {
             }
         }
         self.review_home(&name);
-        let cells = watched(&mut old, self.settings.role);
+        let cells = watched(&mut self.work, &name, &mut old, self.settings.role);
         if !cells.is_empty() {
             self.namespaces.insert(name, Namespace { cells, ended: true, ..Namespace::default() });
         }
@@ -1202,6 +1202,7 @@ impl Cell {
         self.condemned = None;
         self.stuck = false;
         self.content = Content::Unknown;
+        self.verify = false;
         self.release();
     }
 }
@@ -1219,8 +1220,9 @@ fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &BTr
 
 /// The cells of a namespace that went of which the watch of copies will tell the end; it may have told of the next namespace's
 /// copies already. What else was known of went with the namespace.
-fn watched(namespace: &mut Namespace, role: Role) -> Vec<Cell> {
+fn watched(work: &mut work::Work, name: &Arc<str>, namespace: &mut Namespace, role: Role) -> Vec<Cell> {
     let mut cells = std::mem::take(&mut namespace.cells);
+    cells.iter_mut().for_each(|cell| work.remind(name, cell, None));
     cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
     for cell in &mut cells {
         cell.want = None;

@@ -140,6 +140,7 @@ impl Engine {
             cell.want = want;
             cell.streak = 0;
             cell.start_over();
+            self.work.remind(name, cell, None);
             if want.is_some() {
                 self.forgive(name, cell.kind, &cell.name);
             }
@@ -322,19 +323,20 @@ impl Engine {
 
     /// When the rule's period is over, the copy is verified. By its name it has its own moment in the period, so that not all come at
     /// once; and the same each time, so that it has one timer, however often it is found right.
-    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &Cell) {
-        let Some(period) = self.resync_of(cell) else { return };
+    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short() % millis(period);
-        let periods = (millis(self.now) + millis(period) - moment) / millis(period);
-        let due = Duration::from_millis(moment) + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX));
-        self.work.timer(due, Timer::Resync(namespace.clone(), cell.kind, cell.name.clone(), period));
+        let due = self.resync_of(cell).map(|period| {
+            let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short() % millis(period);
+            let periods = (millis(self.now) + millis(period) - moment) / millis(period);
+            Duration::from_millis(moment) + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+        });
+        self.work.remind(namespace, cell, due);
     }
 
-    /// The period after which a copy is verified.
+    /// The period after which a copy is verified, as long as its rule may write it.
     pub(super) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
         let slot = self.slots.get(&cell.want?)?;
-        let rule = self.rules.get(&slot.rule)?.rule.as_ref().ok()?;
+        let rule = self.rules.get(&slot.rule)?.acting()?;
         rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
 

@@ -191,8 +191,8 @@ impl Turns {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Cell(Arc<str>, KindId, Arc<str>),
-    /// A copy is to be verified, if its rule still has that period.
-    Resync(Arc<str>, KindId, Arc<str>, Duration),
+    /// A copy is to be verified, if its rule still says so.
+    Resync(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
     /// What was created once in a namespace may be noted again.
     Note(Arc<str>),
@@ -253,6 +253,21 @@ impl Work {
         self.timers.remove(&former);
         cell.phase = Phase::Waiting;
         self.timer(due, former.1);
+    }
+
+    /// Has a cell verified then, or never, whenever it was to be before.
+    pub(super) fn remind(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Option<Tick>) {
+        let former = std::mem::replace(&mut cell.resync, due);
+        if former == due {
+            return;
+        }
+        let timer = Timer::Resync(namespace.clone(), cell.kind, cell.name.clone());
+        if let Some(former) = former {
+            self.timers.remove(&(former, timer.clone()));
+        }
+        if let Some(due) = due {
+            self.timer(due, timer);
+        }
     }
 }
 
@@ -331,12 +346,13 @@ impl Engine {
                 }
                 self.dirty.insert(namespace);
             }
-            Timer::Resync(namespace, kind, name, period) => {
+            Timer::Resync(namespace, kind, name) => {
                 let cell = self.namespaces.get(&namespace).and_then(|entry| entry.cell(kind, &name));
-                let due = cell.is_some_and(|cell| self.resync_of(cell) == Some(period));
-                let entry = self.namespaces.get_mut(&namespace).filter(|_| due);
+                let due = cell.is_some_and(|cell| self.resync_of(cell).is_some());
+                let entry = self.namespaces.get_mut(&namespace);
                 if let Some(cell) = entry.and_then(|entry| entry.cell_mut(kind, &name)) {
-                    cell.verify = true;
+                    cell.resync = None;
+                    cell.verify = due;
                     self.dirty.insert(namespace);
                 }
             }
