@@ -28,11 +28,14 @@ async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secre
     Ok((rule, copies))
 }
 
+/// In order of their names: the server's is that of seconds in which they wrote.
 fn managers(copy: &Secret) -> Vec<String> {
     let text = |entry: &ManagedFieldsEntry| {
         format!("{}/{}", entry.manager.as_deref().unwrap_or_default(), entry.operation.as_deref().unwrap_or_default())
     };
-    copy.metadata.managed_fields.iter().flatten().map(text).collect()
+    let mut managers: Vec<String> = copy.metadata.managed_fields.iter().flatten().map(text).collect();
+    managers.sort();
+    managers
 }
 
 fn ours(copy: &Secret) -> bool {
