@@ -274,6 +274,26 @@ fn another_spec_another_author_and_another_kind_are_asked_about_anew() {
     assert!(world.requests().is_empty());
 }
 
+/// What a selector would find of it could not be asked for before.
+#[test]
+fn a_selectors_kind_that_comes_is_asked_about_too() {
+    let mut world = World::new(Role::Keeper);
+    let sources = json!([
+        {"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"},
+        {"apiVersion": "v1", "kind": "ConfigMap", "namespace": "platform", "selector": {"matchLabels": {"share": "yes"}}},
+    ]);
+    world.apply(rule("registry", 1, &json!({"sources": sources})), author(), None);
+    world.answer(Ok(true));
+    assert!(!world.open());
+    let gvk = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
+    world.engine.kind(
+        &gvk,
+        Some(Resource { gvk: gvk.clone(), plural: "configmaps".into(), namespaced: true }),
+        world.now,
+    );
+    assert!(world.open());
+}
+
 /// It is ours, and of a namespace that matches no more.
 #[test]
 fn a_copy_is_not_deleted_for_who_may_not() {

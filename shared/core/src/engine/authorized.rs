@@ -245,9 +245,7 @@ impl Engine {
         if self.settings.role == Role::Injector {
             return;
         }
-        let concerned = |state: &RuleState| {
-            state.rule.as_ref().is_ok_and(|rule| rule.sources.iter().any(|source| source.gvk == *gvk))
-        };
+        let concerned = |state: &RuleState| state.rule.as_ref().is_ok_and(|rule| rule.kinds.contains(gvk));
         for state in self.rules.values_mut().filter(|state| state.authority == Authority::Held && concerned(state)) {
             state.authority = Authority::Open(None);
         }
