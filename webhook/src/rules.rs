@@ -157,7 +157,7 @@ async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Insta
 /// The refusal, or that nobody could say.
 pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: Instant) -> Result<(), Verdict> {
     let rule = parse_rule(request, object)?;
-    let kinds = Kinds::find(app, rule.sources.iter().map(|source| &source.gvk), deadline).await;
+    let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authority::check(&app.client, &request.user, &needs, deadline).await
 }

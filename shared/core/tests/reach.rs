@@ -188,6 +188,21 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     assert!(!said(&id).contains("namespace b") && !said(&id).contains("ControllerForbidden"), "{}", said(&id));
 }
 
+/// What it finds is of no matter to where the platform's rule writes.
+#[test]
+fn a_rule_that_selects_its_sources_reaches_what_it_targets() {
+    let engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a", "b"]);
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "selects"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "selector": {"matchLabels": {"a": "b"}}}],
+            "targets": [{"namespaces": ["b", "c"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap().within(&confined());
+    assert_eq!(engine.reached(&rule), Some(["b".into()].into()));
+}
+
 /// It names its targets, so it means them: nothing would come of it, and "ready" would be a lie.
 #[test]
 fn a_tenants_rule_that_is_left_out_says_so() {

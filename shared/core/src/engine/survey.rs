@@ -158,10 +158,13 @@ impl Engine {
         let targets = self.settings.reach.targets.as_ref()?;
         let writes = |name: &str, labels: &Labels| {
             rule.targets.iter().filter(|target| target.selection.matches(name, labels)).any(|target| {
-                rule.sources.iter().any(|source| {
-                    let copy = target.copy_name(source).text_at(Place { name, labels });
-                    self.may_write(&rule.id, name, &source.gvk.group_kind(), &copy)
-                })
+                // The platform's rules need nobody's consent, whatever their selectors find.
+                let mut copies = rule.sources.iter();
+                rule.id.namespace.is_none()
+                    || copies.any(|source| {
+                        let copy = target.copy_name(source).text_at(Place { name, labels });
+                        self.may_write(&rule.id, name, &source.gvk.group_kind(), &copy)
+                    })
             })
         };
         let reached = |name: &str| self.namespaces.get(name).is_some_and(|entry| writes(name, &entry.labels));
