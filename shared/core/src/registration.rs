@@ -238,34 +238,28 @@ impl Registration {
 
     /// Fails closed: nobody but this hook can say who the author of a rule is, and without one the rule does nothing.
     fn stamps(&self) -> Value {
-        json!({
-            "name": "rules.mimeo.dev",
-            "clientConfig": self.client_config(STAMPS_PATH),
-            "rules": [{
-                "apiGroups": [mimeo_api::names::GROUP], "apiVersions": [mimeo_api::names::VERSION],
-                "resources": ["clusterreplications", "replications"],
-                "operations": ["CREATE", "UPDATE"], "scope": "*",
-            }],
-            "namespaceSelector": {},
-            "objectSelector": {},
-            "failurePolicy": FailurePolicy::Fail,
-            "sideEffects": "None",
-            "timeoutSeconds": TIMEOUT,
-            "matchPolicy": "Equivalent",
-            // A later hook may change the spec, to which the stamp belongs.
-            "reinvocationPolicy": "IfNeeded",
-            "admissionReviewVersions": ["v1"],
-        })
+        let mut hook = self.on_own_kinds(STAMPS_PATH, &["clusterreplications", "replications"]);
+        // A later hook may change the spec, to which the stamp belongs.
+        hook["reinvocationPolicy"] = "IfNeeded".into();
+        hook
     }
 
-    /// Fails closed: what nobody checked isn't stored. Status, which Mimeo writes, is a subresource and not asked about.
+    /// Fails closed: what nobody checked isn't stored.
     fn rules(&self) -> Value {
+        self.on_own_kinds(
+            RULES_PATH,
+            &["clusterreplications", "replicationgrants", "replications", "transformpolicies"],
+        )
+    }
+
+    /// About objects of Mimeo's own kinds as they are written. Status, which Mimeo writes, is a subresource and not asked about.
+    fn on_own_kinds(&self, path: &str, resources: &[&str]) -> Value {
         json!({
             "name": "rules.mimeo.dev",
-            "clientConfig": self.client_config(RULES_PATH),
+            "clientConfig": self.client_config(path),
             "rules": [{
                 "apiGroups": [mimeo_api::names::GROUP], "apiVersions": [mimeo_api::names::VERSION],
-                "resources": ["clusterreplications", "replicationgrants", "replications", "transformpolicies"],
+                "resources": resources,
                 "operations": ["CREATE", "UPDATE"], "scope": "*",
             }],
             "namespaceSelector": {},
