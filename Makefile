@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 CARGO := cargo
 
-.PHONY: help build test demo bench golden fmt lint docs deny control-plane
+.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny control-plane helm
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -15,10 +15,17 @@ build: ## Build everything, for development
 control-plane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl once, into the cache
 	@tests/control-plane/build.sh
 
-test: control-plane ## Run every test, on a real control plane where one is needed
+helm: ## Build Helm once, into the cache
+	@tests/node/helm/build.sh
+
+test: control-plane helm ## Run every test, on a real control plane where one is needed
 	@.ci/test
 
+e2e: ## Install Mimeo on a real node made for it, run the end-to-end tests, remove all of it; takes Linux and root
+	@tests/node/e2e.sh $(TESTS)
+
 golden: ## Rewrite the generated and golden files that tests compare with
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-tests --test chart golden
 	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-core --test golden
 
 fmt: ## Check the formatting
@@ -37,6 +44,10 @@ demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after t
 	@tests/control-plane/build.sh >/dev/null
 	@$(CARGO) build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/mimeo-demo" $(if $(filter 1,$(ONCE)),--once)
+
+screenshots: control-plane ## Draw docs/images/page-*.png anew, by a real browser
+	$(CARGO) build --locked -p mimeo-webhook -p mimeo-reconciler
+	$(CARGO) test --locked -p mimeo-tests --test page -- --ignored screenshots
 
 bench: control-plane ## Measure, as ratios to the floor of the same API server; writes docs/performance.md and target/bench.json
 	$(CARGO) build --locked --release -p mimeo-webhook -p mimeo-reconciler -p mimeo-bench

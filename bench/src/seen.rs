@@ -48,7 +48,7 @@ impl Watcher {
             name: None,
             what: "copies".into(),
         };
-        let task = tokio::spawn(watch::<Meta>(client, spec, move |event| {
+        let task = tokio::spawn(watch::<Meta>(client.into(), spec, move |event| {
             let mut copies = own.copies.lock().unwrap_or_else(PoisonError::into_inner);
             let (object, there) = match event {
                 Event::Applied(object) => (object.metadata, true),

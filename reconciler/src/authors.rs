@@ -26,7 +26,7 @@ use mimeo_runtime::{
     driver::Handle,
     follow::Backoff,
     limiter::{Limiter, Verdict},
-    watch::{Event, Meta, WatchSpec, watch},
+    watch::{Event, Meta, WatchSpec, Watcher, watch},
 };
 use tokio::{
     sync::{Notify, Semaphore, watch::Receiver},
@@ -211,7 +211,7 @@ impl Authors {
         } else if watches.is_empty() {
             let shown = Arc::new(Semaphore::new(0));
             for plural in KINDS {
-                watches.spawn(follow(self.clients.watches.clone(), plural, self.changed.clone(), shown.clone()));
+                watches.spawn(follow(self.clients.watcher.clone(), plural, self.changed.clone(), shown.clone()));
             }
             // Whoever can't see them asks all the same.
             let all = async {
@@ -237,11 +237,11 @@ fn open(inquiry: &Inquiry, answers: &Answers) -> Vec<(Arc<User>, Right)> {
 }
 
 /// Says when one of these changes, and once that they were shown, or can't be.
-async fn follow(client: Client, plural: &'static str, changed: Arc<Notify>, shown: Arc<Semaphore>) {
+async fn follow(watcher: Watcher, plural: &'static str, changed: Arc<Notify>, shown: Arc<Semaphore>) {
     let path = format!("{RBAC}/{plural}");
     let spec = WatchSpec { path, metadata_only: true, label_selector: None, name: None, what: plural.into() };
     let (mut listing, mut first) = (true, true);
-    watch::<Meta>(client, spec, |event| match event {
+    watch::<Meta>(watcher, spec, |event| match event {
         Event::Listing => listing = true,
         Event::Listed { .. } | Event::NotServed | Event::Unreadable(_) if first => {
             (listing, first) = (false, false);

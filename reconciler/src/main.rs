@@ -1,6 +1,7 @@
 //! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires, waits.
 
 mod authors;
+mod ui;
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,25 +13,35 @@ use mimeo_core::{
 };
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
+    debug::DebugPages,
+    definitions,
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, announce, drive, remind, report},
     duration,
     identity::IdentityArgs,
     lease::{Election, LeaseArgs},
     limiter::Limiter,
+    metrics::Metrics,
     observer::Observer,
     reach::ReachArgs,
     seal::{self, Keyring},
-    server::{OpsArgs, Readiness, serve},
+    server::{Check, OpsArgs, Readiness, serve},
     shutdown::Shutdown,
-    telemetry::{TelemetryArgs, registry},
+    telemetry::TelemetryArgs,
     tls::install_provider,
+    trace::TraceArgs,
     writer::Writer,
 };
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
 use tracing::info;
 
-use crate::authors::Authors;
+use crate::{
+    authors::Authors,
+    ui::{Known, UiArgs},
+};
 
 /// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
 #[derive(Debug, Parser)]
@@ -47,7 +58,11 @@ struct Flags {
     #[command(flatten)]
     ops: OpsArgs,
     #[command(flatten)]
+    ui: UiArgs,
+    #[command(flatten)]
     telemetry: TelemetryArgs,
+    #[command(flatten)]
+    trace: TraceArgs,
     #[command(flatten)]
     keep: KeepArgs,
 }
@@ -89,15 +104,18 @@ const LEASE: &str = "mimeo-reconciler";
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    flags.telemetry.init()?;
+    let debug = DebugPages::new(flags.telemetry.init()?);
     install_provider();
     let shutdown = Shutdown::on_signals()?;
     let readiness = Readiness::new(shutdown.clone());
-    let mut metrics = registry();
-    let counts = CopyRequests::new(&mut metrics);
-    serve(&flags.ops, readiness.clone(), Arc::new(metrics)).await.context("operations server")?;
-
+    let checks = Checks::new(&readiness);
+    let metrics = Metrics::new();
+    let counts = metrics.add(CopyRequests::new);
     let clients = flags.client.clients("mimeo-reconciler").await?;
+    let guard = flags.ops.guard(&clients.requests);
+    let page = flags.ui.page();
+    let routes = page.as_ref().map(|page| page.routes(&guard)).unwrap_or_default();
+    serve(&flags.ops, &guard, readiness, metrics.clone(), &debug, routes).await.context("operations server")?;
     let identity = tokio::select! {
         found = flags.identity.resolve(&clients.requests) => found,
         () = shutdown.triggered() => return Ok(()),
@@ -111,18 +129,36 @@ async fn main() -> anyhow::Result<()> {
         reach: flags.reach.reach(),
         ..Settings::new(Role::Keeper, identity.cluster)
     };
-    let handle = Handle::new(Engine::new(settings), counts);
+    let traces = flags.trace.start("mimeo-reconciler", &identity.replica);
+    let handle = Handle::new(Engine::new(settings), counts, traces);
     let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
     let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, namespace);
     let discovery = Arc::new(Discovery::new(clients.requests.clone()));
 
     let election = Election::start(&clients, namespace, LEASE, &identity.replica, &flags.lease)?;
     let leading = election.leading();
+    metrics.of_watches(&clients.watcher.health);
+    debug.of_watches(&clients.watcher.health);
+    metrics.of_engine(&handle);
+    debug.of_engine(&handle);
+    metrics.of_leader(&handle, leading.clone());
+    let leads = leading.clone();
+    debug.add("leading", move || (*leads.borrow()).into());
+    if let Some(page) = page {
+        page.open(Known {
+            handle: handle.clone(),
+            leading: leading.clone(),
+            leader: election.holder(),
+            replica: identity.replica.clone(),
+            namespace: namespace.clone(),
+        });
+    }
     let keyring = seal::follow(&clients, namespace, false);
     observe(&clients, &handle, &writer, &discovery, namespace, &keyring);
     let authors = Authors::new(handle.clone(), &clients, limiter.clone(), flags.keep.author_check_period);
     tokio::spawn(authors.ask(leading.clone()));
-    tokio::spawn(ready(handle.clone(), readiness));
+    tokio::spawn(definitions::follow(clients.watcher.clone(), checks.current.clone()));
+    tokio::spawn(ready(handle.clone(), checks));
     let tools = Tools { writer: writer.clone(), limiter, discovery };
     let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
     tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
@@ -154,7 +190,7 @@ fn observe(
 ) {
     let observer = Observer {
         handle: handle.clone(),
-        client: clients.watches.clone(),
+        watcher: clients.watcher.clone(),
         writer: writer.clone(),
         discovery: discovery.clone(),
         namespace: namespace.to_owned(),
@@ -172,14 +208,34 @@ fn observe(
     tokio::spawn(observer.demand(wake));
 }
 
-/// Ready once rules and namespaces were seen: a standby is ready, too.
-async fn ready(handle: Handle, readiness: Readiness) {
-    let check = readiness.check("rules and namespaces listed");
+/// What must hold for this replica to be ready. A standby is ready, too.
+struct Checks {
+    listed: Check,
+    readable: Check,
+    current: Check,
+}
+
+impl Checks {
+    fn new(readiness: &Readiness) -> Self {
+        Self {
+            listed: readiness.check("rules and namespaces listed"),
+            readable: readiness.check("ClusterReplications readable"),
+            current: readiness.check("definitions up to date"),
+        }
+    }
+}
+
+/// Says whether rules and namespaces were seen, and whether rules may be read still.
+async fn ready(handle: Handle, Checks { listed, readable, .. }: Checks) {
     let mut changes: watch::Receiver<u64> = handle.changes();
-    while !handle.look(|engine, _| engine.primed()) {
+    loop {
+        let (primed, follows) = handle.look(|engine, _| (engine.primed(), engine.follows_rules()));
+        listed.set(primed);
+        readable.set(follows);
         if changes.changed().await.is_err() {
             return;
         }
+        // While copies are written changes come by the thousand.
+        sleep(Duration::from_millis(100)).await;
     }
-    check.set(true);
 }

@@ -2,6 +2,8 @@
 # Builds etcd, kube-apiserver, kube-controller-manager and kubectl from the versions pinned in go.mod, once, into a cache
 # directory outside the source tree. Prints that directory on stdout and nothing else; progress goes to stderr.
 #
+#   build.sh [NAME...]   and these programs of Kubernetes besides: a node needs kube-proxy, kube-scheduler and kubelet
+#
 #   MIMEO_CACHE_DIR      where to keep them (default: ${XDG_CACHE_HOME:-$HOME/.cache}/mimeo)
 #   KUBEBUILDER_ASSETS   a directory of ready binaries: nothing is built, it is printed instead
 #
@@ -9,14 +11,14 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-binaries=(etcd kube-apiserver kubectl kube-controller-manager)
+binaries=(etcd kube-apiserver kubectl kube-controller-manager "$@")
 
 say() { printf 'control-plane: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 if [[ -n ${KUBEBUILDER_ASSETS:-} ]]; then
     # The controller manager is not among the usual assets; whoever needs it says so.
-    for name in etcd kube-apiserver; do
+    for name in etcd kube-apiserver "$@"; do
         [[ -x $KUBEBUILDER_ASSETS/$name ]] || die "KUBEBUILDER_ASSETS is set to $KUBEBUILDER_ASSETS, which has no $name"
     done
     printf '%s\n' "$(cd "$KUBEBUILDER_ASSETS" && pwd)"
@@ -36,11 +38,15 @@ complete() {
     for name in "${binaries[@]}"; do [[ -x $out/$name ]] || return 1; done
 }
 
-build() { # build NAME PACKAGE LDFLAGS
+package() { # package NAME
+    if [[ $1 == etcd ]]; then echo go.etcd.io/etcd/server/v3; else echo "k8s.io/kubernetes/cmd/$1"; fi
+}
+
+build() { # build NAME LDFLAGS
     [[ ! -x $out/$1 ]] || return 0
     say "building $1 ..."
     local started=$SECONDS
-    (cd "$here" && CGO_ENABLED=0 go build -trimpath -ldflags="$3" -o "$work/$1" "$2" >&2) || die "building $1 failed"
+    (cd "$here" && CGO_ENABLED=0 go build -trimpath -ldflags="$2" -o "$work/$1" "$(package "$1")" >&2) || die "building $1 failed"
     # A rename within one file system: whoever sees the name sees the whole file.
     mv "$work/$1" "$out/$1"
     say "built $1 in $((SECONDS - started)) s"
@@ -55,17 +61,18 @@ if ! complete; then
     command -v go >/dev/null || die "the Go toolchain (1.26 or newer) is needed to build the control plane: https://go.dev/dl"
     work=$(mktemp -d "$out/.build.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    say "building Kubernetes $version into $out (once; 5 to 10 minutes)"
+    say "building ${binaries[*]} of Kubernetes $version into $out (once; 5 to 10 minutes)"
     # Fetches exactly the modules that the builds below need, so that a failing network is told apart from a failing build.
-    (cd "$here" && go list -deps tool >/dev/null) ||
+    packages=()
+    for name in "${binaries[@]}"; do packages+=("$(package "$name")"); done
+    (cd "$here" && go list -deps "${packages[@]}" >/dev/null) ||
         die "downloading the Go modules failed: is the module proxy reachable? (GOPROXY=$(go env GOPROXY))"
     # Without these /version reports a placeholder that clients cannot parse.
     minor=${version#v1.}
     base=k8s.io/component-base/version
     stamp="-X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=${minor%%.*} -X $base.gitTreeState=clean"
-    build etcd go.etcd.io/etcd/server/v3 "-s -w"
-    for name in kube-apiserver kubectl kube-controller-manager; do
-        build "$name" "k8s.io/kubernetes/cmd/$name" "-s -w $stamp"
+    for name in "${binaries[@]}"; do
+        if [[ $name == etcd ]]; then build etcd "-s -w"; else build "$name" "-s -w $stamp"; fi
     done
 fi
 printf '%s\n' "$out"

@@ -1,4 +1,5 @@
-//! Where the control plane's programs are: built on first use by `control-plane/build.sh`, or `KUBEBUILDER_ASSETS`.
+//! Where the programs of others are: those of the control plane built on first use by `control-plane/build.sh`, or
+//! `KUBEBUILDER_ASSETS`, and Helm by `node/helm/build.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +10,9 @@ use anyhow::{Context, Result, bail};
 ///
 /// Takes 5 to 10 minutes the first time on a machine and some milliseconds from then on; progress goes to stderr.
 pub(crate) async fn directory() -> Result<PathBuf> {
-    tokio::task::spawn_blocking(build).await.context("the build of the control plane was interrupted")?
+    tokio::task::spawn_blocking(|| build("control-plane/build.sh"))
+        .await
+        .context("the build of the control plane was interrupted")?
 }
 
 /// The program of that name, an error that says what to do if it is not there.
@@ -21,8 +24,20 @@ pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn build() -> Result<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane/build.sh");
+/// `helm`, without arguments; built on first use, which takes some minutes. It reads and writes no configuration of the user's.
+pub(crate) fn helm() -> Result<Command> {
+    let mut command = Command::new(build("node/helm/build.sh")?);
+    // Repositories and plugins of whoever runs the tests have no say.
+    for (variable, folder) in [("HELM_CONFIG_HOME", "config"), ("HELM_CACHE_HOME", "cache"), ("HELM_DATA_HOME", "data")]
+    {
+        command.env(variable, std::env::temp_dir().join("mimeo-helm").join(folder));
+    }
+    Ok(command)
+}
+
+/// What a script says that it has built.
+fn build(script: &str) -> Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let output = Command::new(&script)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -31,6 +46,6 @@ fn build() -> Result<PathBuf> {
     if !output.status.success() {
         bail!("{} failed ({}); its output is on stderr", script.display(), output.status);
     }
-    let directory = String::from_utf8(output.stdout).context("the directory's path is not UTF-8")?;
-    Ok(PathBuf::from(directory.trim_end()))
+    let path = String::from_utf8(output.stdout).context("the path is not UTF-8")?;
+    Ok(PathBuf::from(path.trim_end()))
 }

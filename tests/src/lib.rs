@@ -24,9 +24,13 @@
 mod audit;
 pub mod author;
 mod binaries;
+mod browser;
+mod collector;
 mod control_plane;
+pub mod follower;
 mod guard;
 mod objects;
+mod ops;
 mod pair;
 mod pki;
 mod ports;
@@ -38,6 +42,8 @@ mod user;
 mod wait;
 
 pub use audit::{AuditEvent, AuditMark};
+pub use browser::Browser;
+pub use collector::Collector;
 pub use control_plane::{Builder, Component, ControlPlane, Shared};
 pub use objects::{create_namespace, create_secret, install_crd, unique};
 pub use pair::{NAMESPACE, Pair, PairBuilder, Replica};

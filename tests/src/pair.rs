@@ -1,7 +1,7 @@
 //! Mimeo itself on a control plane: CRDs, rights, any number of webhook replicas behind one address, and the reconciler.
 
 use std::{
-    io::{Read, Write, copy},
+    io::{Write, copy},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::Command,
@@ -18,13 +18,27 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subje
 use kube::{Api, api::PostParams};
 use serde::Deserialize;
 
-use crate::{ControlPlane, Program, Running, User, create_namespace, eventually, install_crd, ports};
+use crate::{
+    ControlPlane, Program, Running, User, create_namespace, eventually, follower::Follower, install_crd, ops::OpsPort,
+    ports,
+};
 
 /// Mimeo's own namespace in tests.
 pub const NAMESPACE: &str = "mimeo-system";
 
 /// Time for a program to become ready, or to end.
 const STARTING: Duration = Duration::from_mins(2);
+
+/// What the programs may do.
+#[derive(Debug, Clone)]
+enum Rights {
+    /// Everything.
+    All,
+    /// What this kustomization lets them.
+    Of(PathBuf),
+    /// What is in the cluster already, and so are the definitions.
+    Installed,
+}
 
 /// How the pair is to run.
 #[derive(Debug, Clone)]
@@ -33,7 +47,7 @@ pub struct PairBuilder {
     reconciler: bool,
     webhook_args: Vec<String>,
     reconciler_args: Vec<String>,
-    rights: Option<PathBuf>,
+    rights: Rights,
     quiet: bool,
 }
 
@@ -44,7 +58,7 @@ impl Default for PairBuilder {
             reconciler: true,
             webhook_args: Vec::new(),
             reconciler_args: Vec::new(),
-            rights: None,
+            rights: Rights::All,
             quiet: false,
         }
     }
@@ -88,7 +102,14 @@ impl PairBuilder {
     /// Likewise by this kustomization.
     #[must_use]
     pub fn rights_of(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.rights = Some(folder.into());
+        self.rights = Rights::Of(folder.into());
+        self
+    }
+
+    /// Likewise by what is installed already: nothing is installed here, not even definitions.
+    #[must_use]
+    pub fn installed_rights(mut self) -> Self {
+        self.rights = Rights::Installed;
         self
     }
 
@@ -105,21 +126,25 @@ impl PairBuilder {
         if Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone()).get_opt(NAMESPACE).await?.is_none() {
             create_namespace(&client, NAMESPACE, &[]).await?;
         }
-        for crd in mimeo_api::crds() {
-            install_crd(&client, &crd).await?;
+        if !matches!(self.rights, Rights::Installed) {
+            for crd in mimeo_api::crds() {
+                install_crd(&client, &crd).await?;
+            }
         }
         let user = |name: &str| {
             // RBAC and flow control know a service account by its user name, whatever it authenticates with.
             let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
-            control_plane.user(if self.rights.is_some() { &account } else { name }, &[])
+            control_plane.user(if matches!(self.rights, Rights::All) { name } else { &account }, &[])
         };
         let (webhook_user, reconciler_user) = (user("mimeo-webhook")?, user("mimeo-reconciler")?);
-        if let Some(folder) = &self.rights {
-            install_rights(control_plane, folder).await?;
-        } else {
-            for user in [&webhook_user, &reconciler_user] {
-                grant(&client, user).await?;
+        match &self.rights {
+            Rights::All => {
+                for user in [&webhook_user, &reconciler_user] {
+                    grant(&client, user).await?;
+                }
             }
+            Rights::Of(folder) => install_rights(control_plane, folder).await?,
+            Rights::Installed => rights_added_up(control_plane).await?,
         }
         let balancer = Balancer::start()?;
         let mut pair =
@@ -150,7 +175,7 @@ pub struct Replica {
     pub name: String,
     /// The process.
     pub program: Running,
-    ops: u16,
+    ops: OpsPort,
     backend: Option<Arc<Backend>>,
 }
 
@@ -205,6 +230,7 @@ impl Pair {
             .args(["--mimeo-users", self.reconciler_user.name()])
             .args(self.builder.webhook_args.clone())
             .start()?;
+        let ops = ops_port(ops, &self.builder.webhook_args);
         Ok(Replica { name, program, ops, backend: Some(self.balancer.add(listen, ops)) })
     }
 
@@ -214,6 +240,7 @@ impl Pair {
         let name = format!("reconciler-{ops}");
         let program = self.program("mimeo-reconciler", &self.reconciler_user, &name, ops);
         let program = program.args(self.builder.reconciler_args.clone()).start()?;
+        let ops = ops_port(ops, &self.builder.reconciler_args);
         let mut replica = Replica { name, program, ops, backend: None };
         replica.ready().await?;
         self.reconciler = Some(replica);
@@ -253,7 +280,7 @@ impl Replica {
     pub async fn ready(&mut self) -> Result<()> {
         let ops = self.ops;
         let ready = eventually(STARTING, "/readyz", || async move {
-            let answer = get(ops, "/readyz")?;
+            let answer = ops.get("/readyz")?;
             if answer.starts_with("HTTP/1.1 200") { Ok(Some(())) } else { bail!("{answer}") }
         })
         .await;
@@ -265,7 +292,23 @@ impl Replica {
 
     /// What `/metrics` says.
     pub fn metrics(&self) -> Result<String> {
-        get(self.ops, "/metrics")
+        self.ops.get("/metrics")
+    }
+
+    /// What its operations port answers, head and body.
+    pub fn ask(&self, method: &str, path: &str, token: Option<&str>, body: &str) -> Result<String> {
+        self.ops.ask(method, path, token, body)
+    }
+
+    /// Where a browser finds a path of its operations port.
+    pub fn url(&self, path: &str) -> String {
+        let scheme = if self.ops.tls { "https" } else { "http" };
+        format!("{scheme}://localhost:{}{path}", self.ops.port)
+    }
+
+    /// Follows the stream behind its page.
+    pub fn follow(&self) -> Result<Follower> {
+        Ok(Follower::new(self.ops.stream("/ui/stream")?))
     }
 }
 
@@ -277,13 +320,9 @@ impl Drop for Replica {
     }
 }
 
-fn get(port: u16, path: &str) -> Result<String> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+/// With authentication there it speaks TLS.
+fn ops_port(port: u16, args: &[String]) -> OpsPort {
+    OpsPort { port, tls: args.iter().any(|arg| arg == "--ops-auth") }
 }
 
 /// What the manifests say about rights and flow control.
@@ -302,7 +341,11 @@ async fn install_rights(control_plane: &ControlPlane, folder: &Path) -> Result<(
     let mut file = tempfile::NamedTempFile::with_suffix(".json").context("failed to make a file")?;
     file.write_all(list.to_string().as_bytes()).context("failed to write a file")?;
     run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path()))?;
-    // The controller manager adds up the rights on objects.
+    rights_added_up(control_plane).await
+}
+
+/// Waits until the controller manager has added up the rights on objects.
+async fn rights_added_up(control_plane: &ControlPlane) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(control_plane.client().await?);
     for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
         eventually(STARTING, format!("the rules of ClusterRole {name}"), || async {
@@ -347,7 +390,7 @@ struct Balancer {
 #[derive(Debug)]
 struct Backend {
     listen: u16,
-    ops: u16,
+    ops: OpsPort,
     ready: AtomicBool,
     removed: AtomicBool,
 }
@@ -380,7 +423,7 @@ impl Balancer {
             loop {
                 let all = probing.read().map(|all| all.clone()).unwrap_or_default();
                 for backend in all.iter().filter(|backend| !backend.removed.load(Ordering::Relaxed)) {
-                    let ready = get(backend.ops, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+                    let ready = backend.ops.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
                     backend.ready.store(ready, Ordering::Relaxed);
                 }
                 thread::sleep(Duration::from_millis(50));
@@ -389,7 +432,7 @@ impl Balancer {
         Ok(Self { port, backends })
     }
 
-    fn add(&self, listen: u16, ops: u16) -> Arc<Backend> {
+    fn add(&self, listen: u16, ops: OpsPort) -> Arc<Backend> {
         let (ready, removed) = (AtomicBool::new(false), AtomicBool::new(false));
         let backend = Arc::new(Backend { listen, ops, ready, removed });
         if let Ok(mut all) = self.backends.write() {

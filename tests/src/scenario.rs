@@ -85,7 +85,7 @@ impl Setting {
     /// Waits until all of the rule's copies are there and up to date.
     #[track_caller]
     pub fn wait_synced(&self, client: &Client, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
-        wait_condition(client.clone(), rule.to_owned(), ["Ready", "True", "Synced"].map(str::to_owned))
+        wait_condition(client, rule, ["Ready", "True", "Synced"])
     }
 
     /// All that Mimeo's programs have logged.
@@ -161,7 +161,7 @@ impl Scene<'_> {
         status: &str,
         reason: &str,
     ) -> impl Future<Output = Result<ClusterReplicationStatus>> {
-        wait_condition(self.client.clone(), rule.to_owned(), [type_, status, reason].map(str::to_owned))
+        wait_condition(&self.client, rule, [type_, status, reason])
     }
 
     /// Waits until the rule says that so many copies are desired, synced and failed.
@@ -222,6 +222,12 @@ impl RuleSpec {
     pub fn selected(self, api_version: &str, kind: &str, namespace: &str, selector: &Value) -> Self {
         let source = json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "selector": selector});
         self.add("sources", source)
+    }
+
+    /// With an object of its own that it copies.
+    #[must_use]
+    pub fn inline(self, object: &Value) -> Self {
+        self.add("sources", json!({"inline": object}))
     }
 
     /// One more target: the namespaces with this label.
@@ -359,13 +365,15 @@ fn wait_counts(
     })
 }
 
+/// Waits until the rule's condition has this type, status and reason, for the rule's present spec.
 #[track_caller]
-fn wait_condition(
-    client: Client,
-    rule: String,
-    [type_, status, reason]: [String; 3],
-) -> impl Future<Output = Result<ClusterReplicationStatus>> {
-    let rules: Api<ClusterReplication> = Api::all(client);
+pub fn wait_condition(
+    client: &Client,
+    rule: &str,
+    condition: [&str; 3],
+) -> impl Future<Output = Result<ClusterReplicationStatus>> + use<> {
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    let (rule, [type_, status, reason]) = (rule.to_owned(), condition.map(str::to_owned));
     eventually(SOON, format!("{rule}: {type_} {status} {reason}"), move || {
         let (rules, rule, want) = (rules.clone(), rule.clone(), (type_.clone(), status.clone(), reason.clone()));
         async move {
@@ -493,4 +501,12 @@ pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
         bail!("kubectl {}: {stdout}{stderr}", told.join(" "));
     }
     Ok(format!("{stdout}{stderr}"))
+}
+
+/// `helm`, without arguments.
+///
+/// # Errors
+/// When it can't be built.
+pub fn helm() -> Result<std::process::Command> {
+    crate::binaries::helm()
 }

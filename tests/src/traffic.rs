@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ServiceAccount};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -65,6 +65,26 @@ where
                 _ => return Err(error),
             },
         }
+    }
+}
+
+/// Whether a pod was refused because its namespace is so new that it has no service account yet. (Where that is asked for: a
+/// [`crate::ControlPlane`] doesn't.)
+pub fn wants_account(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    status.code == 403 && status.message.contains("error looking up service account")
+}
+
+/// Creates the service account `default` before the controller does, so that nobody has to wait for it.
+pub async fn create_account(client: &Client, namespace: &str) -> Result<()> {
+    let account = ServiceAccount {
+        metadata: ObjectMeta { name: Some("default".to_owned()), ..ObjectMeta::default() },
+        ..ServiceAccount::default()
+    };
+    match Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &account).await {
+        // The controller was first.
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        outcome => outcome.map(drop).context("failed to create a service account"),
     }
 }
 

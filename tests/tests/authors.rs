@@ -99,6 +99,28 @@ async fn who_writes_a_spec_is_its_author_whatever_the_rule_says() -> Result<()> 
     Ok(())
 }
 
+/// What a selector finds, now and later, takes more than the right to read one Secret.
+#[tokio::test]
+async fn who_may_not_list_does_not_become_the_author_of_a_rule_that_selects() -> Result<()> {
+    let scene = STAGE.scene("selects").await?;
+    let (ann, bob) = (entitled(&scene).await?, entitled(&scene).await?);
+    ann.may(Some(&scene.home), &secrets(&["list"])).await?;
+    let selecting = rule(&unique(&scene.tag)).to_label("scene", &scene.tag);
+    let selecting = selecting.selected("v1", "Secret", &scene.home, &json!({"matchLabels": {"copy": "yes"}}));
+    let naming = of_registry(&scene);
+    ann.accepted(&selecting).await?;
+    ann.accepted(&naming).await?;
+    let takes = async |rule: &RuleSpec| -> Result<bool> {
+        let touch = json!({"metadata": {"annotations": {AUTHOR: "me"}}});
+        let touched = merge(&rules(&bob.client), &rule.name, touch).await?;
+        Ok(author_in(stamp_of(&touched))? == bob.name)
+    };
+    eventually(SOON, "his other rights", || async { Ok(takes(&naming).await?.then_some(())) }).await?;
+    assert!(!takes(&selecting).await?, "he may get and write Secrets, and not list them");
+    bob.may(Some(&scene.home), &secrets(&["list"])).await?;
+    eventually(SOON, "his right to list", || async { Ok(takes(&selecting).await?.then_some(())) }).await
+}
+
 #[tokio::test]
 async fn applying_a_rule_again_keeps_its_author() -> Result<()> {
     let scene = STAGE.scene("again").await?;

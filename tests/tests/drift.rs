@@ -86,6 +86,9 @@ async fn what_others_add_and_what_the_rule_wants_passes() -> Result<()> {
     put(&scene.secrets(&scene.home), REGISTRY, &[("password", "rotated")]).await?;
     let copy =
         scene.wait_secret(&namespace, REGISTRY, |copy| value(copy, "password").as_deref() == Some("rotated")).await?;
+    // It is not exclusive because somebody says so.
+    merge(&secrets, REGISTRY, json!({"metadata": {"annotations": {"mimeo.dev/strategy": "Replace"}}})).await?;
+    merge(&secrets, REGISTRY, json!({"metadata": {"labels": {"other": "green"}}})).await?;
     assert_eq!((label(&copy, "team"), value(&copy, "extra").as_deref()), (Some("blue"), Some("x")));
     // Others' objects are nobody's copies, whatever they carry.
     let forged = json!({

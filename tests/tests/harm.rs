@@ -28,8 +28,8 @@ static STAGE: Stage = Stage::new(
     || Pair::builder().reconciler_args(QUICK).reconciler_args(TRACE).webhook_args(TRACE),
 );
 
-/// They log all they can: none of it may be a Secret's.
-const TRACE: [&str; 2] = ["--log-level", "trace"];
+/// They log and show all they can: none of it may be a Secret's.
+const TRACE: [&str; 3] = ["--log-level", "trace", "--debug-endpoints"];
 
 /// That no program of Mimeo's has written anything there since.
 async fn assert_unwritten(scene: &Scene<'_>, namespace: &str, mark: &AuditMark) -> Result<()> {
@@ -307,6 +307,10 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_an
     let pair = &scene.setting.pair;
     let metrics = pair.webhooks.iter().chain(&pair.reconciler).map(Replica::metrics).collect::<Result<String>>()?;
     assert!(metrics.contains("mimeo_admission_") && metrics.contains("mimeo_copy_requests"), "{metrics}");
+    let state = |replica: &Replica| replica.ask("GET", "/debug/state", None, "");
+    let state = pair.webhooks.iter().chain(&pair.reconciler).map(state).collect::<Result<String>>()?;
+    assert!(state.contains("cellsIdle"), "{state}");
+    let metrics = metrics + &state;
     let policies: Api<TransformPolicy> = Api::all(scene.client.clone());
     let policy = policies.get(&scene.tag).await?.status.context("a policy without a status")?;
 
@@ -602,6 +606,65 @@ async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> 
     merge(&kinds, "mimeo-kinds", json!({"metadata": {"annotations": {"mimeo.dev/confirm-deletion": nonce}}})).await?;
     for namespace in &namespaces {
         wait_gone(of::<Secret>(&client, namespace), "registry").await?;
+    }
+    Ok(())
+}
+
+/// Mimeo was removed with all that it had noted; it is back, and so far only one of its rules is.
+#[tokio::test]
+async fn rules_that_come_back_late_after_mimeo_was_removed_find_their_copies() -> Result<()> {
+    let mut setting =
+        Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder().reconciler_args(QUICK))
+            .await?;
+    let client = setting.control_plane.client().await?;
+    let (first, late, namespaces) = {
+        let scene = setting.scene("removed").await?;
+        let namespaces = scene.namespaces(2).await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let first = scene.rule().secret(&scene.home, "registry");
+        let late = rule(&format!("{}-late", scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, "registry");
+        let late = late.named("late");
+        for rule in [&first, &late] {
+            rule.create(&client).await?;
+            scene.wait_synced(&rule.name).await?;
+        }
+        (first, late, namespaces)
+    };
+    let copies = async || -> Result<Vec<Secret>> {
+        let mut copies = Vec::new();
+        for namespace in &namespaces {
+            let secrets = of::<Secret>(&client, namespace);
+            copies.extend([secrets.get("registry").await?, secrets.get("late").await?]);
+        }
+        Ok(copies)
+    };
+    let before = copies().await?;
+    let maps: Api<ConfigMap> = of(&client, NAMESPACE);
+
+    stop_reconciler(&mut setting).await?;
+    uninstall(&client).await?;
+    delete(&maps, "mimeo-kinds").await?;
+    install(&client, &first.object()).await?;
+    // Whatever is written from now on is younger: the API server tells seconds.
+    eventually(SOON, "another second", || async {
+        let probe = unique("probe");
+        let probe = create_secret(&client, NAMESPACE, &probe, &[]).await?;
+        let later = before.iter().all(|copy| copy.creation_timestamp() < probe.creation_timestamp());
+        Ok(later.then_some(()))
+    })
+    .await?;
+    setting.pair.start_reconciler().await?;
+    setting.wait_synced(&client, &first.name).await?;
+    held(&setting, &late.name).await?;
+    install(&client, &late.object()).await?;
+    setting.wait_synced(&client, &late.name).await?;
+    let versions = |copies: &[Secret]| copies.iter().map(version).collect::<Vec<_>>();
+    assert_eq!(versions(&copies().await?), versions(&before), "each has its copies, and wrote none");
+
+    // Rules that are deleted now are deleted on purpose.
+    late.delete(&client).await?;
+    for namespace in &namespaces {
+        wait_gone(of::<Secret>(&client, namespace), "late").await?;
     }
     Ok(())
 }

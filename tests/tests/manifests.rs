@@ -61,6 +61,9 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
     let changed: Vec<&str> = changed.collect();
     ensure!(changed.is_empty(), "applied again, it changes {changed:?}");
     kubectl(&["--dry-run=server"], with_components()?.path())?;
+    // The same in one file.
+    let file = workspace().join("manifests/install.yaml");
+    run(control_plane.kubectl()?.args(["apply", "--validate=strict", "--dry-run=server", "-f"]).arg(file))?;
 
     // Pod security, quota and priority class have their say about pods, not about Deployments.
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, NAMESPACE);

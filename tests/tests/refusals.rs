@@ -70,6 +70,8 @@ fn set(of: &str, key: &str, value: &str) -> Value {
 }
 
 fn bad_sources() -> Vec<Case> {
+    const SET: &str = "apiVersion, kind and namespace must be set";
+    const ONE: &str = "exactly one of name, selector and inline";
     let secret = |name: &str| source("v1", "Secret", name);
     let mut elsewhere = secret("registry");
     elsewhere["namespace"] = json!("other");
@@ -92,16 +94,16 @@ fn bad_sources() -> Vec<Case> {
             &["spec.sources"],
         ),
         ("something else than sources", json!({"sources": "registry"}), &["spec.sources"]),
-        ("no apiVersion", without("apiVersion"), &["spec.sources[0].apiVersion"]),
-        ("no kind", without("kind"), &["spec.sources[0].kind"]),
-        ("no namespace", without("namespace"), &["spec.sources[0].namespace"]),
-        ("neither name nor selector", without("name"), &["spec.sources[0]", "exactly one of name and selector"]),
+        ("no apiVersion", without("apiVersion"), &["spec.sources[0]", SET]),
+        ("no kind", without("kind"), &["spec.sources[0]", SET]),
+        ("no namespace", without("namespace"), &["spec.sources[0]", SET]),
+        ("neither name nor selector", without("name"), &["spec.sources[0]", ONE]),
         (
             "both name and selector",
             sources(&[
                 json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "a", "selector": {}}),
             ]),
-            &["spec.sources[0]", "exactly one of name and selector"],
+            &["spec.sources[0]", ONE],
         ),
         ("an invalid apiVersion", with("apiVersion", "a/b/c"), &["spec.sources[0].apiVersion"]),
         ("an invalid kind", with("kind", "Sec ret"), &["spec.sources[0].kind"]),
@@ -129,6 +131,76 @@ fn bad_sources() -> Vec<Case> {
         ),
         ("a source twice", sources(&[secret("registry"), secret("registry")]), &["spec.sources"]),
         ("two sources of one name", sources(&[secret("registry"), elsewhere]), &["spec.", "cop"]),
+    ]
+}
+
+/// Objects that can't stand in a rule.
+fn bad_objects() -> Vec<Case> {
+    const METADATA: &str = "spec.sources[0].inline.metadata";
+    let object = |api_version: &str, kind: &str, metadata: &Value| {
+        sources(&[json!({"inline": {"apiVersion": api_version, "kind": kind, "metadata": metadata}})])
+    };
+    let with = |field: &str, value: &Value| object("v1", "ConfigMap", &json!({"name": "a", field: value}));
+    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "a"}]);
+    let named = json!({"name": "a"});
+    let mut both = object("v1", "ConfigMap", &named);
+    both["sources"][0]["name"] = json!("b");
+    let mut ended = object("v1", "ConfigMap", &named);
+    ended["sources"][0]["inline"]["status"] = json!({"phase": "x"});
+    let mut odd = object("v1", "ConfigMap", &named);
+    odd["sources"][0]["inline"]["data"] = json!({"k": "$(namespace.uid)"});
+    vec![
+        ("an inline Secret", object("v1", "Secret", &named), &["spec.sources[0].inline", "kind Secret must not"]),
+        ("an inline Namespace", object("v1", "Namespace", &named), &["spec.sources[0].inline", "never copied"]),
+        (
+            "an inline object of a cluster-scoped kind",
+            object("v1", "Node", &named),
+            &["spec.sources[0]", "cluster-scoped"],
+        ),
+        (
+            "an inline object of Mimeo's own kinds",
+            object("mimeo.dev/v1alpha1", "Replication", &named),
+            &["spec.sources[0].inline.kind", "Mimeo's own kinds"],
+        ),
+        (
+            "an inline object without apiVersion",
+            sources(&[json!({"inline": {"kind": "ConfigMap", "metadata": named}})]),
+            &["spec.sources[0].inline", "apiVersion"],
+        ),
+        (
+            "an inline object without metadata",
+            sources(&[json!({"inline": {"apiVersion": "v1", "kind": "ConfigMap"}})]),
+            &["spec.sources[0].inline", "must have metadata.name"],
+        ),
+        ("an inline object without a name", object("v1", "ConfigMap", &json!({})), &["must have metadata.name"]),
+        ("a generated name", object("v1", "ConfigMap", &json!({"generateName": "a-"})), &["no metadata.generateName"]),
+        ("a name and a generated one", with("generateName", &json!("a-")), &["no metadata.generateName"]),
+        (
+            "a variable in an inline object's name",
+            object("v1", "ConfigMap", &json!({"name": "$(namespace.name)"})),
+            &[METADATA, "name"],
+        ),
+        ("another namespace", with("namespace", &json!("kube-system")), &[METADATA, "namespace: must not be set"]),
+        ("owner references", with("ownerReferences", &owner), &[METADATA, "ownerReferences: must not be set"]),
+        ("finalizers", with("finalizers", &json!(["a.b/c"])), &[METADATA, "finalizers: must not be set"]),
+        ("a mark of Mimeo's", with("annotations", &json!({"mimeo.dev/rule": "x"})), &[METADATA, "Mimeo's own mark"]),
+        ("an invalid label", with("labels", &json!({"a": "b c"})), &[METADATA, "labels"]),
+        ("a status", ended, &["spec.sources[0].inline.status: must not be set"]),
+        ("a variable that there isn't", odd, &["spec.sources[0].inline", "no variable $(namespace.uid)"]),
+        (
+            "an inline object's namespace in a name",
+            json!({
+                "sources": [{"inline": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named}}],
+                "targets": [{"namespaces": ["team-*"], "name": "$(source.namespace)-x"}],
+            }),
+            &["spec.targets[0].name", "an inline source is in no namespace"],
+        ),
+        ("an inline object and a name", both, &["spec.sources[0]", "exactly one of name, selector and inline"]),
+        (
+            "an inline object twice",
+            sources(&vec![json!({"inline": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named}}); 2]),
+            &["spec.sources[1]", "is there already"],
+        ),
     ]
 }
 
@@ -328,7 +400,8 @@ async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()
 
     let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
     let mut wrong = Vec::new();
-    for (what, change, words) in [bad_sources(), bad_targets(), bad_transforms(), bad_choices()].concat() {
+    for (what, change, words) in [bad_sources(), bad_objects(), bad_targets(), bad_transforms(), bad_choices()].concat()
+    {
         let name = unique(&scene.tag);
         let bad = changed(&good, &name, &change);
         wrong.extend(misjudged(what, create(&scene.client, "clusterreplications", &bad.object()).await, words));

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use mimeo_api::{ClusterReplicationStatus, Replication};
 use mimeo_tests::author::{grant, secrets};
 use mimeo_tests::scenario::{
-    SOON, Scene, Stage, annotation, condition, create, delete, label, of, rule, value, wait_for, wait_gone,
+    SOON, Scene, Stage, annotation, condition, create, delete, kubectl, label, of, rule, value, wait_for, wait_gone,
 };
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually, unique};
 use serde_json::{Value, json};
@@ -188,6 +188,16 @@ async fn copies_in_another_namespace_take_its_owners_consent() -> Result<()> {
     owner.writes("replicationgrants", "g", &consent("Write", &tenant.home, &["db*"])).await?;
     scene.wait_secret(&owner.home, "db", has("one")).await?;
     tenant.status("push", "Ready", "Synced").await?;
+
+    // Whoever deletes the source is told how many copies hang by it, and no more.
+    eventually(SOON, "the deletion to be told of", || async {
+        let args = ["delete", "secret", "db", "-n", &tenant.home, "--dry-run=server"];
+        let told = kubectl(&scene.setting.control_plane, args)?;
+        let warning = "Warning: Mimeo: this Secret feeds 1 copy of Replications, deleted after it unless retained";
+        ensure!(told.lines().any(|line| line == warning) && !told.contains(&owner.home), "{told}");
+        Ok(Some(()))
+    })
+    .await?;
 
     // Rules go with their namespace, and copies with their rules.
     delete(&Api::<k8s_openapi::api::core::v1::Namespace>::all(scene.client.clone()), &tenant.home).await?;

@@ -1,5 +1,10 @@
 //! A review's body: read within the request's time, and within the memory that there is for all of them together.
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
 use axum::body::Body;
 use futures::StreamExt;
 use mimeo_core::{
@@ -11,31 +16,49 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use crate::metrics::Word;
+
 /// Object and old object travel together, each up to etcd's 1.5 MiB and grown by JSON's escapes; API servers send no more than
 /// this.
 const BODY_LIMIT: usize = 7 << 20;
 /// Memory for all reviews at once, in bytes: four of the largest bodies, or some 2,000 of the usual size. The limit in
-/// `manifests/kustomize/webhook.yaml` reckons with it.
+/// `manifests/chart/values.yaml` reckons with it.
 const MEMORY: usize = 64 << 20;
 /// What a request takes besides its body.
 const REQUEST: usize = 16 << 10;
+/// How often the log tells that there is too little of it.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// The memory for all reviews.
 #[derive(Debug)]
-pub(crate) struct Memory(Semaphore);
+pub(crate) struct Memory {
+    permits: Semaphore,
+    /// When it was told last that there is too little.
+    told: Mutex<Option<Instant>>,
+}
 
 impl Default for Memory {
     fn default() -> Self {
-        Self(Semaphore::new(MEMORY))
+        Self { permits: Semaphore::new(MEMORY), told: Mutex::default() }
     }
 }
 
 impl Memory {
     /// Room for one more request; none if there is none. Nobody waits for it: those who have it may be waiting, too.
     pub(crate) fn room(&self) -> Option<Room<'_>> {
-        let all = &self.0;
+        let all = &self.permits;
         let mut room = Room { all, held: all.try_acquire_many(0).ok()? };
         room.grow(REQUEST).then_some(room)
+    }
+
+    /// Whether it is time to tell that there is too little: not for each of the many requests of which that is true.
+    pub(crate) fn lack_is_news(&self) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
+        if news {
+            *told = Some(Instant::now());
+        }
+        news
     }
 }
 
@@ -81,6 +104,16 @@ pub(crate) enum Why {
     NoRoom,
     #[error(transparent)]
     Undecodable(Undecodable),
+}
+
+impl Why {
+    /// How it is counted.
+    pub(crate) fn word(&self) -> Word {
+        match self {
+            Self::NoRoom => Word::ComeAgain,
+            Self::TooLarge | Self::BrokenOff | Self::Late | Self::Undecodable(_) => Word::Undecodable,
+        }
+    }
 }
 
 impl Unread {
@@ -129,7 +162,7 @@ async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use std::{convert::Infallible, time::Duration};
+    use std::convert::Infallible;
 
     use futures::stream;
     use serde_json::Value;
@@ -153,6 +186,8 @@ mod tests {
         let response = &review["response"];
         let told = (unread.why.clone(), &response["uid"], &response["status"]["code"]);
         assert_eq!(told, (why, &"u-1".into(), &code.into()));
+        let word = if code == 429 { Word::ComeAgain } else { Word::Undecodable };
+        assert_eq!(unread.why.word(), word, "it is counted as it is answered");
     }
 
     #[tokio::test(start_paused = true)]
@@ -172,7 +207,7 @@ mod tests {
         let late = read(stalling(vec![UID.into()]), &mut room, soon()).await.unwrap_err();
         answered(&late, Why::Late, 400);
         drop(room);
-        assert_eq!(memory.0.available_permits(), MEMORY);
+        assert_eq!(memory.permits.available_permits(), MEMORY);
     }
 
     #[tokio::test(start_paused = true)]
@@ -187,14 +222,22 @@ mod tests {
         answered(&read(body(), fifth, soon()).await.unwrap_err(), Why::NoRoom, 429);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_lack_of_room_is_told_now_and_then() {
+        let memory = Memory::default();
+        assert_eq!([memory.lack_is_news(), memory.lack_is_news()], [true, false]);
+        tokio::time::advance(TELL_EVERY).await;
+        assert_eq!([memory.lack_is_news(), memory.lack_is_news()], [true, false]);
+    }
+
     #[test]
     fn what_is_kept_of_a_review_is_held_instead_of_its_body() {
         let memory = Memory::default();
         let mut room = memory.room().unwrap();
         assert!(room.grow(1_000) && room.hold_instead(200));
-        assert_eq!(memory.0.available_permits(), MEMORY - REQUEST - 200);
+        assert_eq!(memory.permits.available_permits(), MEMORY - REQUEST - 200);
         assert!(room.hold_instead(5_000) && !room.hold_instead(MEMORY));
-        assert_eq!(memory.0.available_permits(), MEMORY - REQUEST - 5_000);
+        assert_eq!(memory.permits.available_permits(), MEMORY - REQUEST - 5_000);
         drop(room);
         let rooms: Vec<_> = std::iter::from_fn(|| memory.room()).collect();
         assert_eq!(rooms.len(), MEMORY / REQUEST);

@@ -15,12 +15,17 @@ use mimeo_runtime::{
     server::OpsArgs,
     telemetry::TelemetryArgs,
     tls::DrainArgs,
+    trace::TraceArgs,
 };
+
+use crate::errands::Errand;
 
 /// Keeps copies of Kubernetes objects where they are needed: the part inside the API request
 #[derive(Debug, Parser)]
-#[command(name = "mimeo-webhook", version)]
+#[command(name = "mimeo-webhook", version, disable_help_subcommand = true)]
 pub(crate) struct Flags {
+    #[command(subcommand)]
+    pub(crate) errand: Option<Errand>,
     #[command(flatten)]
     pub(crate) client: ClientArgs,
     #[command(flatten)]
@@ -39,6 +44,8 @@ pub(crate) struct Flags {
     pub(crate) ops: OpsArgs,
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
 }
 
 /// Where the webhook listens, and where API servers find it.

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::{Path, Query, State},
-    http::{StatusCode, header::CONTENT_TYPE},
+    extract::{FromRequestParts, Path, Query, State, rejection::QueryRejection},
+    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -16,7 +16,13 @@ use mimeo_core::{
     registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH, STAMPS_PATH},
     review::{Request, Verdict, encode},
 };
-use mimeo_runtime::{discovery::Discovery, driver::Handle, duration, seal::Keyring};
+use mimeo_runtime::{
+    discovery::Discovery,
+    driver::Handle,
+    duration,
+    seal::Keyring,
+    trace::{Began, Parent, Traces},
+};
 use serde::Deserialize;
 use tokio::{
     sync::{Semaphore, watch},
@@ -26,9 +32,9 @@ use tracing::warn;
 
 use crate::{
     barrier::{self, Live},
-    body::{Memory, Room, receive},
+    body::{Memory, Room, Why, receive},
     copies,
-    metrics::{Hook, Metrics},
+    metrics::{Answers, Hook, Word},
     namespaces, objects,
     policies::Policies,
     rules, sources, stamps,
@@ -52,8 +58,10 @@ pub(crate) struct App {
     pub(crate) policies: Arc<Policies>,
     /// What stamps are sealed with.
     pub(crate) keyring: watch::Receiver<Keyring>,
+    /// Who wants a span of each review.
+    pub(crate) traces: Traces,
     /// Counters.
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Answers,
     /// How long one request may be held.
     pub(crate) barrier_wait: Duration,
     /// Room for held requests.
@@ -81,11 +89,28 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// What the API server adds to the URL.
-#[derive(Debug, Deserialize)]
+/// What the API server says besides the review.
+#[derive(Debug)]
 struct Asked {
     /// How long it waits, as in `5s`.
     timeout: Option<String>,
+    /// The trace that it makes of this request, if it traces.
+    parent: Parent,
+}
+
+/// What it adds to the URL.
+#[derive(Debug, Deserialize)]
+struct Added {
+    timeout: Option<String>,
+}
+
+impl<S: Sync> FromRequestParts<S> for Asked {
+    type Rejection = QueryRejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        let Query(Added { timeout }) = Query::try_from_uri(&parts.uri)?;
+        Ok(Self { timeout, parent: Parent::of(&parts.headers) })
+    }
 }
 
 impl Asked {
@@ -100,54 +125,49 @@ impl Asked {
 
 type Shared = State<Arc<App>>;
 
-async fn namespaces_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn namespaces_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Namespaces, &asked, body).await {
         Ok(review) => review.answer(namespaces::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }
 
-async fn barrier_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn barrier_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Barrier, &asked, body).await {
         Ok(review) => review.answer(barrier::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }
 
-async fn objects_hook(
-    State(app): Shared,
-    Path(policy): Path<String>,
-    Query(asked): Query<Asked>,
-    body: Body,
-) -> Response {
+async fn objects_hook(State(app): Shared, Path(policy): Path<String>, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Objects, &asked, body).await {
         Ok(review) => review.answer(objects::decide(&app, &policy, &review.request)).await,
         Err(answer) => answer,
     }
 }
 
-async fn stamps_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn stamps_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Stamps, &asked, body).await {
         Ok(review) => review.answer(stamps::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }
 
-async fn rules_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn rules_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Rules, &asked, body).await {
         Ok(review) => review.answer(rules::decide(&app, &review.request, review.deadline)).await,
         Err(answer) => answer,
     }
 }
 
-async fn copies_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn copies_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Copies, &asked, body).await {
         Ok(review) => review.answer(copies::decide(&app, &review.request, review.deadline)).await,
         Err(_) => let_through(),
     }
 }
 
-async fn sources_hook(State(app): Shared, Query(asked): Query<Asked>, body: Body) -> Response {
+async fn sources_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Sources, &asked, body).await {
         Ok(review) => review.answer(async { sources::decide(&app, &review.request) }).await,
         Err(_) => let_through(),
@@ -164,6 +184,8 @@ struct Review<'a> {
     app: &'a App,
     hook: Hook,
     arrived: Instant,
+    began: Began,
+    parent: Parent,
     deadline: Instant,
     request: Request,
     _room: Room<'a>,
@@ -175,26 +197,50 @@ impl<'a> Review<'a> {
     /// # Errors
     /// The answer that says why that can't be done.
     async fn open(app: &'a App, hook: Hook, asked: &Asked, body: Body) -> Result<Self, Response> {
-        let arrived = Instant::now();
+        let (arrived, began, parent) = (Instant::now(), Began::now(), asked.parent);
         let deadline = asked.deadline(arrived);
         // Its uid isn't known before it is read, for which there is no room.
-        let Some(mut room) = app.memory.room() else { return Err(StatusCode::TOO_MANY_REQUESTS.into_response()) };
+        let Some(mut room) = app.memory.room() else {
+            Self::unread(app, hook, arrived, &Why::NoRoom);
+            return Err(StatusCode::TOO_MANY_REQUESTS.into_response());
+        };
         match receive(body, &mut room, deadline).await {
-            Ok(request) => Ok(Self { app, hook, arrived, deadline, request, _room: room }),
+            Ok(request) => Ok(Self { app, hook, arrived, began, parent, deadline, request, _room: room }),
             Err(unread) => {
-                warn!(?hook, error = %unread.why, "no review");
-                app.metrics.answered(hook, None, arrived.elapsed());
+                Self::unread(app, hook, arrived, &unread.why);
                 Err(json(unread.answer()))
             }
         }
+    }
+
+    /// Tells and counts one that isn't read.
+    fn unread(app: &App, hook: Hook, arrived: Instant, why: &Why) {
+        if *why != Why::NoRoom || app.memory.lack_is_news() {
+            warn!(?hook, error = %why, "no review");
+        }
+        app.metrics.answered(hook, why.word(), arrived.elapsed());
     }
 
     /// Answers with what is decided, in time.
     async fn answer(&self, decision: impl Future<Output = Verdict>) -> Response {
         let late = || come_again("Mimeo has no answer in time".into());
         let verdict = timeout_at(self.deadline, decision).await.unwrap_or_else(|_| late());
-        self.app.metrics.answered(self.hook, Some(&verdict), self.arrived.elapsed());
+        self.app.metrics.answered(self.hook, Word::of(&verdict), self.arrived.elapsed());
+        self.trace(&verdict);
         json(encode(&self.request.uid, &verdict))
+    }
+
+    fn trace(&self, verdict: &Verdict) {
+        let Request { uid, kind, namespace, name, operation, .. } = &self.request;
+        self.app.traces.record("review", self.parent, self.began, |span| {
+            span.set("hook", format_args!("{:?}", self.hook));
+            span.set("verdict", format_args!("{:?}", Word::of(verdict)));
+            span.set("uid", uid);
+            span.set("operation", format_args!("{operation:?}"));
+            span.set("kind", &kind.kind);
+            span.set("namespace", namespace.as_deref().unwrap_or_default());
+            span.set("name", name.as_deref().unwrap_or_default());
+        });
     }
 }
 
@@ -205,6 +251,20 @@ fn json(body: Vec<u8>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_api_server_tells_how_long_it_waits_and_which_trace_it_follows() {
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let asked = async |request: axum::http::request::Builder| {
+            let (mut parts, ()) = request.body(()).expect("a request").into_parts();
+            Asked::from_request_parts(&mut parts, &()).await.expect("nothing wrong with it")
+        };
+        let request = || axum::http::Request::post("/mutate/namespaces?timeout=5s");
+        let bare = asked(request()).await;
+        assert_eq!((bare.timeout.as_deref(), bare.parent), (Some("5s"), Parent::None));
+        let traced = asked(request().header("traceparent", header)).await;
+        assert!(matches!(traced.parent, Parent::Sampled { .. }), "{traced:?}");
+    }
 
     #[test]
     fn the_deadline_leaves_a_margin() {
@@ -217,7 +277,7 @@ mod tests {
             (Some("x"), 9_000),
             (Some("1h"), 27_000),
         ] {
-            let asked = Asked { timeout: timeout.map(Into::into) };
+            let asked = Asked { timeout: timeout.map(Into::into), parent: Parent::None };
             assert_eq!(asked.deadline(now) - now, Duration::from_millis(want), "{timeout:?}");
         }
     }

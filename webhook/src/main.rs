@@ -4,6 +4,7 @@ mod authority;
 mod barrier;
 mod body;
 mod copies;
+mod errands;
 mod flags;
 mod hooks;
 mod metrics;
@@ -30,16 +31,17 @@ use mimeo_core::{
 use mimeo_runtime::{
     certificates::ServingMaterial,
     client::Clients,
+    debug::DebugPages,
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, drive},
     identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
+    metrics::Metrics,
     observer::Observer,
     seal::{self, Keyring},
     server::{self, Check, Readiness},
     shutdown::Shutdown,
-    telemetry::registry,
     tls,
     writer::Writer,
 };
@@ -53,7 +55,7 @@ use crate::{
     body::Memory,
     flags::Flags,
     hooks::{App, router},
-    metrics::Metrics,
+    metrics::Answers,
     policies::Registrar,
     register::{Kept, MANAGER, Wanted},
     turns::Turns,
@@ -70,16 +72,26 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    flags.telemetry.init()?;
+    let debug = DebugPages::new(flags.telemetry.init()?);
     tls::install_provider();
     let shutdown = Shutdown::on_signals()?;
+    if let Some(errand) = flags.errand {
+        let clients = flags.client.clients("mimeo-webhook").await?;
+        let namespace = flags.identity.namespace();
+        return tokio::select! {
+            done = errand.run(&clients.requests, &namespace) => done,
+            () = shutdown.triggered() => anyhow::bail!("interrupted"),
+        };
+    }
     let readiness = Readiness::new(shutdown.clone());
     let checks = Checks::new(&readiness);
-    let mut metrics = registry();
-    let (counters, counts) = (Metrics::new(&mut metrics), CopyRequests::new(&mut metrics));
-    server::serve(&flags.ops, readiness.clone(), Arc::new(metrics)).await.context("operations server")?;
-
+    let metrics = Metrics::new();
+    let (answers, counts) = (metrics.add(Answers::new), metrics.add(CopyRequests::new));
     let clients = flags.client.clients("mimeo-webhook").await?;
+    let guard = flags.ops.guard(&clients.requests);
+    server::serve(&flags.ops, &guard, readiness.clone(), metrics.clone(), &debug, axum::Router::new())
+        .await
+        .context("operations server")?;
     let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
     let barrier_resources = flags.hooks.barrier_resources()?;
     let listener = TcpListener::bind(flags.endpoint.listen).await.context("failed to listen")?;
@@ -94,7 +106,8 @@ async fn main() -> anyhow::Result<()> {
         reach: flags.reach.reach(),
         ..Settings::new(Role::Injector, &*identity.cluster)
     };
-    let handle = Handle::new(Engine::new(settings), counts);
+    let traces = flags.trace.start("mimeo-webhook", &identity.replica);
+    let handle = Handle::new(Engine::new(settings), counts, traces.clone());
     let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username.clone());
     let registration = Registration {
         endpoint,
@@ -111,7 +124,8 @@ async fn main() -> anyhow::Result<()> {
         discovery: Arc::new(Discovery::new(clients.requests.clone())),
         policies: Arc::default(),
         keyring: seal::follow(&clients, &identity.namespace, true),
-        metrics: counters,
+        traces,
+        metrics: answers,
         barrier_wait: flags.hooks.barrier_wait,
         held: Semaphore::new(flags.hooks.barrier_max_held),
         reads: Turns::default(),
@@ -122,6 +136,11 @@ async fn main() -> anyhow::Result<()> {
     let seen = observe(&clients, &identity, &app, &checks);
 
     let material = flags.certificate.start(&clients, &identity.namespace, serving_names);
+    metrics.of_watches(&clients.watcher.health);
+    debug.of_watches(&clients.watcher.health);
+    metrics.of_engine(&handle);
+    debug.of_engine(&handle);
+    metrics.of_certificate(material.clone());
     let config = tls::server_config(material.clone())?;
     let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
     // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
@@ -175,7 +194,7 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
     let writer = Writer::new(clients.requests.clone(), limiter.clone(), DEADLINE, &identity.namespace);
     let observer = Observer {
         handle: app.handle.clone(),
-        client: clients.watches.clone(),
+        watcher: clients.watcher.clone(),
         writer: writer.clone(),
         discovery: app.discovery.clone(),
         namespace: identity.namespace.clone(),
@@ -204,8 +223,8 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
         }
     });
     let listed = checks.policies.clone();
-    let (policies, client) = (app.policies.clone(), clients.watches.clone());
-    tokio::spawn(async move { policies.follow(client, || listed.set(true)).await });
+    let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
+    tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
     tokio::spawn(informed(app.handle.clone(), checks.informed.clone()));
     let (mut keyring, sealed) = (app.keyring.clone(), checks.sealed.clone());
     tokio::spawn(async move {

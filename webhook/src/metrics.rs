@@ -9,9 +9,9 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The webhook's metrics. Cheap to clone.
+/// What the hooks answer. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct Answers {
     admission: Family<Answer, Histogram>,
     /// Requests that wait for copies now.
     pub(crate) held: Gauge,
@@ -36,7 +36,7 @@ struct Answer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Word {
+pub(crate) enum Word {
     Allowed,
     Patched,
     Denied,
@@ -44,7 +44,20 @@ enum Word {
     Undecodable,
 }
 
-impl Metrics {
+impl Word {
+    /// Of a review that was read.
+    pub(crate) fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Allow { .. } => Self::Allowed,
+            Verdict::Patch { patch, .. } if patch.0.is_empty() => Self::Allowed,
+            Verdict::Patch { .. } => Self::Patched,
+            Verdict::Deny { code: 429, .. } => Self::ComeAgain,
+            Verdict::Deny { .. } => Self::Denied,
+        }
+    }
+}
+
+impl Answers {
     /// Registers them.
     pub(crate) fn new(registry: &mut Registry) -> Self {
         // From what memory answers to what a wait takes, in seconds.
@@ -57,16 +70,8 @@ impl Metrics {
         Self { admission, held }
     }
 
-    /// Counts an answer; none if the review couldn't be decoded.
-    pub(crate) fn answered(&self, hook: Hook, verdict: Option<&Verdict>, took: Duration) {
-        let verdict = match verdict {
-            None => Word::Undecodable,
-            Some(Verdict::Allow { .. }) => Word::Allowed,
-            Some(Verdict::Patch { patch, .. }) if patch.0.is_empty() => Word::Allowed,
-            Some(Verdict::Patch { .. }) => Word::Patched,
-            Some(Verdict::Deny { code: 429, .. }) => Word::ComeAgain,
-            Some(Verdict::Deny { .. }) => Word::Denied,
-        };
+    /// Counts an answer.
+    pub(crate) fn answered(&self, hook: Hook, verdict: Word, took: Duration) {
         self.admission.get_or_create(&Answer { hook, verdict }).observe(took.as_secs_f64());
     }
 }

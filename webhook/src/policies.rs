@@ -29,7 +29,7 @@ use mimeo_core::{
 use mimeo_runtime::{
     client::{Clients, Fault, status, within},
     discovery::Discovery,
-    watch::{Event, WatchSpec, watch},
+    watch::{Event, WatchSpec, Watcher, watch},
 };
 use serde_json::json;
 use tokio::{
@@ -93,7 +93,7 @@ impl Policies {
     }
 
     /// Follows them until dropped; `listed` is called after each complete listing.
-    pub(crate) async fn follow(&self, client: Client, listed: impl Fn() + Send + Sync) {
+    pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
         let spec = WatchSpec {
             path: "/apis/mimeo.dev/v1alpha1/transformpolicies".into(),
             metadata_only: false,
@@ -102,7 +102,7 @@ impl Policies {
             what: "policies".into(),
         };
         let mut shown = BTreeSet::new();
-        watch::<TransformPolicy>(client, spec, |event| match event {
+        watch::<TransformPolicy>(watcher, spec, |event| match event {
             Event::Listing => shown.clear(),
             Event::Applied(object) => {
                 let name: Box<str> = object.metadata.name.as_deref().unwrap_or_default().into();

@@ -94,15 +94,15 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         rule.sources.iter().filter(told).partition(|source| reach.refuses(source).is_none());
     let refused = refused.into_iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
-    let refuses = |selector: &SourceSelector| reach.refuses_home(&selector.gvk, &selector.namespace);
+    let refuses = |selector: &SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace));
     let refused = rule.selectors.iter().filter_map(|selector| Some((selector, refuses(selector)?)));
     warnings.extend(refused.map(|(selector, why)| format!("Mimeo: sources {selector}: {why}")));
     warnings.extend(reach.leaves_out(&rule).map(|message| format!("Mimeo: {message}")));
     warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
-    let told = |home: &str| rule.id.namespace.as_ref().is_none_or(|own| **own == *home);
-    let homes = rule.homes().filter(|(gvk, home)| told(home) && reach.refuses_home(gvk, home).is_none());
+    let told = |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
+    let homes = rule.homes().filter(|(gvk, home)| told(*home) && reach.refuses_home(gvk, *home).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
     let mut own = rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     match rule.id.kind {
@@ -209,7 +209,7 @@ impl Kinds {
 /// Sources that a read answers with 404, one warning each.
 async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
     let read = async |source: &&SourceRef| {
-        let api = api_of(app, &source.namespace, &kinds.resource(&source.gvk)?);
+        let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
         let answer = timeout_at(deadline, api.get_metadata_opt(&source.name)).await.ok()?.ok()?;
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
@@ -261,7 +261,7 @@ async fn select<'a>(app: &App, rule: &'a Rule, reach: &Reach, kinds: &Kinds, dea
         let sources = foreign.filter_map(|metadata| Some(selector.source(metadata.name.as_deref()?))).collect();
         Some(Selected { selector, sources, more: found.metadata.continue_.is_some_and(|more| !more.is_empty()) })
     };
-    let within = |selector: &&SourceSelector| reach.refuses_home(&selector.gvk, &selector.namespace).is_none();
+    let within = |selector: &&SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace)).is_none();
     join_all(rule.selectors.iter().filter(within).map(list)).await.into_iter().flatten().collect()
 }
 

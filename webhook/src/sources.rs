@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use mimeo_core::{
-    registration::Registration,
+    registration::{Registration, SOURCES},
     review::{Operation, Request, Verdict},
     rule::Rule,
 };
@@ -20,8 +20,8 @@ use crate::{
 
 /// Most rules that are told one by one.
 const RULES: usize = 3;
-/// Between two looks at what the sources are: rules change by hand, what else changes comes by the thousand.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Between two looks at what the sources are: of tenants' rules, and of what else changes, thousands come at a time.
+const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) fn decide(app: &App, request: &Request) -> Verdict {
     let name = request.old_object.as_ref().and_then(|old| old.pointer("/metadata/name")).and_then(Value::as_str);
@@ -35,6 +35,13 @@ pub(crate) fn decide(app: &App, request: &Request) -> Verdict {
         let mut warnings: Vec<String> = fed.iter().take(RULES).map(|fed| warning(kind, fed)).collect();
         if let Some(more) = fed.len().checked_sub(RULES).filter(|more| *more > 0) {
             warnings.push(format!("Mimeo: so it is with the copies of {more} more rules"));
+        }
+        // Whose and where they are, whoever may delete a source need not know.
+        let tenants = engine.feeds_tenants(&group_kind, namespace, name);
+        if tenants > 0 {
+            let copies = if tenants == 1 { "1 copy" } else { &format!("{tenants} copies") };
+            warnings
+                .push(format!("Mimeo: this {kind} feeds {copies} of Replications, deleted after it unless retained"));
         }
         warnings
     });
@@ -56,7 +63,7 @@ pub(crate) async fn keep_registered(
         changes.mark_unchanged();
         let current = registration.borrow_and_update().clone();
         // Half a picture is none: what a replica that has just begun doesn't know yet the others have registered.
-        let sources = handle.look(|engine, _| engine.informed().then(|| engine.sources()));
+        let sources = handle.look(|engine, _| engine.sources(SOURCES));
         if let Some((registration, sources)) = current.zip(sources) {
             kept.want(Wanted::Sources(registration, sources));
         }

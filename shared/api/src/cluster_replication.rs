@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, T
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{
     schema::{self, rule, rule_of},
@@ -47,20 +48,21 @@ use crate::{
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".targets",
-        "(size(self.sources) == 1 && has(self.sources[0].name)) \
+        "(size(self.sources) == 1 && !has(self.sources[0].selector)) \
          || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
         "with several sources or a selector, targets[].name must contain $(source.name)",
     ),
     rule_of(
         ".transform.type",
         "!has(self.transform) || !has(self.transform.type) \
-         || self.sources.all(s, s.apiVersion == 'v1' && s.kind == 'Secret')",
+         || self.sources.all(s, has(s.kind) && s.apiVersion == 'v1' && s.kind == 'Secret')",
         "transform.type is only for Secrets",
     ),
     rule_of(
         ".transform.data",
         "!has(self.transform) || !has(self.transform.data) \
-         || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
+         || self.sources.all(s, has(s.inline) ? s.inline.apiVersion == 'v1' && s.inline.kind == 'ConfigMap' \
+         : s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
     rule_of(
@@ -80,7 +82,7 @@ use crate::{
     ),
 ]))]
 pub struct ClusterReplicationSpec {
-    /// The objects to copy, each by its name or all with some labels. At least 1, at most 32.
+    /// The objects to copy: each by its name, all with some labels, or as it stands in this rule. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<Source>,
 
@@ -145,25 +147,47 @@ pub struct ClusterReplicationSpec {
     pub suspend: bool,
 }
 
-/// What to copy: one object by its name, or objects by their labels.
+/// What to copy: one object by its name, objects by their labels, or an object that stands in the rule itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-    rule("self.kind != 'Namespace'", "kind Namespace is never copied"),
-    rule("has(self.name) != has(self.selector)", "exactly one of name and selector must be set"),
+    rule("!has(self.kind) || self.kind != 'Namespace'", "kind Namespace is never copied"),
+    rule(
+        "[has(self.name), has(self.selector), has(self.inline)].exists_one(x, x)",
+        "exactly one of name, selector and inline must be set",
+    ),
+    rule(
+        "has(self.inline) ? !has(self.apiVersion) && !has(self.kind) && !has(self.__namespace__) \
+         : has(self.apiVersion) && has(self.kind) && has(self.__namespace__)",
+        "apiVersion, kind and namespace must be set, or none of them with inline, which has its own",
+    ),
+    rule_of(
+        ".inline",
+        "!has(self.inline) || !(self.inline.apiVersion == 'v1' && self.inline.kind in ['Secret', 'Namespace'])",
+        "kind Secret must not be inline, since whoever may read the rule would read it; kind Namespace is never copied",
+    ),
+    rule_of(
+        ".inline",
+        "!has(self.inline) || has(self.inline.metadata) && has(self.inline.metadata.name) \
+         && !has(self.inline.metadata.generateName)",
+        "an inline object must have metadata.name, and no metadata.generateName",
+    ),
 ]))]
 pub struct Source {
-    /// API version of the source, with its group if it has one: v1, apps/v1.
+    /// API version of the source, with its group if it has one: v1, apps/v1. Required, except with inline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::api_version")]
-    pub api_version: String,
+    pub api_version: Option<String>,
 
-    /// Kind of the source. Any kind that lives in namespaces.
+    /// Kind of the source. Any kind that lives in namespaces. Required, except with inline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::kind")]
-    pub kind: String,
+    pub kind: Option<String>,
 
-    /// Namespace of the source.
+    /// Namespace of the source. Required, except with inline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::namespace_name")]
-    pub namespace: String,
+    pub namespace: Option<String>,
 
     /// Name of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,6 +202,15 @@ pub struct Source {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
+
+    /// The object to copy itself, with apiVersion, kind and metadata.name; of its metadata only labels and annotations may be set
+    /// besides, and no status. Any kind that lives in namespaces but Secret, since whoever may read the rule would read it. In
+    /// its strings, but not in its name and labels, $(source.name) stands for metadata.name, $(namespace.name) and
+    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
+    /// reported. At most 1 MiB. As of any source, labels and annotations of GitOps tools, Helm and kubectl are not carried to the copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::embedded_object")]
+    pub inline: Option<Value>,
 }
 
 /// Namespaces that get copies, and the copies' name there.
@@ -204,7 +237,7 @@ pub struct Target {
     ]))]
     pub exclude: Option<NamespaceSelection>,
 
-    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) and
+    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's (an inline one has no namespace), $(namespace.name) and
     /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
     /// reported. The source's name must be in it if the rule has several sources or a selector. Default: the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -405,11 +438,12 @@ pub struct SourceStatus {
     pub api_version: String,
     /// Kind of the source.
     pub kind: String,
-    /// Namespace of the source.
-    pub namespace: String,
+    /// Namespace of the source. Left out for an inline one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
     /// Name of the source.
     pub name: String,
-    /// Version of the source that was last read. Left out while the source does not exist.
+    /// Version of the source that was last read. Left out while the source does not exist, and for an inline one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
 }

@@ -169,6 +169,15 @@ pub(crate) fn any_value(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
+/// An object of any kind, as it would be sent to the API server, which checks its apiVersion, kind and metadata.
+pub(crate) fn embedded_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-embedded-resource": true,
+        "x-kubernetes-preserve-unknown-fields": true,
+    })
+}
+
 /// A label selector within limits; its own definition has none.
 pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -78,15 +78,15 @@ pub struct Need {
     pub instead: Vec<Right>,
 }
 
-/// What the author of a rule must hold: to read every source, and to list them where a selector finds them, and to do with copies what Mimeo does, for objects of any name
-/// everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond that.
+/// What the author of a rule must hold: to read every source that doesn't stand in it, and to list them where a selector finds
+/// them, and to do with copies what Mimeo does, for objects of any name everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond that.
 ///
 /// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all kinds of its group.
 pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
     if let Some(home) = &rule.id.namespace {
         return of_replication(rule, home, look_up);
     }
-    let read = rule.sources.iter().map(|source| Right {
+    let read = rule.sources.iter().filter(|source| source.is_named()).map(|source| Right {
         namespace: Some(source.namespace.clone()),
         name: Some(source.name.clone()),
         ..right("get", &source.gvk, &look_up)

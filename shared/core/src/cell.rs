@@ -38,6 +38,15 @@ pub struct Good {
     pub managers: u64,
 }
 
+/// Why a cell isn't as it should be, and since when without a break.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failing {
+    /// What its last request came to.
+    pub failure: Failure,
+    /// When the first one failed.
+    pub since: Tick,
+}
+
 /// One cell of one namespace. There may be a hundred thousand of these: it stays small.
 #[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
 #[derive(Debug)]
@@ -53,7 +62,7 @@ pub struct Cell {
     /// When it was last known to be right.
     pub good: Option<Good>,
     /// Why the last request about it failed; cleared by the next one that doesn't.
-    pub failure: Option<Box<Failure>>,
+    pub failure: Option<Box<Failing>>,
     /// Where it stands with requests.
     pub phase: Phase,
     /// Until when it was last put off.

@@ -1,8 +1,8 @@
 //! An object's metadata, reduced to the few machine words that decide about a copy.
 
-use std::sync::Arc;
+use std::{num::NonZeroU128, sync::Arc};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -55,9 +55,10 @@ impl std::fmt::Display for Uid {
     }
 }
 
-/// First 128 bits of SHA-256: wide enough that two renderings never share one by accident or design.
+/// First 128 bits of SHA-256: wide enough that two renderings never share one by accident or design. Never zero, so that no checksum
+/// takes no more room than one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Checksum(u128);
+pub struct Checksum(NonZeroU128);
 
 impl Checksum {
     /// Of these bytes.
@@ -65,18 +66,19 @@ impl Checksum {
         let digest = Sha256::digest(bytes);
         let mut first = [0u8; 16];
         first.copy_from_slice(&digest[..16]);
-        Self(u128::from_be_bytes(first))
+        Self(NonZeroU128::new(u128::from_be_bytes(first)).unwrap_or(NonZeroU128::MIN))
     }
 
     /// Of an annotation's text as [`Display`](std::fmt::Display) wrote it.
     pub fn parse(text: &str) -> Option<Self> {
-        (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
+        let number = (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        number.and_then(NonZeroU128::new).map(Self)
     }
 
     /// The first half, for where 64 bits tell apart well enough.
     #[allow(clippy::cast_possible_truncation)] // The half that is meant.
     pub fn short(self) -> u64 {
-        (self.0 >> 64) as u64
+        (self.0.get() >> 64) as u64
     }
 }
 
@@ -112,6 +114,8 @@ pub struct Seen {
     pub rule: Option<Arc<RuleId>>,
     /// The source that it was copied from, by its annotation, hashed.
     pub source: u64,
+    /// When Mimeo last changed it, by our apply entry, in seconds since 1970; 0 if there is none.
+    pub written: u32,
     /// What few copies have.
     rare: Option<Box<Rare>>,
     /// Whether the label is there by which the watch of copies selects.
@@ -166,6 +170,7 @@ impl Seen {
         let uid = Uid::parse(meta.uid.as_deref()?)?;
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
+        let own = entries.iter().find(|entry| is_our_apply(entry));
         let rare = Rare {
             retention: annotation(names::RETENTION).map(Retention::from_annotation),
             claims: Claims::of(meta, kind),
@@ -181,12 +186,13 @@ impl Seen {
         Some(Self {
             uid,
             version: version(meta.resource_version.as_deref()),
-            entry: entries.iter().find(|e| is_our_apply(e)).map(field_set),
+            entry: own.map(field_set),
             managers: hash(&entries),
             stripped: entries.is_empty() && labelled && of_here && rule.is_some() && checksum.is_some(),
             checksum,
             rule: rule.map(Arc::new),
             source: annotation(names::SOURCE).map_or(0, source_hash),
+            written: own.and_then(|entry| entry.time.as_ref()).map_or(0, seconds),
             rare: (rare.retention.is_some() || rare.claims != Claims::default()).then(|| Box::new(rare)),
             labelled,
             deleting: meta.deletion_timestamp.is_some(),
@@ -200,6 +206,10 @@ impl Seen {
 /// The form in which [`Seen`] remembers a source.
 pub fn source_hash(source: &str) -> u64 {
     Checksum::of(source.as_bytes()).short()
+}
+
+fn seconds(time: &Time) -> u32 {
+    u32::try_from(time.0.as_second()).unwrap_or_default()
 }
 
 /// The set of fields alone, without the time: two copies of one rendering have the same.

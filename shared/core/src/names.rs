@@ -30,7 +30,8 @@ pub const DRIFT_DENY: &str = "deny";
 
 /// Annotation on every copy: the rule it belongs to, as [`RuleId`](crate::rule::RuleId) prints it.
 pub const RULE: &str = "mimeo.dev/rule";
-/// Annotation on every copy: the source, as `apiVersion/Kind/namespace/name`.
+/// Annotation on every copy: the source, as `apiVersion/Kind/namespace/name`, or `inline/apiVersion/Kind/name` if it stands in
+/// the rule.
 pub const SOURCE: &str = "mimeo.dev/source";
 /// Annotation on copies of copies: the rules that the source had come through, the nearest first. By it and by [`RULE`] selectors
 /// tell what they must not take: what has come through their own rule.

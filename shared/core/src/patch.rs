@@ -3,8 +3,6 @@
 //! What is patched is the copy without its identity, its type and Mimeo's marks, which are put in afterwards: no operation can
 //! reach them, whatever its path comes to mean. Paths that ask for them are refused when the rule is, for they can't be meant.
 
-use std::borrow::Cow;
-
 use json_patch::{
     AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation, ReplaceOperation,
     TestOperation, jsonptr::PointerBuf,
@@ -15,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{
     render::SourceRefused,
     rule::{Refusal, Refusals, SourceRef, syntax},
-    template::{Template, Variable},
+    template::{Template, Variable, each_text, fill_in, variables_in},
     transform::is_mark,
 };
 
@@ -29,7 +27,7 @@ const VALUES: usize = 64 * 1024;
 /// doubles it each time.
 const RESULT: usize = 1536 * 1024;
 /// Deepest nesting after any of the operations, and in a value.
-const DEPTH: usize = 100;
+pub(crate) const DEPTH: usize = 100;
 
 /// A parsed patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,11 +62,7 @@ impl JsonPatch {
 
     /// Variables of the namespace in its values.
     pub(crate) fn variables(&self) -> Vec<Variable> {
-        let mut variables = Vec::new();
-        for value in self.0.iter().filter_map(value_of) {
-            each_text(value, &mut |text| variables.extend(template(text).variables().cloned()));
-        }
-        variables
+        self.0.iter().filter_map(value_of).flat_map(variables_in).collect()
     }
 
     /// Patches a copy: `metadata` has labels and annotations alone, without Mimeo's; `body` is without identity.
@@ -201,11 +195,6 @@ fn check_value(value: &Value, op: JsonPatchOp) -> Result<(), String> {
     checked
 }
 
-/// Text of a value that was checked.
-fn template(text: &str) -> Template {
-    Template::parse(text).unwrap_or_else(|_| Template::of_text(text))
-}
-
 fn value_of(operation: &PatchOperation) -> Option<&Value> {
     match operation {
         PatchOperation::Add(add) => Some(&add.value),
@@ -226,26 +215,8 @@ fn filled_in(operation: &PatchOperation, source: &SourceRef, show: &dyn Fn(&Vari
     operation
 }
 
-fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Variable) -> String) {
-    match value {
-        Value::String(text) => *text = template(text).of_source(source).text(|variable| Cow::Owned(show(variable))),
-        Value::Array(items) => items.iter_mut().for_each(|item| fill_in(item, source, show)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| fill_in(field, source, show)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
-}
-
-fn each_text(value: &Value, tell: &mut impl FnMut(&str)) {
-    match value {
-        Value::String(text) => tell(text),
-        Value::Array(items) => items.iter().for_each(|item| each_text(item, tell)),
-        Value::Object(fields) => fields.values().for_each(|field| each_text(field, tell)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
-}
-
 /// About how many bytes of JSON a value is; none if it is nested more than `depth` deep.
-fn size(value: &Value, depth: usize) -> Option<usize> {
+pub(crate) fn size(value: &Value, depth: usize) -> Option<usize> {
     let depth = depth.checked_sub(1)?;
     match value {
         Value::String(text) => Some(text.len() + 2),

@@ -34,16 +34,16 @@ impl Reach {
 
     /// Why that source isn't read, if it isn't.
     pub fn refuses(&self, source: &SourceRef) -> Option<OutOfReach> {
-        self.refuses_home(&source.gvk, &source.namespace)
+        self.refuses_home(&source.gvk, source.home())
     }
 
-    /// Why no source of the kind is read in that namespace, if none is.
-    pub fn refuses_home(&self, gvk: &GroupVersionKind, namespace: &str) -> Option<OutOfReach> {
+    /// Why the kind isn't copied from that namespace, if it isn't; from none, if the source is inline.
+    pub fn refuses_home(&self, gvk: &GroupVersionKind, namespace: Option<&str>) -> Option<OutOfReach> {
         if !self.copies(&gvk.group_kind()) {
             return Some(OutOfReach::Kind);
         }
-        let reads = self.sources.as_ref().is_none_or(|namespaces| namespaces.contains(namespace));
-        (!reads).then_some(OutOfReach::Namespace)
+        let (limit, home) = (self.sources.as_ref()?, namespace?);
+        (!limit.contains(home)).then_some(OutOfReach::Namespace)
     }
 }
 

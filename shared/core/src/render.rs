@@ -15,7 +15,7 @@ use crate::{
     names,
     outcome::{Failure, Reason},
     rule::{Rule, RuleId, RuleKind, SourceRef, Strategy, Target, syntax},
-    template::{Place, Template, Variable},
+    template::{Place, Template, Variable, fill_in, variables_in},
 };
 
 /// The bytes of one copy. The namespace is in the URL only, so they may be those of others, too.
@@ -200,7 +200,7 @@ impl Form {
     fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
         let mut values = Vec::with_capacity(self.variables.len());
         for variable in &self.variables {
-            let unset = || failure(Reason::VariableUnset, format!("the namespace has no value for {variable}"));
+            let unset = || failure(Reason::VariableUnset, unset(variable));
             values.push((variable.to_string(), variable.value(place).ok_or_else(unset)?));
         }
         let invalid = |what: String| move |why: String| failure(Reason::Invalid, format!("{what} {why}"));
@@ -226,6 +226,11 @@ impl Form {
         let [metadata, content] = [&self.metadata, &self.content].map(|parts| parts.iter().map(fill).collect());
         Ok(Rendering { checksum, metadata, content })
     }
+}
+
+/// That a namespace has no value for a variable, to people.
+pub(crate) fn unset(variable: &Variable) -> String {
+    format!("the namespace has no value for {variable}")
 }
 
 fn failure(reason: Reason, message: String) -> Failure {
@@ -286,7 +291,10 @@ pub fn render(
     let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, &name, object, cluster, show);
     let (metadata, body) = draft(&Variable::to_string)?;
     let content = json!([&metadata, &body]).to_string();
-    let variables: BTreeSet<Variable> = name.variables().cloned().chain(rule.transform.variables()).collect();
+    let mut variables: BTreeSet<Variable> = name.variables().cloned().chain(rule.transform.variables()).collect();
+    if source.is_inline() {
+        variables.extend(object.values().flat_map(variables_in));
+    }
     if variables.is_empty() {
         check_metadata(&metadata, |_| false)?;
         let checksum = Checksum::of(content.as_bytes());
@@ -319,6 +327,14 @@ fn draft(
     cluster: &str,
     show: &dyn Fn(&Variable) -> String,
 ) -> Result<(Fields, Fields), SourceRefused> {
+    let mut filled;
+    let object = if source.is_inline() {
+        filled = object.clone();
+        filled.values_mut().for_each(|value| fill_in(value, source, show));
+        &filled
+    } else {
+        object
+    };
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
         secret_type(rule, &mut body)?;
@@ -375,7 +391,9 @@ impl<'a> Blanks<'a> {
         // One of them is not in a text of finite length. It begins with a character that is not in the rest of it: no text that
         // stands before it or behind it makes another of it.
         let mut sign = "«".to_owned();
-        for number in 0_u64.. {
+        // Nobody writes a text so that it contains what is made of all of it: the first is as good as always right.
+        let first = Checksum::of(content.as_bytes()).short();
+        for number in (0_u64..).map(|number| first.wrapping_add(number)) {
             sign = format!("«{number}:");
             if !content.contains(&sign) {
                 break;

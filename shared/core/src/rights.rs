@@ -45,10 +45,10 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
-/// What is needed for copies, in these places or everywhere if `None`, of sources of these kinds in these namespaces; a kind that
-/// `look_up` doesn't find needs nothing yet.
+/// What is needed for copies, in these places or everywhere if `None`, of sources of these kinds in these namespaces, or in none if
+/// they are inline; a kind that `look_up` doesn't find needs nothing yet.
 pub fn needed<'a>(
-    homes: impl Iterator<Item = (&'a GroupVersionKind, &'a str)>,
+    homes: impl Iterator<Item = (&'a GroupVersionKind, Option<&'a str>)>,
     places: Option<&BTreeSet<Box<str>>>,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<ProgramRight> {
@@ -67,10 +67,12 @@ pub fn needed<'a>(
                 namespace: namespace.map(Into::into),
             }));
         };
-        need(Program::Webhook, &READ, Some(home));
-        if places.is_some() {
-            // Else it reads everywhere, for its copies.
-            need(Program::Reconciler, &READ, Some(home));
+        if home.is_some() {
+            need(Program::Webhook, &READ, home);
+        }
+        // Without places it reads everywhere, for its copies.
+        if home.is_some() && places.is_some() {
+            need(Program::Reconciler, &READ, home);
         }
         for target in &targets {
             // The webhook watches no copies, and deletes none.
@@ -148,7 +150,7 @@ mod tests {
     }
 
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
-        needed([(&policies().gvk, "home"); 2].into_iter(), places, |_| Some(policies()))
+        needed([(&policies().gvk, Some("home")); 2].into_iter(), places, |_| Some(policies()))
     }
 
     fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
@@ -176,7 +178,9 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed([(&policies().gvk, "home")].into_iter(), None, |_| None).is_empty());
+        assert!(needed([(&policies().gvk, Some("home"))].into_iter(), None, |_| None).is_empty());
+        let inline = needed([(&policies().gvk, None)].into_iter(), None, |_| Some(policies()));
+        assert_eq!(told(&inline)[..2], ["Webhook create *", "Webhook patch *"], "there is nothing to read");
     }
 
     #[test]

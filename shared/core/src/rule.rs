@@ -3,34 +3,44 @@
 //! Every check is made here again, whatever the CRD's schema and CEL have checked: one place says what a rule means, and
 //! a rule stored before a check existed is refused all the same. What only discovery knows is left to [`refuse_kind`].
 
-use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::{ClusterReplication, ClusterReplicationSpec, DriftPolicy};
+use serde_json::Value;
 
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
     reach::Reach,
-    selection::{Labels, NameHint, TargetSelection},
-    template::{Place, Template, Variable, check_sample},
+    selection::{Labels, NameHint},
+    template::{Place, Template, each_text},
     transform::Transform,
 };
 
+mod choices;
+mod id;
+mod inline;
+mod refusal;
 mod replication;
 mod source;
 pub(crate) mod syntax;
+mod target;
 
-pub use self::source::{MOST_SOURCES, Origin, SourceRef, SourceSelector};
+pub(crate) use self::refusal::Refusals;
+use self::target::{parse_targets, refuse_chosen_names};
+pub use self::{
+    choices::{Barrier, ConflictPolicy, Retain, Retention, Strategy},
+    id::{NotARuleId, RuleId, RuleKind},
+    refusal::Refusal,
+    source::{MOST_SOURCES, Origin, SourceRef, SourceSelector},
+    target::Target,
+};
 
 /// Most sources of one rule, and most targets.
 const ITEMS: usize = 32;
-/// Longest grace of a deleted source, in seconds: a day.
-const GRACE: i32 = 86_400;
 /// Seconds after which copies may be verified again and again: up to a week.
 const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
-/// Grace where none is given, as in an annotation.
-const DEFAULT_GRACE: Duration = Duration::from_mins(1);
 
 /// What copies are made, and how they are kept.
 #[derive(Clone, Debug)]
@@ -47,6 +57,8 @@ pub struct Rule {
     pub created: jiff::Timestamp,
     /// What is copied, in the author's order, without duplicates.
     pub sources: Vec<SourceRef>,
+    /// Those of them that stand in the rule.
+    pub inline: BTreeMap<SourceRef, Arc<Value>>,
     /// What finds more to copy, in the author's order.
     pub selectors: Vec<SourceSelector>,
     /// The kinds of all of these, in the author's order; one may come several times.
@@ -112,7 +124,10 @@ impl Rule {
         mut refusals: Refusals,
     ) -> Result<Self, Vec<Refusal>> {
         refusals.one("metadata.name", syntax::dns_subdomain(&id.name));
-        let sources = source::parse(&spec.sources, &mut refusals);
+        let sources = source::parse(&spec.sources, &id, &mut refusals);
+        if !sources.inline.is_empty() {
+            refuse_source_namespace(spec, &mut refusals);
+        }
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
         let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources.samples());
         let transform = refusals.all(transform);
@@ -143,7 +158,8 @@ impl Rule {
             generation: metadata.generation.unwrap_or_default(),
             resource_version: metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.as_ref().map_or(jiff::Timestamp::MAX, |time| time.0),
-            sources: sources.named,
+            sources: sources.known,
+            inline: sources.inline,
             selectors: sources.selectors,
             kinds: sources.kinds,
             targets,
@@ -196,10 +212,10 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.could_match(hint, labels))
     }
 
-    /// Where its sources are, with their kinds; one may come several times.
-    pub fn homes(&self) -> impl Iterator<Item = (&GroupVersionKind, &str)> {
-        let named = self.sources.iter().map(|source| (&source.gvk, &*source.namespace));
-        named.chain(self.selectors.iter().map(|selector| (&selector.gvk, &*selector.namespace)))
+    /// Where its sources are, unless they are inline, with their kinds; one may come several times.
+    pub fn homes(&self) -> impl Iterator<Item = (&GroupVersionKind, Option<&str>)> {
+        let known = self.sources.iter().map(|source| (&source.gvk, source.home()));
+        known.chain(self.selectors.iter().map(|selector| (&selector.gvk, Some(&*selector.namespace))))
     }
 
     /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed over: it may come.
@@ -212,15 +228,25 @@ impl Rule {
     }
 }
 
-fn labels_of_the_namespace(name: Option<&str>) -> bool {
-    let name = name.and_then(|name| Template::parse(name).ok());
-    name.is_some_and(|name| name.variables().any(|variable| matches!(variable, Variable::Label(_))))
-}
-
 /// What discovery refuses of a source's kind: objects that live outside namespaces can't be copied into them.
 pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
     let message = || format!("kind {} is cluster-scoped; only objects in namespaces are copied", gvk.group_kind());
     (!resource.namespaced).then(|| Refusal { field: "spec.sources".into(), message: message() })
+}
+
+/// Refuses a variable of which an inline source has no value.
+fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusals) {
+    for (i, target) in spec.targets.iter().enumerate() {
+        if target.name.as_deref().is_some_and(inline::needs_namespace) {
+            refusals.add(format!("spec.targets[{i}].name"), inline::NO_NAMESPACE);
+        }
+    }
+    let mut needed = false;
+    let transform = serde_json::to_value(&spec.transform).unwrap_or_default();
+    each_text(&transform, &mut |text| needed |= inline::needs_namespace(text));
+    if needed {
+        refusals.add("spec.transform", inline::NO_NAMESPACE);
+    }
 }
 
 fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
@@ -231,369 +257,10 @@ fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
     }
 }
 
-/// The targets that can be parsed.
-fn parse_targets(targets: &[mimeo_api::Target], sources: &source::Sources, refusals: &mut Refusals) -> Vec<Target> {
-    refusals.count("spec.targets", targets.len());
-    let parse = |(i, target)| refusals.all(Target::parse(target, sources, &format!("spec.targets[{i}]")));
-    targets.iter().enumerate().filter_map(parse).collect()
-}
-
-/// Kinds of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RuleKind {
-    /// The platform's, cluster-scoped.
-    ClusterReplication,
-    /// A namespace's own, whose owner it takes no more than that to write. It comes second everywhere.
-    Replication,
-}
-
-impl RuleKind {
-    /// All of them, the first first.
-    pub const ALL: [Self; 2] = [Self::ClusterReplication, Self::Replication];
-
-    /// Its name in URLs and in authorization rules.
-    pub fn plural(self) -> &'static str {
-        match self {
-            Self::ClusterReplication => "clusterreplications",
-            Self::Replication => "replications",
-        }
-    }
-
-    /// Name of its definition.
-    pub fn crd_name(self) -> String {
-        format!("{}.{}", self.plural(), mimeo_api::names::GROUP)
-    }
-}
-
-impl fmt::Display for RuleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ClusterReplication => mimeo_api::names::CLUSTER_REPLICATION,
-            Self::Replication => mimeo_api::names::REPLICATION,
-        })
-    }
-}
-
-/// What a rule is known by. Not its uid: a restored backup or a re-created rule keeps its copies.
-///
-/// Prints as `ClusterReplication/registry` and `Replication/team-a/registry`, and parses from that.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RuleId {
-    /// Kind of the rule.
-    pub kind: RuleKind,
-    /// Its namespace, for kinds that live in one.
-    pub namespace: Option<Box<str>>,
-    /// Its name.
-    pub name: Box<str>,
-}
-
-impl fmt::Display for RuleId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, namespace, name } = self;
-        match namespace {
-            None => write!(f, "{kind}/{name}"),
-            Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
-        }
-    }
-}
-
-/// Not the identity of a rule of a kind that there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not kind/name of a rule")]
-pub struct NotARuleId;
-
-impl FromStr for RuleId {
-    type Err = NotARuleId;
-
-    fn from_str(text: &str) -> Result<Self, NotARuleId> {
-        let (kind, rest) = text.split_once('/').ok_or(NotARuleId)?;
-        let (kind, namespace, name) = match kind {
-            mimeo_api::names::CLUSTER_REPLICATION => (RuleKind::ClusterReplication, None, rest),
-            mimeo_api::names::REPLICATION => {
-                let (namespace, name) = rest.split_once('/').ok_or(NotARuleId)?;
-                syntax::dns_label(namespace).map_err(|_| NotARuleId)?;
-                (RuleKind::Replication, Some(namespace.into()), name)
-            }
-            _ => return Err(NotARuleId),
-        };
-        syntax::dns_subdomain(name).map_err(|_| NotARuleId)?;
-        Ok(Self { kind, namespace, name: name.into() })
-    }
-}
-
-/// Namespaces that get copies, and the copies' name there.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// Which namespaces.
-    pub selection: TargetSelection,
-    /// Name of the copies; the source's if absent.
-    pub name: Option<Template>,
-}
-
-impl Target {
-    fn parse(target: &mimeo_api::Target, sources: &source::Sources, field: &str) -> Result<Self, Vec<Refusal>> {
-        let mut refusals = Refusals::default();
-        let selection = refusals.all(TargetSelection::parse(&target.selection, target.exclude.as_ref(), field));
-        let at_name = format!("{field}.name");
-        let name = target.name.as_deref().and_then(|name| refusals.one(&at_name, Template::parse(name)));
-        let target = selection.map(|selection| Self { selection, name: name.clone() });
-        let several = sources.named.len() > 1 || !sources.selectors.is_empty();
-        if name.as_ref().is_some_and(|name| several && !name.names_source()) {
-            refusals.add(at_name, "must contain $(source.name), since the rule has several sources");
-        } else {
-            refuse_copy_names(name.as_ref(), &sources.named, &at_name, &mut refusals);
-            for selector in &sources.selectors {
-                refuse_copy_names(name.as_ref(), &[selector.source("x")], &at_name, &mut refusals);
-            }
-        }
-        refusals.finish_with(target)
-    }
-
-    /// Name of the copies of `source`, in which variables of the namespace may be left.
-    pub fn copy_name(&self, source: &SourceRef) -> Template {
-        copy_name(self.name.as_ref(), source)
-    }
-}
-
-fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
-    template.map_or_else(|| Template::of_text(&source.name), |template| template.of_source(source))
-}
-
-/// Refuses names that whoever labels a namespace makes up as they like: of what is overwritten there they would have the choice.
-fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
-    for (i, target) in targets.iter().enumerate() {
-        if labels_of_the_namespace(target.name.as_deref()) {
-            let why = "must not have labels of the namespace in it if conflictPolicy is Overwrite: who sets them would choose \
-                       what is overwritten";
-            refusals.add(format!("spec.targets[{i}].name"), why);
-        }
-    }
-}
-
-/// Refuses names that can't be, and sources that would share one copy in every namespace.
-fn refuse_copy_names(template: Option<&Template>, sources: &[SourceRef], field: &str, refusals: &mut Refusals) {
-    let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
-    for source in sources {
-        let name = copy_name(template, source);
-        if let Err(why) = check_sample(&name, |name| syntax::object_name(&source.gvk.group, name)) {
-            refusals.add(field, format!("the name of the copy of {source} {why}"));
-        }
-        let name = name.text(|variable| variable.to_string().into());
-        if let Some(first) = copies.insert((source.gvk.group_kind(), name.clone()), source) {
-            refusals
-                .add(field, format!("does not tell {first} and {source} apart: both copies would be named {name:?}"));
-        }
-    }
-}
-
-/// How copies are written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Strategy {
-    /// By server-side apply, whenever they aren't as they should be.
-    Apply,
-    /// The same, and nobody else owns a field of theirs.
-    Replace,
-    /// Once, where nothing is. From then on they are their namespace's owner's.
-    CreateOnce,
-}
-
-impl From<mimeo_api::Strategy> for Strategy {
-    fn from(strategy: mimeo_api::Strategy) -> Self {
-        match strategy {
-            mimeo_api::Strategy::Apply => Self::Apply,
-            mimeo_api::Strategy::Replace => Self::Replace,
-            mimeo_api::Strategy::CreateOnce => Self::CreateOnce,
-        }
-    }
-}
-
-/// What happens to an object in a copy's place that isn't ours.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ConflictPolicy {
-    /// It is left alone and reported.
-    Fail,
-    /// It becomes the copy if it is one already: by its content, or by the mark of another tool that made it as one.
-    Adopt,
-    /// It becomes the copy.
-    Overwrite,
-}
-
-impl From<mimeo_api::ConflictPolicy> for ConflictPolicy {
-    fn from(policy: mimeo_api::ConflictPolicy) -> Self {
-        match policy {
-            mimeo_api::ConflictPolicy::Fail => Self::Fail,
-            mimeo_api::ConflictPolicy::Adopt => Self::Adopt,
-            mimeo_api::ConflictPolicy::Overwrite => Self::Overwrite,
-        }
-    }
-}
-
-/// What becomes of a copy that is no longer wanted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Retain {
-    /// It is deleted.
-    Delete,
-    /// It stays, and nobody updates it any more.
-    Retain,
-}
-
-impl From<mimeo_api::Retention> for Retain {
-    fn from(retention: mimeo_api::Retention) -> Self {
-        match retention {
-            mimeo_api::Retention::Delete => Self::Delete,
-            mimeo_api::Retention::Retain => Self::Retain,
-        }
-    }
-}
-
-/// What becomes of copies that are no longer wanted, by the reason why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Retention {
-    /// When the rule is deleted.
-    pub when_rule_deleted: Retain,
-    /// When the namespace is no longer selected.
-    pub when_unmatched: Retain,
-    /// When the source is deleted.
-    pub when_source_deleted: Retain,
-    /// How long a deleted source may take to come back.
-    pub source_grace: Duration,
-}
-
-impl Retention {
-    /// Nothing is ever deleted.
-    pub const ALWAYS: Self = Self {
-        when_rule_deleted: Retain::Retain,
-        when_unmatched: Retain::Retain,
-        when_source_deleted: Retain::Retain,
-        source_grace: DEFAULT_GRACE,
-    };
-
-    fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
-        let grace = policy.source_grace_period_seconds;
-        let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
-        let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
-        Ok(Self {
-            when_rule_deleted: policy.when_rule_deleted.into(),
-            when_unmatched: policy.when_unmatched.into(),
-            when_source_deleted: policy.when_source_deleted.into(),
-            source_grace: Duration::from_secs(seconds),
-        })
-    }
-
-    /// Value of [`names::RETENTION`], as in `rule=Retain,source=Retain`; `None` if everything is deleted.
-    ///
-    /// The grace isn't in it: it matters only while the rule is there to be asked.
-    pub fn annotation(&self) -> Option<String> {
-        let parts = [
-            ("rule", self.when_rule_deleted),
-            ("unmatched", self.when_unmatched),
-            ("source", self.when_source_deleted),
-        ];
-        let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
-        let retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
-        (!retained.is_empty()).then(|| retained.join(","))
-    }
-
-    /// Reads [`names::RETENTION`]. What it doesn't understand it takes as a wish to retain, which does no harm.
-    pub fn from_annotation(text: &str) -> Self {
-        let all = |retain| Self {
-            when_rule_deleted: retain,
-            when_unmatched: retain,
-            when_source_deleted: retain,
-            source_grace: DEFAULT_GRACE,
-        };
-        let mut retention = all(Retain::Delete);
-        for part in text.split(',') {
-            let (when, what) = part.split_once('=').unwrap_or((part, ""));
-            let retain = if what.trim() == "Delete" { Retain::Delete } else { Retain::Retain };
-            match when.trim() {
-                "rule" => retention.when_rule_deleted = retain,
-                "unmatched" => retention.when_unmatched = retain,
-                "source" => retention.when_source_deleted = retain,
-                _ => return all(Retain::Retain),
-            }
-        }
-        retention
-    }
-}
-
-/// Whether pods of a new namespace wait for its copies; the stricter is the greater.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Barrier {
-    /// They don't wait.
-    None,
-    /// They wait for a limited time, then they are admitted with a warning.
-    BestEffort,
-    /// They are refused until the copies are there.
-    Required,
-}
-
-impl From<mimeo_api::Barrier> for Barrier {
-    fn from(barrier: mimeo_api::Barrier) -> Self {
-        match barrier {
-            mimeo_api::Barrier::None => Self::None,
-            mimeo_api::Barrier::BestEffort => Self::BestEffort,
-            mimeo_api::Barrier::Required => Self::Required,
-        }
-    }
-}
-
-/// One reason why a rule or a policy is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
-pub struct Refusal {
-    /// Path of the field, as in `spec.targets[0].namespacePattern`.
-    pub field: String,
-    /// What is wrong with it, for people.
-    pub message: String,
-}
-
-/// Reasons gathered on the way through an object, so that its author reads all of them at once.
-#[derive(Debug, Default)]
-pub(crate) struct Refusals(Vec<Refusal>);
-
-impl Refusals {
-    pub(crate) fn add(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Refusal { field: field.into(), message: message.into() });
-    }
-
-    /// Keeps the reason why one field is refused.
-    pub(crate) fn one<T>(&mut self, field: &str, checked: Result<T, String>) -> Option<T> {
-        checked.map_err(|message| self.add(field, message)).ok()
-    }
-
-    /// Keeps the reasons why a part is refused.
-    pub(crate) fn all<T>(&mut self, checked: Result<T, Vec<Refusal>>) -> Option<T> {
-        checked.map_err(|refusals| self.0.extend(refusals)).ok()
-    }
-
-    /// Refuses a list without items, or with more than a rule may have.
-    fn count(&mut self, field: &str, items: usize) {
-        self.at_most(field, items, ITEMS);
-    }
-
-    /// Refuses a list without items, or with more than these.
-    pub(crate) fn at_most(&mut self, field: &str, items: usize, most: usize) {
-        match items {
-            0 => self.add(field, "must not be empty"),
-            _ if items <= most => {}
-            _ => self.add(field, format!("must not have more than {most} items")),
-        }
-    }
-
-    /// `parsed` if nothing was refused. Whoever passes `None` has refused something.
-    pub(crate) fn finish_with<T>(self, parsed: Option<T>) -> Result<T, Vec<Refusal>> {
-        match parsed {
-            Some(parsed) if self.0.is_empty() => Ok(parsed),
-            _ => Err(self.0),
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use super::*;
+    use super::{choices::DEFAULT_GRACE, *};
     use serde_json::{Value, json};
 
     fn good() -> Value {
@@ -818,51 +485,5 @@ mod tests {
         let refusals = rule.refuse_kinds(resource(false));
         assert_eq!(refusals.len(), 1);
         assert!(refusals[0].to_string().starts_with("spec.sources[0]: kind Secret is cluster-scoped"), "{refusals:?}");
-    }
-
-    #[test]
-    fn rule_ids_parse_as_they_print() {
-        let id: RuleId = "Replication/team/a.b".parse().unwrap();
-        assert_eq!((id.kind, id.namespace.as_deref(), &*id.name), (RuleKind::Replication, Some("team"), "a.b"));
-        assert_eq!(id.to_string(), "Replication/team/a.b");
-        let id: RuleId = "ClusterReplication/a.b".parse().unwrap();
-        assert_eq!(
-            (id.kind, &*id.name, id.to_string().as_str()),
-            (RuleKind::ClusterReplication, "a.b", "ClusterReplication/a.b")
-        );
-        for text in
-            ["", "registry", "ClusterReplication", "ClusterReplication/", "ClusterReplication/a/b", "Replication/a"]
-        {
-            assert_eq!(text.parse::<RuleId>(), Err(NotARuleId), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn retention_survives_its_annotation() {
-        for bits in 0..8_u8 {
-            let retain = |bit: u8| if bits & bit == 0 { Retain::Delete } else { Retain::Retain };
-            let retention = Retention {
-                when_rule_deleted: retain(1),
-                when_unmatched: retain(2),
-                when_source_deleted: retain(4),
-                source_grace: DEFAULT_GRACE,
-            };
-            match retention.annotation() {
-                None => assert_eq!(bits, 0),
-                Some(text) => assert_eq!(Retention::from_annotation(&text), retention, "{text}"),
-            }
-        }
-        for text in ["", "x", "Retain", "rule=Retain,later=Delete"] {
-            assert_eq!(
-                Retention::from_annotation(text).annotation().unwrap(),
-                "rule=Retain,unmatched=Retain,source=Retain"
-            );
-        }
-        assert_eq!(Retention::from_annotation("rule=Keep,source=Delete").annotation().unwrap(), "rule=Retain");
-    }
-
-    #[test]
-    fn barriers_are_ordered_by_strictness() {
-        assert!(Barrier::None < Barrier::BestEffort && Barrier::BestEffort < Barrier::Required);
     }
 }

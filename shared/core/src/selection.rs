@@ -4,19 +4,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
 };
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use mimeo_api::NamespaceSelection;
-use regex::bytes::{Regex, RegexBuilder};
-use serde_json::{Value, json};
 
+use self::{glob::GLOB_LOAD, selector::Requirement};
+pub use self::{glob::Glob, pattern::Pattern, selector::Selector};
 use crate::{
     names::SYSTEM_NAMESPACES,
     rule::{Refusal, Refusals, syntax},
 };
+
+mod glob;
+mod pattern;
+mod selector;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<Box<str>, Box<str>>;
@@ -29,12 +31,6 @@ const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// Most items of one list of names.
 const NAMES: usize = 128;
-/// What a glob, a pattern or a requirement of labels costs, in names compared.
-const GLOB_LOAD: usize = 8;
-/// Longest pattern, in bytes.
-const PATTERN_LENGTH: usize = 256;
-/// Most memory of one compiled pattern, in bytes: a rule may have 64 of them.
-const PATTERN_SIZE: usize = 256 * 1024;
 
 /// The name of a namespace about to exist: `generateName` gives only its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,291 +220,13 @@ fn namespace_label<'a>(key: &str, name: &'a str, labels: &'a Labels) -> Option<&
     if key == NAMESPACE_NAME { Some(name) } else { labels.get(key).map(|value| &**value) }
 }
 
-/// A name, or a pattern over names in which `*` stands for any characters and `?` for one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glob(Box<str>);
-
-impl Glob {
-    /// Any text is a glob; what it is matched with says which characters make sense in it.
-    pub fn new(text: &str) -> Self {
-        Self(text.into())
-    }
-
-    /// Whether the whole of `text` matches. Compares bytes: what it is for has only ASCII.
-    pub fn matches(&self, text: &str) -> bool {
-        let (glob, text) = (self.0.as_bytes(), text.as_bytes());
-        let mut parts = glob.split(|&b| b == b'*');
-        let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else { return fits(glob, text) };
-        let Some((begins, rest)) = text.split_at_checked(first.len()) else { return false };
-        let Some((mut rest, ends)) = rest.len().checked_sub(last.len()).and_then(|at| rest.split_at_checked(at)) else {
-            return false;
-        };
-        // Giving an earlier star more of the text can't help: each part is looked for once.
-        let mut find = |part: &[u8]| {
-            let Some(at) = rest.windows(part.len()).position(|window| fits(part, window)) else { return false };
-            rest = &rest[at + part.len()..];
-            true
-        };
-        fits(first, begins) && fits(last, ends) && parts.all(|part| part.is_empty() || find(part))
-    }
-
-    /// Whether matching takes no time worth speaking of, however long glob and text are: parts at both ends are compared once,
-    /// and at most one is looked for, which is quick without `?`.
-    pub fn is_quick(&self) -> bool {
-        match self.0.split('*').collect::<Vec<_>>()[..] {
-            [_] | [_, _] => true,
-            [_, middle, _] => !middle.contains('?'),
-            _ => false,
-        }
-    }
-
-    /// Whether some text that is longer than `prefix` and begins with it matches.
-    fn could_match(&self, prefix: &str) -> bool {
-        let (glob, prefix) = (self.0.as_bytes(), prefix.as_bytes());
-        // From the first star on anything may follow, so only what stands before it is compared.
-        let star = glob.iter().position(|&b| b == b'*');
-        let fixed = &glob[..star.unwrap_or(glob.len())];
-        let agrees = fixed.iter().zip(prefix).all(|(&g, &p)| g == b'?' || g == p);
-        agrees && (star.is_some() || fixed.len() > prefix.len())
-    }
-
-    fn is(&self, name: &str) -> bool {
-        &*self.0 == name
-    }
-
-    /// What matching it costs, in names compared.
-    pub fn load(&self) -> usize {
-        if self.literal().is_some() { 1 } else { GLOB_LOAD }
-    }
-
-    /// The one text that it matches, if there is only one.
-    pub fn literal(&self) -> Option<&str> {
-        (!self.0.contains(['*', '?'])).then_some(&*self.0)
-    }
-}
-
-impl fmt::Display for Glob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Whether a glob without `*` is of this text.
-fn fits(part: &[u8], text: &[u8]) -> bool {
-    let alike = || part.iter().zip(text).all(|(&p, &t)| p == b'?' || p == t);
-    part == text || part.len() == text.len() && part.contains(&b'?') && alike()
-}
-
-/// A regular expression over a whole name, in RE2's syntax.
-#[derive(Clone, Debug)]
-pub struct Pattern {
-    regex: Regex,
-    /// What every match begins with, as far as it is plain to see.
-    begins: Box<str>,
-}
-
-impl Pattern {
-    /// Compiles `text`.
-    ///
-    /// # Errors
-    /// A message for people, with what is wrong in it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        if text.is_empty() {
-            return Err("must not be empty".into());
-        }
-        if text.len() > PATTERN_LENGTH {
-            return Err(format!("must not be longer than {PATTERN_LENGTH} characters"));
-        }
-        // Alone first: `a)|(b` would close the group below, and then not be anchored.
-        compile_pattern(text)?;
-        let regex = compile_pattern(&format!(r"\A(?:{text})\z"))?;
-        Ok(Self { regex, begins: literal_beginning(text).into() })
-    }
-
-    /// Whether the whole of `name` matches.
-    pub fn matches(&self, name: &str) -> bool {
-        self.regex.is_match(name.as_bytes())
-    }
-
-    fn could_match(&self, prefix: &str) -> bool {
-        self.begins.starts_with(prefix) || prefix.starts_with(&*self.begins)
-    }
-}
-
-/// Over bytes and without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
-fn compile_pattern(text: &str) -> Result<Regex, String> {
-    RegexBuilder::new(text).unicode(false).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE).build().map_err(
-        |error| {
-            match error {
-                regex::Error::CompiledTooBig(_) => "not a regular expression that fits into memory".to_owned(),
-                // The parser's message draws the pattern over several lines; the last says why.
-                other => {
-                    let drawn = other.to_string();
-                    let why = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                    format!("not a regular expression: {why}")
-                }
-            }
-        },
-    )
-}
-
-/// The characters before the first one that could be special.
-fn literal_beginning(pattern: &str) -> &str {
-    if pattern.contains('|') {
-        return "";
-    }
-    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    let end = pattern.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).unwrap_or(pattern.len());
-    // `ab?` may begin with `a` alone.
-    let quantified = pattern[end..].starts_with(['?', '*', '+', '{']);
-    &pattern[..end - usize::from(quantified && end > 0)]
-}
-
-/// A compiled `LabelSelector`, with the meaning it has to the API server: every requirement must hold, and where there are
-/// none, everything is selected.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Selector {
-    requirements: Vec<Requirement>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Requirement {
-    key: Box<str>,
-    test: Test,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Test {
-    In(BTreeSet<Box<str>>),
-    NotIn(BTreeSet<Box<str>>),
-    Exists,
-    DoesNotExist,
-}
-
-impl Selector {
-    /// Compiles `selector`; refuses what the API server would. Refusals name fields below `field`.
-    pub fn parse(selector: &LabelSelector, field: &str) -> Result<Self, Vec<Refusal>> {
-        let LabelSelector { match_labels, match_expressions } = selector;
-        let (mut refusals, mut requirements) = (Refusals::default(), Vec::new());
-        for (key, value) in match_labels.iter().flatten() {
-            let field = format!("{field}.matchLabels[{key}]");
-            refusals.one(&field, syntax::qualified_name(key));
-            refusals.one(&field, syntax::label_value(value));
-            let test = Test::In([value.as_str().into()].into());
-            requirements.push(Requirement { key: key.as_str().into(), test });
-        }
-        for (i, expression) in match_expressions.iter().flatten().enumerate() {
-            let field = format!("{field}.matchExpressions[{i}]");
-            refusals.one(&format!("{field}.key"), syntax::qualified_name(&expression.key));
-            let test = refusals.all(Test::parse(expression, &field));
-            requirements.extend(test.map(|test| Requirement { key: expression.key.as_str().into(), test }));
-        }
-        refusals.finish_with(Some(Self { requirements }))
-    }
-
-    /// Whether an object with these labels is selected.
-    pub fn matches(&self, labels: &Labels) -> bool {
-        self.matches_by(|key| labels.get(key).map(|value| &**value))
-    }
-
-    /// Whether an object is selected, given the value of each of its labels by key.
-    pub fn matches_by<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.requirements.iter().all(|Requirement { key, test }| test.passes(label(key)))
-    }
-
-    /// Whether it selects everything.
-    pub fn is_empty(&self) -> bool {
-        self.requirements.is_empty()
-    }
-
-    /// As in the query of a list or a watch: `a in (b,c),d,!e`. Neither keys nor values have anything to escape in it.
-    pub fn to_query(&self) -> String {
-        self.requirements.iter().map(Requirement::to_query).collect::<Vec<_>>().join(",")
-    }
-
-    /// As a `LabelSelector` in JSON, all of it in `matchExpressions`: what is written into webhook configurations.
-    pub fn to_json(&self) -> Value {
-        let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
-        if expressions.is_empty() { json!({}) } else { json!({ "matchExpressions": expressions }) }
-    }
-}
-
-impl Requirement {
-    fn to_query(&self) -> String {
-        let key = &self.key;
-        let list = |values: &BTreeSet<Box<str>>| values.iter().map(|value| &**value).collect::<Vec<_>>().join(",");
-        match &self.test {
-            Test::In(values) => format!("{key} in ({})", list(values)),
-            Test::NotIn(values) => format!("{key} notin ({})", list(values)),
-            Test::Exists => key.to_string(),
-            Test::DoesNotExist => format!("!{key}"),
-        }
-    }
-
-    fn to_json(&self) -> Value {
-        let key = &self.key;
-        match &self.test {
-            Test::In(values) => json!({"key": key, "operator": "In", "values": values}),
-            Test::NotIn(values) => json!({"key": key, "operator": "NotIn", "values": values}),
-            Test::Exists => json!({"key": key, "operator": "Exists"}),
-            Test::DoesNotExist => json!({"key": key, "operator": "DoesNotExist"}),
-        }
-    }
-}
-
-impl Test {
-    fn parse(expression: &LabelSelectorRequirement, field: &str) -> Result<Self, Vec<Refusal>> {
-        let LabelSelectorRequirement { key: _, operator, values } = expression;
-        let (mut refusals, at_values) = (Refusals::default(), format!("{field}.values"));
-        let values: BTreeSet<Box<str>> = values.iter().flatten().map(|value| value.as_str().into()).collect();
-        for value in &values {
-            refusals.one(&at_values, syntax::label_value(value));
-        }
-        let test = match operator.as_str() {
-            "In" | "NotIn" if values.is_empty() => {
-                refusals.add(&at_values, format!("must not be empty for operator {operator}"));
-                None
-            }
-            "Exists" | "DoesNotExist" if !values.is_empty() => {
-                refusals.add(&at_values, format!("must be empty for operator {operator}"));
-                None
-            }
-            "In" => Some(Self::In(values)),
-            "NotIn" => Some(Self::NotIn(values)),
-            "Exists" => Some(Self::Exists),
-            "DoesNotExist" => Some(Self::DoesNotExist),
-            _ => {
-                refusals.add(format!("{field}.operator"), "must be one of In, NotIn, Exists and DoesNotExist");
-                None
-            }
-        };
-        refusals.finish_with(test)
-    }
-
-    fn passes(&self, value: Option<&str>) -> bool {
-        match self {
-            Self::In(values) => value.is_some_and(|value| values.contains(value)),
-            Self::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-            Self::Exists => value.is_some(),
-            Self::DoesNotExist => value.is_none(),
-        }
-    }
-
-    /// Whether some value that begins with `prefix` passes.
-    fn could_pass(&self, prefix: &str) -> bool {
-        match self {
-            Self::In(values) => values.iter().any(|value| value.starts_with(prefix)),
-            Self::NotIn(_) | Self::Exists => true,
-            Self::DoesNotExist => false,
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
 
     fn labels(text: &str) -> Labels {
         text.split_whitespace().filter_map(|pair| pair.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
@@ -690,39 +408,7 @@ mod tests {
         assert_eq!(refused(json!({"namespaces": ["A", "B"], "exclude": {"namespaces": ["C"]}})).len(), 3);
     }
 
-    /// A glob's meaning written down as plainly as possible.
-    fn naive(glob: &[u8], text: &[u8]) -> bool {
-        match (glob.split_first(), text.split_first()) {
-            (None, None) => true,
-            (Some((b'*', rest)), None) => naive(rest, text),
-            (Some((b'*', rest)), Some((_, tail))) => naive(rest, text) || naive(glob, tail),
-            (Some((&g, rest)), Some((&t, tail))) => (g == b'?' || g == t) && naive(rest, tail),
-            _ => false,
-        }
-    }
-
-    #[test]
-    fn a_quick_glob_looks_for_one_plain_part_at_most() {
-        for (glob, quick) in [
-            ("a", true),
-            ("a?b", true),
-            ("*", true),
-            ("a?*?b", true),
-            ("*a*", true),
-            ("?*a*?", true),
-            ("*a?*", false),
-            ("*a*b*", false),
-        ] {
-            assert_eq!(Glob::new(glob).is_quick(), quick, "{glob}");
-        }
-    }
-
     proptest! {
-        #[test]
-        fn globs_match_as_the_naive_matcher_does(glob in "[ab*?]{0,8}", text in "[ab]{0,10}") {
-            prop_assert_eq!(Glob::new(&glob).matches(&text), naive(glob.as_bytes(), text.as_bytes()));
-        }
-
         /// Nothing that matches once the name is known was ruled out by its beginning.
         #[test]
         fn no_beginning_rules_out_what_matches(

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::{
     cell::Reference,
+    engine::Tick,
     kind::GroupVersionKind,
     render::{Copies, SourceRefused},
     rule::{RuleId, SourceRef},
-    template::{Place, Template},
+    template::{Place, Template, Variable},
 };
 
 /// Number of a group and kind that has or had copies.
@@ -36,6 +37,8 @@ pub struct Slot {
     pub name: CopyName,
     /// The copies' bytes, or why there are none.
     pub rendering: Result<Copies, NoRendering>,
+    /// When a change of the source made them what they are; none if the rule did.
+    pub renewed: Option<Tick>,
     /// What a good copy's field set is.
     pub reference: Reference,
     /// What it holds in memory, in bytes, if its rule is a tenant's,
@@ -69,6 +72,14 @@ impl CopyName {
         match self {
             Self::Alike(name) => name.clone(),
             Self::Form(template) => template.text_at(place).into(),
+        }
+    }
+
+    /// The first variable in it that has no value there.
+    pub fn unset_at(&self, place: Place<'_>) -> Option<&Variable> {
+        match self {
+            Self::Alike(_) => None,
+            Self::Form(template) => template.variables().find(|variable| variable.value(place).is_none()),
         }
     }
 

@@ -5,6 +5,8 @@
 
 use std::{borrow::Cow, fmt};
 
+use serde_json::Value;
+
 use crate::{
     rule::{SourceRef, syntax},
     selection::Labels,
@@ -16,7 +18,7 @@ pub struct Template(Vec<Piece>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
-    Text(Box<str>),
+    Text(String),
     SourceName,
     SourceNamespace,
     Namespace(Variable),
@@ -59,6 +61,9 @@ impl fmt::Display for Variable {
     }
 }
 
+/// Longer than any variable: a label's key has 317 characters at most.
+const LONGEST: usize = 350;
+
 impl Template {
     /// Reads `text`.
     ///
@@ -70,7 +75,9 @@ impl Template {
         while let Some(start) = rest.find("$(") {
             template.push_text(&rest[..start]);
             rest = &rest[start + 2..];
-            let variable = rest.split_once(')').map(|(variable, after)| Ok::<_, String>((piece(variable)?, after)));
+            // No further: there may be much text, and many a beginning in it.
+            let end = rest.bytes().take(LONGEST).position(|byte| byte == b')');
+            let variable = end.map(|end| Ok::<_, String>((piece(&rest[..end])?, &rest[end + 1..])));
             if let Some((Some(piece), after)) = variable.transpose()? {
                 template.0.push(piece);
                 rest = after;
@@ -92,7 +99,7 @@ impl Template {
     fn push_text(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Text(last)) => *last = [&**last, text].concat().into(),
+            Some(Piece::Text(last)) => last.push_str(text),
             _ => self.0.push(Piece::Text(text.into())),
         }
     }
@@ -161,6 +168,37 @@ pub(crate) fn check_sample(template: &Template, check: impl Fn(&str) -> Result<(
     let sample = |value: &'static str| check(&template.text(|_| value.into()));
     // A label's value may be empty.
     sample("x").or_else(|why| sample("").map_err(|_| why))
+}
+
+/// Fills in the strings of a value, whose text was checked; `show` says what stands for variables of the namespace. Keys are text.
+pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Variable) -> String) {
+    match value {
+        Value::String(text) => *text = checked(text).of_source(source).text(|variable| Cow::Owned(show(variable))),
+        Value::Array(items) => items.iter_mut().for_each(|item| fill_in(item, source, show)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| fill_in(field, source, show)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// The variables of the namespace in the strings of a value, whose text was checked.
+pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
+    let mut variables = Vec::new();
+    each_text(value, &mut |text| variables.extend(checked(text).variables().cloned()));
+    variables
+}
+
+/// Every string in a value; keys are none.
+pub(crate) fn each_text(value: &Value, tell: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => tell(text),
+        Value::Array(items) => items.iter().for_each(|item| each_text(item, tell)),
+        Value::Object(fields) => fields.values().for_each(|field| each_text(field, tell)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn checked(text: &str) -> Template {
+    Template::parse(text).unwrap_or_else(|_| Template::of_text(text))
 }
 
 /// The variable of this name; `None` if it is text.
@@ -234,6 +272,18 @@ mod tests {
         ] {
             let message = Template::parse(text).unwrap_err();
             assert!(message.contains(why), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn text_is_read_once_however_many_variables_begin_in_it() {
+        // Hours, if each looked at the rest, or what is read so far were moved for each.
+        for part in ["$(", "$(x)", "$(source.name)", "$(namespace.name)"] {
+            let count = 1_000_000 / part.len();
+            let template = Template::parse(&part.repeat(count)).unwrap().of_source(&source());
+            let place = Place { name: "x", labels: &Labels::new() };
+            let want = part.replace("$(source.name)", "registry").replace("$(namespace.name)", "x").len() * count;
+            assert_eq!(template.text_at(place).len(), want, "{part}");
         }
     }
 

@@ -16,11 +16,7 @@ use mimeo_core::{
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, vouch};
-
-fn uid(number: usize) -> String {
-    format!("00000000-0000-4000-8000-{number:012}")
-}
+use common::{author, uid, vouch};
 
 fn secrets() -> Resource {
     Resource { gvk: GroupVersionKind::parse("v1", "Secret").unwrap(), plural: "secrets".into(), namespaced: true }

@@ -53,7 +53,7 @@ impl Scene {
         engine.kind(&secrets(), Some(Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true }), now);
         engine.grants_listed(&BTreeSet::new(), now);
         for (number, name) in namespaces.iter().enumerate() {
-            let uid = format!("00000000-0000-4000-8000-{number:012}");
+            let uid = common::uid(number);
             let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
             engine.namespace_applied(&from_value(meta).unwrap(), now);
         }

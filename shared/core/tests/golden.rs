@@ -1,5 +1,5 @@
 //! What others read, compared with files: reviews and webhook configurations with those in `tests/golden`, definitions and the
-//! installed webhook configurations with those in `manifests`, the reference of the API with `docs/api.md`.
+//! installed webhook configurations, and all in one file, with those in `manifests`, the reference of the API with `docs/api.md`.
 //!
 //! With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files are rewritten instead.
 
@@ -202,9 +202,15 @@ const HEADER: &str = "\
 # rules.mimeo.dev fails closed: what nobody checked isn't stored.
 ";
 
+#[test]
+fn manifests() {
+    installed_webhook_configurations();
+    definitions();
+    in_one_file();
+}
+
 /// They are installed with the rest so that what fails closed does so from the start, and what the webhook writes over them is the
 /// same. The `caBundle` is the webhook's to add, and so are the policies' entries.
-#[test]
 fn installed_webhook_configurations() {
     let registration = Registration {
         ca_bundle: None,
@@ -219,14 +225,38 @@ fn installed_webhook_configurations() {
     matches_text("manifests/kustomize/webhooks.yaml", &text);
 }
 
-#[test]
 fn definitions() {
     for crd in crds() {
         let mut value = serde_json::to_value(&crd).expect("a CRD is plain data");
         whole_numbers(&mut value);
         let text = format!("# Generated from shared/api; do not edit (make golden).\n{}", yaml(&value));
-        matches_text(&format!("manifests/crds/{}.yaml", crd.spec.names.plural), &text);
+        let plural = &crd.spec.names.plural;
+        matches_text(&format!("manifests/crds/{plural}.yaml"), &text);
+        // The chart can't reach beyond its own folder.
+        matches_text(&format!("manifests/chart/files/crds/{plural}.yaml"), &text);
     }
+}
+
+/// What `manifests/kustomize` names, one after the other: the same for who has no kustomize.
+fn in_one_file() {
+    let mut text = String::from(
+        "# Generated from manifests/kustomize; do not edit (make golden). Installs Mimeo: kubectl apply -f\n",
+    );
+    for file in resources("manifests/kustomize") {
+        let document = read(&file);
+        let lines: Vec<&str> = document.lines().filter(|line| !line.starts_with("# Generated")).collect();
+        text.extend(["---\n", &lines.join("\n"), "\n"]);
+    }
+    matches_text("manifests/install.yaml", &text);
+}
+
+/// The files of a kustomization, those of folders that it names included.
+fn resources(folder: &str) -> Vec<String> {
+    let kustomization: Value =
+        serde_yaml::from_str(&read(&format!("{folder}/kustomization.yaml"))).expect("a kustomization is YAML");
+    let named: Vec<String> = serde_json::from_value(kustomization["resources"].clone()).expect("a list of names");
+    let files = named.into_iter().map(|name| format!("{folder}/{name}"));
+    files.flat_map(|name| if path(&name).is_dir() { resources(&name) } else { vec![name] }).collect()
 }
 
 /// Writes 60 instead of 60.0: limits are floats in the Rust type of a schema.

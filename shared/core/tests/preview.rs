@@ -45,7 +45,7 @@ fn engine(rules: &[Rule], namespaces: usize) -> Engine {
     let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
     for number in 0..2 * namespaces {
         let name = format!("{}-{}", if number % 2 == 0 { "a" } else { "b" }, number / 2);
-        let uid = format!("00000000-0000-4000-8000-{number:012}");
+        let uid = common::uid(number);
         let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
         engine.namespace_applied(&from_value(meta).unwrap(), NOW);
         listed.insert(name.into());

@@ -15,13 +15,9 @@ use mimeo_core::{
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, vouch};
+use common::{author, uid, vouch};
 
 const NOW: Duration = Duration::from_secs(1);
-
-fn uid(number: u32) -> String {
-    format!("00000000-0000-4000-8000-{number:012}")
-}
 
 struct Scene {
     engine: Engine,
@@ -125,6 +121,43 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
         scene.written(&create, 3);
         assert!(scene.next().is_none(), "{kind}");
     }
+}
+
+/// Somebody removed the label by which its watch shows it, and then the source changed.
+#[test]
+fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
+    let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
+    scene.source_is("a");
+    let create = scene.next().unwrap();
+    scene.written(&create, 2);
+    let entry =
+        json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+    let hidden = json!({
+        "name": "x", "namespace": "team", "uid": uid(2), "resourceVersion": "13", "managedFields": [entry],
+    });
+    let hidden: ObjectMeta = from_value(hidden).unwrap();
+    scene.engine.copy_gone(&scene.source.gvk.group_kind(), &hidden, NOW);
+    scene.source_is("b");
+    // Whether it is gone or only unlabelled a create tells; what it is, a read.
+    let create = scene.next().unwrap();
+    assert_eq!(create.ticket.verb, Verb::Create);
+    scene.engine.outcome(&create.ticket, Outcome::Conflict, NOW);
+    let apply = scene.next().unwrap();
+    assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{:?}", apply.ticket.verb);
+    scene.refuse(&apply);
+    let look = scene.next().unwrap();
+    assert_eq!(look.ticket.verb, Verb::Look);
+    scene.engine.outcome(&look.ticket, Outcome::Object(Box::new(hidden)), NOW);
+    let apply = scene.next().unwrap();
+    assert!(matches!(apply.ticket.verb, Verb::Apply(_)), "{:?}", apply.ticket.verb);
+    scene.refuse(&apply);
+    let delete = scene.next().unwrap();
+    assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 13) if uid.to_string() == self::uid(2)));
+    scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+    let create = scene.next().unwrap();
+    assert_eq!(create.ticket.verb, Verb::Create);
+    scene.written(&create, 4);
+    assert!(scene.next().is_none());
 }
 
 /// The source is again what the copy is: there is nothing to replace.

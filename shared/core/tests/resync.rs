@@ -19,7 +19,7 @@ use mimeo_core::{
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, vouch};
+use common::{author, uid, vouch};
 
 const PERIOD: Duration = Duration::from_mins(1);
 const COPIES: usize = 100;
@@ -29,10 +29,6 @@ struct Scene {
     now: Duration,
     /// resourceVersions of the copies.
     versions: BTreeMap<String, u64>,
-}
-
-fn uid(number: u64) -> String {
-    format!("00000000-0000-4000-8000-{number:012}")
 }
 
 fn rule(generation: i64, spec: &Value) -> Rule {

@@ -36,7 +36,7 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
     engine.rules_unserved(RuleKind::Replication, NOW);
     for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
-        let uid = format!("00000000-0000-4000-8000-{number:012}");
+        let uid = common::uid(number);
         let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5"});
         engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
     }

@@ -212,6 +212,33 @@ fn a_rule_says_that_discovery_does_not_answer() {
 }
 
 /// Its copy is there, and stays: whether the source is gone nobody can tell.
+/// Mimeo's rights were taken while it ran: what it knows goes on, and nobody sees what changes.
+#[test]
+fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.list_copies();
+    world.show_source();
+    world.engine.rules_unreadable(RuleKind::ClusterReplication, Unreadable::Unavailable, world.now);
+    assert!(world.engine.follows_rules(), "that passes");
+    world.engine.rules_unreadable(RuleKind::ClusterReplication, FORBIDDEN, world.now);
+    assert!(!world.engine.follows_rules());
+    let part = "{apiGroups: [mimeo.dev], resources: [clusterreplications], verbs: [get, list, watch]}";
+    world.expect("Authorized", "ControllerForbidden", part);
+    world.now += Duration::from_secs(5);
+    assert_eq!(world.requests(), [Verb::Create], "the rule is there, for all that is known");
+
+    let listed = "ClusterReplication/registry".parse().unwrap();
+    world.engine.rules_listed(RuleKind::ClusterReplication, &[listed].into(), world.now);
+    assert!(world.engine.follows_rules());
+    world.expect("Authorized", "Allowed", "");
+    // Until they have been shown once, nobody knows what there is.
+    let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    engine.rules_unreadable(RuleKind::ClusterReplication, Unreadable::Unavailable, world.now);
+    assert!(!engine.follows_rules());
+    engine.rules_unserved(RuleKind::ClusterReplication, world.now);
+    assert!(engine.follows_rules(), "there are none");
+}
+
 #[test]
 fn the_copies_of_a_source_that_cannot_be_read_stay() {
     let mut world = World::new(Role::Keeper, "None").served();

@@ -16,15 +16,11 @@ use mimeo_core::{
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, vouch};
+use common::{author, uid, vouch};
 
 fn secrets() -> Resource {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
     Resource { gvk, plural: "secrets".into(), namespaced: true }
-}
-
-fn uid(number: u64) -> String {
-    format!("00000000-0000-4000-8000-{number:012}")
 }
 
 /// An engine, and a server that does what it is asked.
@@ -42,15 +38,7 @@ struct World {
 impl World {
     /// One rule for all namespaces but the sources', with Secrets of `home` by these names as its sources.
     fn new(role: Role, sources: &[&str], spec: &Value) -> Self {
-        let source = |name: &&str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});
-        let mut rule = json!({
-            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rule"},
-            "spec": {"sources": sources.iter().map(source).collect::<Vec<_>>()},
-        });
-        for (field, value) in spec.as_object().unwrap() {
-            rule["spec"][field] = value.clone();
-        }
-        let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+        let rule = rule("rule", sources, spec);
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let now = Duration::from_secs(1);
@@ -150,6 +138,18 @@ impl World {
     }
 }
 
+fn rule(name: &str, sources: &[&str], spec: &Value) -> Rule {
+    let source = |name: &&str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});
+    let mut rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name},
+        "spec": {"sources": sources.iter().map(source).collect::<Vec<_>>()},
+    });
+    for (field, value) in spec.as_object().unwrap() {
+        rule["spec"][field] = value.clone();
+    }
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
 fn everywhere(name: &str, transform: &Value) -> Value {
     json!({
         "targets": [{"namespaceSelector": {}, "exclude": {"namespaces": ["home"]}, "name": name}],
@@ -221,6 +221,37 @@ fn a_missing_label_is_the_trouble_of_its_namespace_alone() {
         assert_eq!(world.run(), Vec::<String>::new(), "{name}");
         assert_eq!((world.copies.len(), world.failures().len()), (2, 1), "{name}");
     }
+}
+
+/// A name that isn't there is nobody's: neither rule has it.
+#[test]
+fn of_two_rules_that_lack_the_same_label_each_says_so() {
+    let spec = everywhere("a-$(namespace.labels['team'])", &json!({}));
+    let mut world = World::new(Role::Keeper, &["a"], &spec);
+    let other = rule("second", &["a"], &spec);
+    let ids = [world.rule.clone(), other.id.clone()];
+    world.engine.rule_applied(other.id.clone(), Ok(other), author(), None, world.now);
+    vouch(&mut world.engine, world.now);
+    world.namespace("one", json!({}));
+    assert_eq!(world.run(), Vec::<String>::new());
+    let told = |world: &mut World| {
+        ids.each_ref().map(|id| {
+            world.rule = id.clone();
+            world.failures().into_iter().map(|[_, _, reason]| reason).collect::<Vec<_>>()
+        })
+    };
+    let unset = || vec!["VariableUnset".to_owned()];
+    assert_eq!(told(&mut world), [unset(), unset()]);
+    let notes: Vec<String> = world.engine.announcements(world.now).into_iter().map(|event| event.note).collect();
+    assert_eq!(
+        notes.iter().filter(|note| note.contains("VariableUnset: the namespace has no value")).count(),
+        4,
+        "{notes:#?}"
+    );
+    // With it, one of them has the copy.
+    world.namespace("one", json!({"team": "red"}));
+    assert_eq!(world.run(), ["Create one/a-red"]);
+    assert_eq!(told(&mut world), [vec![], vec!["RuleConflict".to_owned()]]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Asks the API server who may do what.
 
 use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 use kube::{Api, Client, api::PostParams, core::Status};
 use mimeo_core::{authority::Right, review::User};
@@ -14,9 +14,40 @@ use crate::client::within;
 /// # Errors
 /// Nobody could say: that isn't "no".
 pub async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
+    let resource_attributes = Some(attributes(right));
+    ask(client, user, SubjectAccessReviewSpec { resource_attributes, ..SubjectAccessReviewSpec::default() }, deadline)
+        .await
+}
+
+/// Whether the user may do this with a path that is no resource's, such as `get` with `/metrics`.
+///
+/// # Errors
+/// Nobody could say: that isn't "no".
+pub async fn may_visit(client: &Client, user: &User, verb: &str, path: &str, deadline: Instant) -> kube::Result<bool> {
+    let attributes = NonResourceAttributes { verb: Some(verb.to_owned()), path: Some(path.to_owned()) };
+    let non_resource_attributes = Some(attributes);
+    ask(
+        client,
+        user,
+        SubjectAccessReviewSpec { non_resource_attributes, ..SubjectAccessReviewSpec::default() },
+        deadline,
+    )
+    .await
+}
+
+async fn ask(client: &Client, user: &User, spec: SubjectAccessReviewSpec, deadline: Instant) -> kube::Result<bool> {
+    let User { name, uid, groups, extra } = user;
+    let spec = SubjectAccessReviewSpec {
+        user: Some(name.clone()),
+        uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
+        groups: Some(groups.clone()),
+        extra: Some(extra.clone()),
+        ..spec
+    };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let left = deadline.saturating_duration_since(Instant::now());
-    let answer = within(left, reviews.create(&PostParams::default(), &review(user, right))).await?;
+    let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
     match answer.status {
         Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
         // An authorizer that would have said "yes" may be the one that failed. (Bindings to roles that aren't there are no
@@ -31,28 +62,16 @@ pub async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: I
 /// The code of an answer that was none, though the API server gave it: it isn't overloaded.
 const UNDECIDED: u16 = 424;
 
-fn review(user: &User, right: &Right) -> SubjectAccessReview {
-    let User { name, uid, groups, extra } = user;
-    let Right { verb, group, resource, namespace, name: object } = right;
-    let attributes = ResourceAttributes {
+fn attributes(right: &Right) -> ResourceAttributes {
+    let Right { verb, group, resource, namespace, name } = right;
+    ResourceAttributes {
         verb: Some((*verb).to_owned()),
         group: Some(group.to_string()),
         // Not one of the kind's versions, but the kind.
         version: Some("*".into()),
         resource: Some(resource.to_string()),
         namespace: namespace.as_ref().map(ToString::to_string),
-        name: object.as_ref().map(ToString::to_string),
+        name: name.as_ref().map(ToString::to_string),
         ..ResourceAttributes::default()
-    };
-    SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: Some(name.clone()),
-            uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
-            groups: Some(groups.clone()),
-            extra: Some(extra.clone()),
-            resource_attributes: Some(attributes),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
     }
 }

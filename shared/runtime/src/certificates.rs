@@ -1,5 +1,5 @@
 //! Mimeo's own CA and serving certificate: how they are issued, and what is due when. No IO and no clock here; the
-//! Secret is [`in_cluster`]'s and mounted files are [`mounted`]'s business.
+//! Secret is [`in_cluster`]'s, mounted files are [`mounted`]'s and what nobody verifies is [`unverified`]'s business.
 //!
 //! # How a CA is replaced without anybody noticing
 //!
@@ -20,6 +20,7 @@
 
 pub mod in_cluster;
 pub mod mounted;
+pub mod unverified;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -22,6 +22,7 @@ use tower::{BoxError, ServiceBuilder};
 use crate::{
     body::{Outgoing, unpack},
     tls,
+    watch::Watcher,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,6 +51,8 @@ pub struct Clients {
     pub requests: Client,
     /// For watches: a connection that is silent for 100 s is given up.
     pub watches: Client,
+    /// The same for watches that engines live by, of which it is known how they fare.
+    pub watcher: Watcher,
 }
 
 impl fmt::Debug for Clients {
@@ -92,7 +95,8 @@ impl ClientArgs {
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
         let build = |flavour| build(&config, flavour).map_err(|error| ClientError::Build(Box::new(error)));
-        Ok(Clients { requests: build(Flavour::Requests)?, watches: build(Flavour::Watches)? })
+        let watches = build(Flavour::Watches)?;
+        Ok(Clients { requests: build(Flavour::Requests)?, watcher: Watcher::from(watches.clone()), watches })
     }
 
     async fn config(&self) -> Result<Config, ClientError> {

@@ -30,6 +30,7 @@ use crate::{
     discovery::Discovery,
     follow::Backoff,
     limiter::Limiter,
+    trace::{Began, Parent, Traces},
     writer::{Answer, KINDS_CONFIG_MAP, Writer},
 };
 
@@ -47,6 +48,7 @@ struct Shared {
     /// Counts changes: whoever waits for a namespace looks again.
     changes: watch::Sender<u64>,
     counts: CopyRequests,
+    traces: Traces,
 }
 
 /// Counts requests that create, change or delete copies. Cheap to clone.
@@ -60,22 +62,32 @@ struct Written {
     result: &'static str,
 }
 
+const VERBS: [&str; 4] = ["create", "apply", "claim", "delete"];
+const RESULTS: [&str; 5] = ["done", "conflict", "refused", "gone", "unavailable"];
+
 impl CopyRequests {
     /// Counts in this registry.
     pub fn new(registry: &mut Registry) -> Self {
         let this = Self::default();
         let help = "Requests that create, change or delete copies, by verb and result";
         registry.register("copy_requests", help, this.0.clone());
+        // From zero on: of what appears with its first event no rate can tell that one.
+        for (verb, result) in VERBS.into_iter().flat_map(|verb| RESULTS.map(|result| (verb, result))) {
+            let _ = this.0.get_or_create(&Written { verb, result });
+        }
         this
     }
+}
 
-    fn count(&self, verb: Verb, outcome: &Outcome) {
+impl Written {
+    /// None: nothing was to be written.
+    fn of(verb: Verb, outcome: &Outcome) -> Option<Self> {
         let verb = match verb {
             Verb::Create => "create",
             Verb::Apply(_) | Verb::Take(..) => "apply",
             Verb::Claim(..) => "claim",
             Verb::Delete(..) => "delete",
-            Verb::Learn(_) | Verb::Compare(..) | Verb::Look => return,
+            Verb::Learn(_) | Verb::Compare(..) | Verb::Look => return None,
         };
         let result = match outcome {
             Outcome::Object(_) | Outcome::Absent => "done",
@@ -84,19 +96,20 @@ impl CopyRequests {
             Outcome::NamespaceGone | Outcome::NotServed => "gone",
             Outcome::Unavailable { .. } => "unavailable",
         };
-        self.0.get_or_create(&Written { verb, result }).inc();
+        Some(Self { verb, result })
     }
 }
 
 impl Handle {
-    /// Of this engine, whose requests are counted; its clock starts now.
-    pub fn new(engine: Engine, counts: CopyRequests) -> Self {
+    /// Of this engine, whose requests are counted and traced; its clock starts now.
+    pub fn new(engine: Engine, counts: CopyRequests, traces: Traces) -> Self {
         let shared = Shared {
             engine: Mutex::new(engine),
             started: Instant::now(),
             work: Notify::new(),
             changes: watch::Sender::new(0),
             counts,
+            traces,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -119,6 +132,24 @@ impl Handle {
         // A panic in the engine would be a bug that a restart mends; the state is whole between calls.
         let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
         f(&mut engine, self.shared.started.elapsed())
+    }
+
+    fn measure(&self, request: &Request, outcome: &Outcome, began: Began) {
+        let Some(written) = Written::of(request.ticket.verb, outcome) else { return };
+        self.shared.counts.0.get_or_create(&written).inc();
+        self.shared.traces.record("write", Parent::None, began, |span| {
+            span.set("verb", written.verb);
+            span.set("result", written.result);
+            if let Some(rule) = &request.rule {
+                span.set("rule", rule);
+            }
+            span.set("kind", &request.resource.gvk.kind);
+            span.set("namespace", &request.ticket.namespace);
+            span.set("name", &request.ticket.name);
+            if matches!(outcome, Outcome::Refused(_) | Outcome::Immutable(_) | Outcome::Unavailable { .. }) {
+                span.fail();
+            }
+        });
     }
 
     /// Tells of every change from now on.
@@ -173,9 +204,10 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         match action {
             Action::Request(request) => {
                 tokio::spawn(async move {
+                    let began = Began::now();
                     let outcome = tools.writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
-                    handle.shared.counts.count(request.ticket.verb, &outcome);
+                    handle.measure(&request, &outcome, began);
                     let notices = handle.with(|engine, now| {
                         engine.outcome(&request.ticket, outcome, now);
                         engine.notices()
@@ -394,7 +426,7 @@ pub async fn remind(handle: Handle) {
                     rule,
                     copies,
                     nonce,
-                    "deletion held: the rule is gone with its CRD; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
+                    "deletion held: the rule is gone, and not known to have been deleted; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
                     names::CONFIRM_DELETION,
                 );
             }

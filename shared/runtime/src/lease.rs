@@ -144,6 +144,7 @@ fn whole_seconds(duration: Duration) -> i32 {
 #[derive(Debug)]
 pub struct Election {
     leading: watch::Receiver<bool>,
+    holder: watch::Receiver<Option<String>>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -164,7 +165,9 @@ impl Election {
         {
             return Err(LeaseError::Timing);
         }
+        let (told, seen) = watch::channel(None);
         let candidate = Candidate {
+            holder: told,
             api: Api::namespaced(clients.requests.clone(), namespace),
             watched: Api::namespaced(clients.watches.clone(), namespace),
             name: name.to_owned(),
@@ -176,12 +179,17 @@ impl Election {
         let (publish, leading) = watch::channel(false);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(candidate.run(publish, stopped));
-        Ok(Self { leading, stop, task })
+        Ok(Self { leading, holder: seen, stop, task })
     }
 
     /// Whether this replica leads: true from when the Lease was acquired until it was lost or released.
     pub fn leading(&self) -> watch::Receiver<bool> {
         self.leading.clone()
+    }
+
+    /// Who holds the Lease, as this replica has seen it last: it may have expired since.
+    pub fn holder(&self) -> watch::Receiver<Option<String>> {
+        self.holder.clone()
     }
 
     /// Returns when this replica leads. Cancel safe.
@@ -209,6 +217,7 @@ impl Election {
 }
 
 struct Candidate {
+    holder: watch::Sender<Option<String>>,
     api: Api<Lease>,
     watched: Api<Lease>,
     name: String,
@@ -238,6 +247,7 @@ impl Candidate {
                 won = self.stand_by() => won,
             };
             info!(lease = self.name, holder = self.me, "leading");
+            self.holder.send_replace(Some(self.me.clone()));
             publish.send_replace(true);
             let mut lease = lease;
             let end = self.lead(&mut lease, renewed, &mut stop).await;
@@ -260,6 +270,7 @@ impl Candidate {
         let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
         loop {
+            self.holder.send_replace(observed.as_ref().and_then(Observed::holder).map(str::to_owned));
             let asked = Instant::now();
             let wake = match next_move(observed.as_ref(), &self.me, asked) {
                 Move::Wait(expiry) => expiry,
@@ -529,6 +540,7 @@ mod tests {
         let server =
             Server::start([Script::json(200, &list), conflict, read, silent, Script::json(200, &at("8"))]).await;
         let candidate = Candidate {
+            holder: watch::Sender::new(None),
             api: Api::default_namespaced(server.client()),
             watched: Api::default_namespaced(server.client()),
             name: "l".into(),

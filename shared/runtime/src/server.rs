@@ -1,38 +1,48 @@
-//! The operations server: `/healthz`, `/readyz` and `/metrics` in plain HTTP on a port of their own.
+//! The operations server: `/healthz`, `/readyz` and `/metrics` on a port of their own, in plain HTTP or in TLS.
+//!
+//! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the rest.
 //!
 //! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
 //! connection is for one request and lasts no longer than one may take: whoever asks nothing must not keep probes out.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::State,
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use prometheus_client::registry::Registry;
+use kube::Client;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until},
 };
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    certificates::{CertificateError, mounted, unverified},
+    debug::DebugPages,
+    guard::{Guard, Peer},
+    metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
     shutdown::Shutdown,
-    telemetry::{METRICS_CONTENT_TYPE, encode_metrics},
+    tls::{self, TlsError},
 };
 
-/// From the accepted connection to the end of the answer.
+/// From the accepted connection to the end of the answer, or to the next piece of it.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// At once; any more wait to be accepted.
 const CONNECTIONS: usize = 64;
+/// How long the head of a request may be, in bytes.
+const HEAD: usize = 32 << 10;
 /// How long to wait after the operating system refused to accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,9 +50,94 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
-    /// Address of /healthz, /readyz and /metrics, in plain HTTP; port 0 takes a free one, which is logged
+    /// Address of /healthz, /readyz and /metrics; port 0 takes a free one, which is logged
     #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub ops_listen: SocketAddr,
+    /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
+    #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
+    pub ops_auth: OpsAuth,
+    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS. Default: plain HTTP, or with
+    /// `--ops-auth token` a certificate made at start, which clients can't verify
+    #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
+    pub ops_cert_dir: Option<PathBuf>,
+    /// Serve /debug/state (what the program has inside, in numbers) and /debug/log-level (GET, PUT) there; without `--ops-auth token`
+    /// only to connections from the same machine or Pod
+    #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
+    pub debug_endpoints: bool,
+}
+
+/// Who may read what isn't for everybody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OpsAuth {
+    /// Whoever reaches the address.
+    None,
+    /// Who brings a bearer token of a user that may `get` the path (RBAC: nonResourceURLs), in TLS.
+    Token,
+}
+
+/// Why the operations server can't begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OpsError {
+    /// The address is taken, or isn't one of this machine.
+    #[error("failed to listen")]
+    Listen(#[from] io::Error),
+    /// There is no certificate to be made.
+    #[error("failed to make a certificate")]
+    Certificate(#[from] CertificateError),
+    /// The TLS library refuses its defaults.
+    #[error("failed to set up TLS")]
+    Tls(#[from] TlsError),
+}
+
+impl OpsArgs {
+    /// What stands before all but the probes' paths; asks the API server by this client.
+    pub fn guard(&self, client: &Client) -> Guard {
+        match self.ops_auth {
+            OpsAuth::None => Guard::open(),
+            OpsAuth::Token => Guard::by_token(client.clone()),
+        }
+    }
+
+    /// None: plain HTTP.
+    fn acceptor(&self) -> Result<Option<TlsAcceptor>, OpsError> {
+        let material = match (&self.ops_cert_dir, self.ops_auth) {
+            (Some(folder), _) => mounted::start(folder.clone(), Duration::ZERO),
+            // A token that is sent in the clear is everybody's.
+            (None, OpsAuth::Token) => unverified::start()?,
+            (None, OpsAuth::None) => return Ok(None),
+        };
+        let mut config = tls::server_config(material)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Some(TlsAcceptor::from(Arc::new(config))))
+    }
+}
+
+/// How long a connection may still last. Whoever answers by pieces renews it with each that is taken. Handlers get it as an extension.
+#[derive(Debug, Clone)]
+pub struct Patience(Arc<watch::Sender<Instant>>);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Instant::now() + CONNECTION_TIMEOUT)))
+    }
+}
+
+impl Patience {
+    /// From now on it may last as long as a whole answer otherwise.
+    pub fn renew(&self) {
+        self.0.send_replace(Instant::now() + CONNECTION_TIMEOUT);
+    }
+
+    /// Returns when it is over.
+    async fn end(&self) {
+        loop {
+            let end = *self.0.borrow();
+            if end <= Instant::now() {
+                return;
+            }
+            sleep_until(end).await;
+        }
+    }
 }
 
 /// Whether the program is ready: all of its named checks hold and no shutdown has begun.
@@ -95,22 +190,38 @@ impl Check {
     }
 }
 
-/// Binds the address and serves in the background; returns the address that was bound, which is logged too.
-pub async fn serve(args: &OpsArgs, readiness: Readiness, registry: Arc<Registry>) -> io::Result<SocketAddr> {
+/// Binds the address and serves in the background; returns the address that was bound, which is logged too. What isn't for
+/// everybody is behind the guard; `more` brings its own.
+pub async fn serve(
+    args: &OpsArgs,
+    guard: &Guard,
+    readiness: Readiness,
+    metrics: Metrics,
+    debug: &DebugPages,
+    more: Router,
+) -> Result<SocketAddr, OpsError> {
+    let acceptor = args.acceptor()?;
     let listener = TcpListener::bind(args.ops_listen).await?;
     let address = listener.local_addr()?;
-    info!(%address, "operations server listening");
-    tokio::spawn(accept(listener, router(readiness, registry)));
+    info!(%address, tls = acceptor.is_some(), "operations server listening");
+    let mut router = router(guard, readiness, metrics).merge(more);
+    if args.debug_endpoints {
+        router = router.merge(guard.confine(debug.router()));
+    }
+    tokio::spawn(accept(listener, acceptor, router));
     Ok(address)
 }
 
-async fn accept(listener: TcpListener, router: Router) {
+async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, router: Router) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => { connections.spawn(connection(stream, router.clone())); }
+                Ok((stream, peer)) => {
+                    let router = router.clone().layer(Extension(Peer(peer)));
+                    connections.spawn(connection(stream, acceptor.clone(), router));
+                }
                 Err(error) => {
                     warn!(%error, "failed to accept a connection");
                     sleep(ACCEPT_PAUSE).await;
@@ -120,21 +231,37 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn connection(stream: TcpStream, router: Router) {
-    let service = TowerToHyperService::new(router);
-    let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    match timeout(CONNECTION_TIMEOUT, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "connection failed"),
-        Err(_) => debug!("connection timed out"),
+async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router) {
+    let patience = Patience::default();
+    let router = router.layer(Extension(patience.clone()));
+    let connection = async {
+        match acceptor {
+            None => answer(stream, router).await,
+            Some(acceptor) => match acceptor.accept(stream).await {
+                Ok(stream) => answer(stream, router).await,
+                Err(error) => debug!(%error, "TLS handshake failed"),
+            },
+        }
+    };
+    tokio::select! {
+        () = connection => {}
+        () = patience.end() => debug!("connection timed out"),
     }
 }
 
-fn router(readiness: Readiness, registry: Arc<Registry>) -> Router {
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
+    let mut builder = http1::Builder::new();
+    builder.keep_alive(false).max_buf_size(HEAD);
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await {
+        debug!(%error, "connection failed");
+    }
+}
+
+fn router(guard: &Guard, readiness: Readiness, metrics: Metrics) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(readiness))
-        .route("/metrics", get(metrics).with_state(registry))
+        .merge(guard.protect(Router::new().route("/metrics", get(measured).with_state(metrics))))
 }
 
 async fn ready(State(readiness): State<Readiness>) -> Response {
@@ -145,8 +272,8 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, format!("missing: {}\n", missing.join(", "))).into_response()
 }
 
-async fn metrics(State(registry): State<Arc<Registry>>) -> Response {
-    match encode_metrics(&registry) {
+async fn measured(State(metrics): State<Metrics>) -> Response {
+    match metrics.text() {
         Ok(text) => ([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             error!(%error, "failed to encode metrics");
@@ -157,12 +284,31 @@ async fn metrics(State(registry): State<Arc<Registry>>) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use axum::body::Body;
     use futures::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    use super::*;
+    use crate::{
+        certificates::{Bundle, Lifetimes, ServingNames},
+        testing::{Server, debug_pages, tls_client, tls_connect},
+    };
+
+    fn plain() -> OpsArgs {
+        let ops_listen = ([127, 0, 0, 1], 0).into();
+        OpsArgs { ops_listen, ops_auth: OpsAuth::None, ops_cert_dir: None, debug_endpoints: false }
+    }
+
+    async fn start(args: &OpsArgs, guard: &Guard, readiness: &Readiness) -> SocketAddr {
+        serve(args, guard, readiness.clone(), Metrics::new(), &debug_pages(), Router::new()).await.expect("a free port")
+    }
+
     async fn get(address: SocketAddr, path: &str) -> String {
-        let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+        let stream = TcpStream::connect(address).await.expect("it listens");
+        ask(stream, path).await
+    }
+
+    async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("it reads");
         let mut answer = String::new();
@@ -173,12 +319,32 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_asks_nothing_is_closed() {
         let readiness = Readiness::new(Shutdown::new());
-        let args = OpsArgs { ops_listen: ([127, 0, 0, 1], 0).into() };
-        let address = serve(&args, readiness, Arc::new(crate::telemetry::registry())).await.expect("a free port");
+        let address = start(&plain(), &Guard::open(), &readiness).await;
         let mut silent = TcpStream::connect(address).await.expect("it listens");
         silent.write_all(b"GET /healthz HTTP/1.1\r\n").await.expect("it reads");
-        let closed = timeout(2 * CONNECTION_TIMEOUT, silent.read(&mut [0; 9])).await.expect("closed");
+        let closed = tokio::time::timeout(2 * CONNECTION_TIMEOUT, silent.read(&mut [0; 9])).await.expect("closed");
         assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
+        let endless = async |Extension(patience): Extension<Patience>| {
+            let pieces = futures::stream::repeat_with(move || {
+                patience.renew();
+                Ok::<_, std::convert::Infallible>("x".repeat(1 << 16))
+            });
+            Body::from_stream(pieces)
+        };
+        let readiness = Readiness::new(Shutdown::new());
+        let more = Router::new().route("/endless", axum::routing::get(endless));
+        let address = serve(&plain(), &Guard::open(), readiness, Metrics::new(), &debug_pages(), more)
+            .await
+            .expect("a free port");
+        let mut idle = TcpStream::connect(address).await.expect("it listens");
+        idle.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
+        sleep(3 * CONNECTION_TIMEOUT).await;
+        // What was on its way arrives, and no more.
+        let _ = idle.read_to_end(&mut Vec::new()).await;
     }
 
     #[tokio::test]
@@ -186,9 +352,7 @@ mod tests {
         let shutdown = Shutdown::new();
         let readiness = Readiness::new(shutdown.clone());
         let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
-        let args = OpsArgs { ops_listen: ([127, 0, 0, 1], 0).into() };
-        let address =
-            serve(&args, readiness.clone(), Arc::new(crate::telemetry::registry())).await.expect("a free port");
+        let address = start(&plain(), &Guard::open(), &readiness).await;
 
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/metrics").await.contains("openmetrics-text"));
@@ -202,5 +366,38 @@ mod tests {
         shutdown.trigger();
         let answer = get(address, "/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
+        let bundle = Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), jiff::Timestamp::now());
+        let bundle = bundle.expect("a bundle");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(folder.path().join("tls.crt"), bundle.serving().certificate()).expect("written");
+        std::fs::write(folder.path().join("tls.key"), bundle.serving().key().expose()).expect("written");
+        let api_server = Server::start([]).await;
+        let readiness = Readiness::new(Shutdown::new());
+        let args = OpsArgs { ops_auth: OpsAuth::Token, ops_cert_dir: Some(folder.path().to_owned()), ..plain() };
+        let address = start(&args, &args.guard(&api_server.client()), &readiness).await;
+
+        let client = tls_client(&bundle.material().expect("its material"), b"http/1.1");
+        let connect = async || loop {
+            // The folder is read soon after the start.
+            if let Ok(stream) = tls_connect(address, client.clone()).await {
+                return stream;
+            }
+            sleep(Duration::from_millis(10)).await;
+        };
+        for (path, code) in [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "401"), ("/other", "404")] {
+            let answer = ask(connect().await, path).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{path}: {answer}");
+        }
+        assert_eq!(api_server.requests(), [""; 0], "nobody had a token");
+        let mut clear = TcpStream::connect(address).await.expect("it listens");
+        clear.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
+        let mut answer = Vec::new();
+        // An alert of TLS, if the connection isn't reset.
+        let _ = clear.read_to_end(&mut answer).await;
+        assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
     }
 }

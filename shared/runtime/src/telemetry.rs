@@ -1,14 +1,14 @@
-//! Logs to standard error and the registry of metrics. What is logged and measured is the business of whoever does it.
+//! Logs to standard error. What is logged is the business of whoever does it.
 
-use std::io;
+use std::{fmt, io};
 
 use clap::{Args, ValueEnum};
-use prometheus_client::{encoding::text::encode, metrics::info::Info, registry::Registry};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
-    EnvFilter, Layer,
+    EnvFilter, Layer, Registry,
     filter::{ParseError, filter_fn},
     layer::SubscriberExt,
+    reload,
     util::{SubscriberInitExt, TryInitError},
 };
 
@@ -37,17 +37,20 @@ pub struct TelemetryArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter can't be parsed.
-    #[error("invalid log filter")]
-    Filter(#[from] ParseError),
+    #[error("invalid log filter: {0}")]
+    Filter(ParseError),
+    /// The log is gone.
+    #[error("the log can't be changed any more")]
+    Gone(#[from] reload::Error),
     /// There is a subscriber already.
     #[error("logging was set up before")]
     Twice(#[from] TryInitError),
 }
 
 impl TelemetryArgs {
-    /// Installs the subscriber of the whole process.
-    pub fn init(&self) -> Result<(), TelemetryError> {
-        let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse(&self.log_level)?;
+    /// Installs the subscriber of the whole process. What is logged can be changed later on.
+    pub fn init(&self) -> Result<LogFilter, TelemetryError> {
+        let (filter, handle) = reload::Layer::new(parse(&self.log_level).map_err(TelemetryError::Filter)?);
         // Kube's client logs an answer that it can't decode in full, at `warn`; the answer may be a Secret.
         let silent = filter_fn(|metadata| !metadata.target().starts_with("kube_client"));
         let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
@@ -55,40 +58,39 @@ impl TelemetryArgs {
             LogFormat::Text => layer.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).boxed(),
             LogFormat::Json => layer.json().flatten_event(true).boxed(),
         };
-        tracing_subscriber::registry().with(layer.with_filter(silent)).with(filter).try_init()?;
-        Ok(())
+        tracing_subscriber::registry().with(layer.with_filter(silent).with_filter(filter)).try_init()?;
+        Ok(handle.into())
     }
 }
 
-/// The content type of what [`encode_metrics`] returns.
-pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// A registry whose metrics are all named `mimeo_...`, with `mimeo_build_info` in it.
-pub fn registry() -> Registry {
-    let mut registry = Registry::with_prefix("mimeo");
-    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("build", "What is running", build);
-    registry
+fn parse(filter: &str) -> Result<EnvFilter, ParseError> {
+    EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse(filter)
 }
 
-/// All metrics as text in the `OpenMetrics` format.
-///
-/// # Errors
-/// Only where a metric's own collector fails.
-pub fn encode_metrics(registry: &Registry) -> Result<String, std::fmt::Error> {
-    let mut text = String::new();
-    encode(&mut text, registry)?;
-    Ok(text)
+/// What is logged. Cheap to clone.
+#[derive(Clone)]
+pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
+
+impl LogFilter {
+    /// As it is now, in the words of `--log-level`.
+    pub fn current(&self) -> String {
+        self.0.with_current(ToString::to_string).unwrap_or_default()
+    }
+
+    /// Changes it, from the next line on.
+    pub fn set(&self, filter: &str) -> Result<(), TelemetryError> {
+        self.0.reload(parse(filter).map_err(TelemetryError::Filter)?).map_err(TelemetryError::from)
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl From<reload::Handle<EnvFilter, Registry>> for LogFilter {
+    fn from(handle: reload::Handle<EnvFilter, Registry>) -> Self {
+        Self(handle)
+    }
+}
 
-    #[test]
-    fn metrics_carry_the_prefix_and_end_as_the_format_asks() {
-        let text = encode_metrics(&registry()).expect("plain metrics encode");
-        assert!(text.contains("mimeo_build_info{version=\""), "{text}");
-        assert!(text.ends_with("# EOF\n"), "{text}");
+impl fmt::Debug for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LogFilter").field(&self.current()).finish()
     }
 }

@@ -1,7 +1,9 @@
-//! A scripted HTTP server for tests: injects what a real API server can't be made to do on demand.
+//! A scripted HTTP server for tests, which injects what a real API server can't be made to do on demand; and a TLS client.
 
 use std::{
     collections::VecDeque,
+    io,
+    net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -16,10 +18,23 @@ use futures::{StreamExt, stream};
 use http::HeaderMap;
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
 use kube::{Client, Config, client::ConfigExt};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceBuilder};
+use tracing_subscriber::{EnvFilter, reload};
 
-use crate::body::{Outgoing, unpack};
+use crate::{
+    body::{Outgoing, unpack},
+    certificates::ServingMaterial,
+    debug::DebugPages,
+    telemetry::LogFilter,
+};
 
 /// One answer.
 pub(crate) struct Script {
@@ -131,6 +146,11 @@ impl Server {
         Client::new(service, "default")
     }
 
+    /// Where it is.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
     /// The requests that came so far.
     pub(crate) fn came(&self) -> Vec<Came> {
         self.shared.lock().expect("no panic").1.clone()
@@ -161,4 +181,34 @@ async fn answer(State(shared): State<Shared>, request: Request) -> Response {
         Some(script) => script.response(),
         None => std::future::pending().await,
     }
+}
+
+/// What a program shows of itself, with a log that goes nowhere.
+pub(crate) fn debug_pages() -> DebugPages {
+    let (layer, handle) = reload::Layer::new(EnvFilter::new("info"));
+    // The handle holds the filter only as long as somebody else does.
+    std::mem::forget(layer);
+    DebugPages::new(LogFilter::from(handle))
+}
+
+/// A client that trusts this material's CA and nothing else.
+pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    let bundle = trusted.ca_bundle.as_deref().expect("issued material has a CA");
+    for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(certificate.expect("PEM")).expect("a CA");
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("defaults")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    TlsConnector::from(Arc::new(config))
+}
+
+/// Connects it to what calls itself `localhost`.
+pub(crate) async fn tls_connect(address: SocketAddr, client: TlsConnector) -> io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from("localhost").expect("a name");
+    client.connect(name, TcpStream::connect(address).await?).await
 }

@@ -267,12 +267,13 @@ mod tests {
 
     use axum::{body::Body, http::Request, routing::get};
     use http_body_util::BodyExt;
-    use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
     use tokio::task::JoinHandle;
-    use tokio_rustls::TlsConnector;
 
     use super::*;
-    use crate::certificates::{Bundle, Lifetimes, ServingNames};
+    use crate::{
+        certificates::{Bundle, Lifetimes, ServingNames},
+        testing::{tls_client as client, tls_connect as connect},
+    };
 
     const DRAIN: DrainArgs =
         DrainArgs { shutdown_delay: Duration::from_millis(200), drain_timeout: Duration::from_secs(10) };
@@ -281,29 +282,6 @@ mod tests {
         let names = ServingNames::new(["localhost"]);
         let bundle = Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle");
         Arc::new(bundle.material().expect("its material"))
-    }
-
-    fn client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector {
-        let mut roots = RootCertStore::empty();
-        let bundle = trusted.ca_bundle.as_deref().expect("issued material has a CA");
-        for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
-            roots.add(certificate.expect("PEM")).expect("a CA");
-        }
-        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("defaults")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![alpn.to_vec()];
-        TlsConnector::from(Arc::new(config))
-    }
-
-    async fn connect(
-        address: SocketAddr,
-        connector: TlsConnector,
-    ) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-        let name = ServerName::try_from("localhost").expect("a name");
-        connector.connect(name, TcpStream::connect(address).await?).await
     }
 
     struct Running {

@@ -3,8 +3,12 @@
 //! No store behind it: each event goes to the sink as it comes, and is gone. What a loss of the watch means for copies is
 //! decided in `mimeo-core`; this file only takes care that no loss passes for a deletion.
 
+mod health;
+
 use std::{
+    fmt,
     hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,6 +21,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+pub use self::health::Health;
+use self::health::Pulse;
 use crate::{
     call::{self, encode},
     client::Fault,
@@ -41,6 +47,26 @@ const PAGE: u32 = 500;
 const KEPT_BUFFER: usize = 64 << 10;
 /// On the bookmark that ends a streamed list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// Opens watches, and knows how they fare. Cheap to clone.
+#[derive(Clone)]
+pub struct Watcher {
+    client: Client,
+    /// Of all its watches.
+    pub health: Health,
+}
+
+impl From<Client> for Watcher {
+    fn from(client: Client) -> Self {
+        Self { client, health: Health::default() }
+    }
+}
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watcher").finish_non_exhaustive()
+    }
+}
 
 /// What to watch.
 #[derive(Debug, Clone)]
@@ -96,8 +122,8 @@ pub struct Meta {
 /// event that can't be decoded.
 ///
 /// Events that follow a break may repeat what was said before it, never take it back.
-pub async fn watch<T: DeserializeOwned>(client: Client, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
-    watch_within(client, spec, Patience { silence: SILENCE, lasting: LASTING }, sink).await;
+pub async fn watch<T: DeserializeOwned>(watcher: Watcher, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
+    watch_within(watcher, spec, Patience { silence: SILENCE, lasting: LASTING }, sink).await;
 }
 
 /// How long a watch takes what for a passing trouble.
@@ -110,13 +136,15 @@ struct Patience {
 }
 
 async fn watch_within<T: DeserializeOwned>(
-    client: Client,
+    watcher: Watcher,
     spec: WatchSpec,
     patience: Patience,
     sink: impl FnMut(Event<T>) + Send,
 ) {
+    let pulse = watcher.health.begin(&spec.path);
     let mut watch = Watch {
-        client,
+        client: watcher.client,
+        pulse,
         spec,
         patience,
         sink,
@@ -137,6 +165,7 @@ async fn watch_within<T: DeserializeOwned>(
 
 struct Watch<S> {
     client: Client,
+    pulse: Arc<Pulse>,
     spec: WatchSpec,
     patience: Patience,
     sink: S,
@@ -292,6 +321,7 @@ impl<S> Watch<S> {
                 line => line?,
             };
             heard = true;
+            self.pulse.beat();
             if line.trim_ascii().is_empty() {
                 continue;
             }
@@ -351,6 +381,7 @@ impl<S> Watch<S> {
             let response = self.open(&self.list_query(&next), call::METADATA_LIST).await?;
             let body = timeout(self.patience.silence, response.into_body().collect()).await;
             let body = body.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
+            self.pulse.beat();
             let List { metadata, items } =
                 serde_json::from_slice(&body.to_bytes()).map_err(|_| End::Undecodable("a list"))?;
             if std::mem::take(&mut first) {
@@ -426,6 +457,7 @@ impl<S> Watch<S> {
         self.despair::<T>(&end, started);
         let what = &*self.spec.what;
         let settled = started.elapsed() >= SETTLED;
+        self.pulse.end(&end, settled);
         if !matches!(end, End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)) {
             self.version = None;
         }

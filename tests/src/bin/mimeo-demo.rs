@@ -2,7 +2,8 @@
 //!
 //! Every step is a deed and a look at what the cluster then holds; its time is that of both. The first step that does not
 //! hold ends the story: with what was seen, the end of the programs' logs, and exit code 1. After the story the control
-//! plane keeps running until Ctrl-C, unless `--once` is given.
+//! plane keeps running until Ctrl-C, unless `--once` is given. With `--on KUBECONFIG` it is told on a cluster that has
+//! Mimeo, and nothing is started.
 //!
 //! How anything is started is the library's; this file only tells what happens.
 
@@ -24,11 +25,15 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Condition,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
 };
 use mimeo_api::{ClusterReplication, TransformPolicy};
-use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
+use mimeo_tests::{
+    ControlPlane, Pair, create_namespace, create_secret, eventually,
+    traffic::{create_account, wants_account},
+};
 use serde_json::json;
 
 /// For any one step; each takes some milliseconds, but for the barrier (5 s) and the namespaces' end.
@@ -101,15 +106,17 @@ spec:
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let once = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
-        [] => false,
-        [flag] if flag == "--once" => true,
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => Box::pin(run(false)).await,
+        ["--once"] => Box::pin(run(true)).await,
+        ["--on", kubeconfig] => Box::pin(run_on(kubeconfig)).await,
         _ => {
-            eprintln!("usage: mimeo-demo [--once]");
+            eprintln!("usage: mimeo-demo [--once | --on KUBECONFIG]");
             return ExitCode::from(2);
         }
     };
-    match Box::pin(run(once)).await {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\nmimeo-demo: {}", told(&error));
@@ -147,7 +154,8 @@ async fn run(once: bool) -> Result<()> {
         Ok(pair)
     };
     let pair = story.step("CRDs, mimeo-webhook, mimeo-reconciler", start).await?;
-    if let Err(error) = tell(&mut story, &control_plane).await {
+    let config = control_plane.admin().config_for(0).await?;
+    if let Err(error) = Box::pin(tell(&mut story, config)).await {
         logs(&pair);
         return Err(error);
     }
@@ -160,6 +168,15 @@ async fn run(once: bool) -> Result<()> {
     std::fs::write(&rule, TRY)?;
     story.invite(&control_plane, &rule)?;
     tokio::signal::ctrl_c().await.context("failed to wait for Ctrl-C")
+}
+
+/// On a cluster of somebody else's making.
+async fn run_on(kubeconfig: &str) -> Result<()> {
+    let mut story = Story::new();
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Box::pin(tell(&mut story, config)).await?;
+    story.end()
 }
 
 /// An API server keeps the first create of a kind waiting for about 2 s after its CRD came, whatever Mimeo does. That is
@@ -184,13 +201,12 @@ fn logs(pair: &Pair) {
     }
 }
 
-async fn tell(story: &mut Story, control_plane: &ControlPlane) -> Result<()> {
-    let mut config = control_plane.admin().config_for(0).await?;
+async fn tell(story: &mut Story, mut config: Config) -> Result<()> {
     // As kubectl does: a 429 with Retry-After is waited for.
     config.default_retry = true;
     let cluster = Cluster { client: Client::try_from(config)? };
     old_namespaces(story, &cluster).await?;
-    new_namespaces(story, &cluster).await?;
+    Box::pin(new_namespaces(story, &cluster)).await?;
     other_tools(story, &cluster).await?;
     drift(story, &cluster).await?;
     let source = rotation(story, &cluster).await?;
@@ -403,13 +419,20 @@ impl Cluster {
     async fn first_pod(&self, name: &str) -> Result<FirstPod> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "app"},
-            "spec": {"containers": [{"name": "app", "image": "app"}]},
+            "spec": {"containers": [{"name": "app", "image": "app", "imagePullPolicy": "Never"}]},
         }))?;
         let begun = Instant::now();
         create_namespace(&self.client, name, &[]).await?;
         let namespace = begun.elapsed();
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), name);
-        let pod = pods.create(&PostParams::default(), &pod).await.context("the pod was refused")?;
+        let pod = match pods.create(&PostParams::default(), &pod).await {
+            Err(refused) if wants_account(&refused) => {
+                create_account(&self.client, name).await?;
+                pods.create(&PostParams::default(), &pod).await
+            }
+            outcome => outcome,
+        };
+        let pod = pod.context("the pod was refused")?;
         let pod_after = begun.elapsed().saturating_sub(namespace);
         Ok(FirstPod { namespace, pod_after, revision: revision(&pod.metadata)? })
     }

@@ -11,7 +11,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{Engine, Role, Source, Tick, collect::CellKey};
+use super::{Engine, Role, Source, Tick, sweep::CellKey};
 use crate::{
     cell::Cell,
     meta::{Checksum, source_hash},
@@ -277,8 +277,8 @@ impl Engine {
                     )
                 } else {
                     format!(
-                        "the rule is gone with its definition, and its {copies} copies would be deleted; the reconciler's log \
-                         says how to confirm it"
+                        "the rule is gone, and not known to have been deleted; its {copies} copies would go: the reconciler's \
+                         log says how to confirm it"
                     )
                 };
                 vec![about_rule(note, 1)]
@@ -290,18 +290,20 @@ impl Engine {
     fn still<'a>(&'a self, id: &Arc<RuleId>, happening: &Happening, key: &'a CellKey) -> Option<Told<'a>> {
         let (namespace, kind, name) = key;
         let message = match happening {
-            Happening::CopyFailed(Reason::RuleConflict) => {
-                let lost = self.rules.get(id)?.conflicts.get(namespace)?;
-                let cell = lost.iter().find(|cell| cell.kind == *kind && cell.name == *name)?;
-                format!("RuleConflict: {}", cell.message(id, namespace))
-            }
             Happening::CopyFailed(reason) => {
-                let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
-                let failure = cell.failure.as_ref().filter(|failure| failure.reason == *reason)?;
-                if self.rule_of(cell).as_ref() != Some(id) {
-                    return None;
+                let lost = self.rules.get(id)?.conflicts.get(namespace).into_iter().flatten();
+                let mut lost = lost.filter(|cell| cell.kind == *kind && cell.name == *name && cell.reason() == *reason);
+                if let Some(lost) = lost.next() {
+                    format!("{reason}: {}", lost.message(id, namespace))
+                } else {
+                    let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
+                    let failure = cell.failure.as_ref().map(|failing| &failing.failure);
+                    let failure = failure.filter(|failure| failure.reason == *reason)?;
+                    if self.rule_of(cell).as_ref() != Some(id) {
+                        return None;
+                    }
+                    format!("{reason}: {}", failure.message)
                 }
-                format!("{reason}: {}", failure.message)
             }
             Happening::CopyAdopted => {
                 "the object that was there, which Mimeo didn't write, has become the copy (conflictPolicy)".into()

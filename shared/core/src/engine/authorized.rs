@@ -12,10 +12,7 @@ use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use mimeo_api::names::GROUP;
 
-use super::{
-    Engine, Listing, Observed, Role, RuleState, Served, Tick,
-    status::{Tally, unwatched},
-};
+use super::{Engine, Observed, Role, RuleState, Served, Tick, tally::Tally, trouble::unwatched};
 use crate::{
     authority::{Need, Right, lacks, of_rule},
     kind::{GroupVersionKind, Resource},
@@ -144,7 +141,8 @@ impl Unauthorized {
 /// Where sources are: one, or what a selector finds.
 struct Home<'a> {
     gvk: &'a GroupVersionKind,
-    namespace: &'a str,
+    /// None if it is inline.
+    namespace: Option<&'a str>,
     /// What people know it by.
     what: &'a dyn std::fmt::Display,
     unreadable: Option<Unreadable>,
@@ -262,13 +260,13 @@ impl Engine {
     pub(super) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
         let named = rule.sources.iter().map(|source| Home {
             gvk: &source.gvk,
-            namespace: &source.namespace,
+            namespace: source.home(),
             what: source,
             unreadable: self.unreadable.get(source).copied(),
         });
         let selected = rule.selectors.iter().map(|selector| Home {
             gvk: &selector.gvk,
-            namespace: &selector.namespace,
+            namespace: Some(&selector.namespace),
             what: selector,
             unreadable: self.selectors.get(selector).and_then(|findings| findings.unreadable),
         });
@@ -291,10 +289,7 @@ impl Engine {
 
     /// Which of the other rules can't be read, so that they are followed by nobody. This one does what it says meanwhile.
     pub(super) fn rules_unread(&self) -> Option<Unauthorized> {
-        RuleKind::ALL.into_iter().find_map(|kind| match self.listings[kind] {
-            Listing::Unreadable(why) => Some(own_kind_unreadable(kind.plural(), why)),
-            _ => None,
-        })
+        RuleKind::ALL.into_iter().find_map(|kind| Some(own_kind_unreadable(kind.plural(), self.unread[kind]?)))
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
@@ -312,7 +307,7 @@ impl Engine {
         let reading = || {
             let why = unreadable.filter(denied)?;
             let what = format!("{source}: {}", why.explain(&resource.to_string()));
-            Some(Denied { what, places: [place].into() })
+            Some(Denied { what, places: place.into_iter().collect() })
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
         let to_grant = denied.to_grant(home, &self.settings.reach, resource);

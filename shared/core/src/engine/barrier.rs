@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Engine, Mark, Namespace, Role, RuleState, Tick,
+    Engine, Namespace, Role, RuleState, Tick,
+    namespaces::Mark,
     work::{Errand, Timer},
 };
 use crate::{
@@ -181,9 +182,13 @@ impl Engine {
         self.work.timer(entry.settles, Timer::Namespace(name.clone()));
     }
 
-    /// Removing the mark failed: the namespace changed under us, or the server didn't answer.
+    /// The mark was taken off; or that failed: the namespace changed under us, or the server didn't answer.
     pub fn unmarked(&mut self, namespace: &str, done: bool, now: Tick) {
         self.at(now);
+        // Whoever takes the mark off counts it. (The watch may have shown by now that it is gone.)
+        if let Some(since) = self.unmarking.remove(namespace).filter(|_| done) {
+            self.namespace_lag.record(self.now.saturating_sub(since));
+        }
         let Some((name, entry)) = self
             .namespaces
             .get_key_value(namespace)
@@ -208,6 +213,7 @@ impl Engine {
         let version = namespace.version;
         if let Some(mark) = &mut namespace.mark {
             mark.removing = true;
+            self.unmarking.insert(name.clone(), mark.since);
             self.work.errands.push_back(Errand::Unmark { namespace: name.clone(), token: mark.token.clone(), version });
         }
     }
@@ -229,9 +235,12 @@ impl Engine {
 
     /// Whether a mark's removal is still right when its turn comes. If it isn't, whatever made it wrong plans it anew.
     pub(super) fn still_removable(&mut self, name: &Arc<str>, token: &str, version: u64) -> bool {
-        let Some(namespace) = self.namespaces.get(name) else { return false };
-        let same = namespace.version == version && namespace.token() == Some(token);
-        let removable = same && self.held_by_nothing(name, namespace);
+        let same = |namespace: &&Namespace| namespace.version == version && namespace.token() == Some(token);
+        let namespace = self.namespaces.get(name).filter(same);
+        let removable = namespace.is_some_and(|namespace| self.held_by_nothing(name, namespace));
+        if !removable {
+            self.unmarking.remove(name);
+        }
         if !removable && let Some(mark) = self.namespaces.get_mut(name).and_then(|entry| entry.mark.as_mut()) {
             mark.removing = false;
         }
@@ -323,7 +332,7 @@ impl Engine {
             Step::Leave(Leave::Unauthorized) if self.has_its_copy(id, cell) => Hold::None,
             Step::Leave(Leave::Unauthorized) if self.denied(id) => Hold::Cannot("AuthorDenied".into()),
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
-            _ => match &cell.failure {
+            _ => match cell.failure.as_ref().map(|failing| &failing.failure) {
                 // An installation with Roles instead of a ClusterRole may get the one for a new namespace later than the namespace,
                 // and from a pod in it.
                 Some(failure) if failure.reason == Reason::Forbidden && self.settings.reach.targets.is_some() => {

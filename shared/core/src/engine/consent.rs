@@ -17,13 +17,13 @@ use mimeo_api::Access;
 use super::{
     Engine, Listing, Tick,
     authorized::{Unauthorized, own_kind_unreadable},
-    collect::MuchLost,
+    sweep::MuchLost,
 };
 use crate::{
     grant::{self, Grant},
     kind::GroupKind,
     outcome::Unreadable,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, Target},
     selection::Labels,
     slot::{Slot, SlotId},
     template::Place,
@@ -258,7 +258,8 @@ impl Engine {
     fn find_lacks(&self, rule: &Rule) -> Lacks {
         let sources: Vec<bool> = rule.sources.iter().map(|source| !self.may_read(&rule.id, source)).collect();
         let mut given = BTreeMap::new();
-        let cells = cells_of(rule).map(|(namespace, index, name)| {
+        let cells = cells_of(rule).map(|(namespace, index, target)| {
+            let name = copy_name(target, &rule.sources[index], namespace);
             let given = given.entry(namespace).or_insert_with(|| self.given(Access::Write, &rule.id, namespace));
             let kind = rule.sources[index].gvk.group_kind();
             // A source is never written, be it one that may not be read.
@@ -284,7 +285,7 @@ impl Engine {
         let unread = self.lacks(rule);
         let reads = rule.sources.iter().zip(&unread.sources).filter(|(_, lacks)| **lacks);
         let mut lacks: BTreeSet<Lack<'_>> = reads.map(|(source, _)| Lack::of_source(source)).collect();
-        lacks.extend(self.ungranted_cells(rule).into_values());
+        lacks.extend(self.ungranted_cells(rule, None).into_values());
         if let Some(untold) = self.grants_untold().filter(|_| !lacks.is_empty()) {
             return (vec![untold.message], 0);
         }
@@ -307,12 +308,17 @@ impl Engine {
         }
     }
 
-    /// The copies that a rule may not have, by namespace, kind and name, and what each lacks.
-    pub(super) fn ungranted_cells<'a>(&self, rule: &'a Rule) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
+    /// The copies that a rule may not have, in one namespace or in all, by namespace, kind and name, and what each lacks.
+    pub(super) fn ungranted_cells<'a>(
+        &self,
+        rule: &'a Rule,
+        only: Option<&str>,
+    ) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
         let mut cells = BTreeMap::new();
-        for ((namespace, index, name), lacks) in cells_of(rule).zip(&self.lacks(rule).cells) {
-            let Some(access) = *lacks else { continue };
+        for ((namespace, index, target), lacks) in cells_of(rule).zip(&self.lacks(rule).cells) {
+            let Some(access) = lacks.filter(|_| only.is_none_or(|only| namespace == only)) else { continue };
             let source = &rule.sources[index];
+            let name = copy_name(target, source, namespace);
             let lack = match access {
                 Access::Read => Lack::of_source(source),
                 Access::Write => Lack { access, namespace, kind: &source.gvk.kind, name: name.clone() },
@@ -468,19 +474,20 @@ impl Given<'_> {
     }
 }
 
-/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and name. Whether there is such a
-/// namespace makes no difference.
-fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, usize, String)> {
+/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and for which of its targets. Whether
+/// there is such a namespace makes no difference.
+fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, usize, &Target)> {
     rule.targets.iter().flat_map(move |target| {
         let names = target.selection.exact_names().unwrap_or_default();
-        names.into_iter().flat_map(move |namespace| {
-            rule.sources.iter().enumerate().map(move |(index, source)| {
-                // A tenant's copies have no labels of their namespaces in their names.
-                let place = Place { name: namespace, labels: &Labels::new() };
-                (namespace, index, target.copy_name(source).text_at(place))
-            })
-        })
+        names
+            .into_iter()
+            .flat_map(move |namespace| (0..rule.sources.len()).map(move |index| (namespace, index, target)))
     })
+}
+
+/// What the copy is called. A tenant's copies have no labels of their namespaces in their names.
+fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
+    target.copy_name(source).text_at(Place { name: namespace, labels: &Labels::new() })
 }
 
 /// Something that a namespace would have to grant.

@@ -5,12 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, RuleState, Served, announce::places, plan::rank};
+use super::{Engine, Listing, RuleState, Served, announce::places, wants::rank};
 use crate::{
     kind::{GroupKind, Resource},
     rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
-    slot::Slot,
     template::{Place, Template},
 };
 
@@ -93,12 +92,30 @@ impl Engine {
         preview
     }
 
-    /// The sources of the platform's rules, those that selectors find included, as far as their kinds are served. Tenants' could be
-    /// any number.
-    pub fn sources(&self) -> BTreeMap<SourceRef, Resource> {
-        let resource = |slot: &Slot| self.served.get(slot.gvk()).and_then(Served::namespaced).cloned();
-        let slots = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::ClusterReplication);
-        slots.filter_map(|slot| Some((slot.source.clone(), resource(slot)?))).collect()
+    /// The sources of rules, those that selectors find included, as far as their rules may read them and their kinds are served: at
+    /// most so many. The platform's come first; then tenants' namespaces take turns, for each could have any number. None before
+    /// all is known that decides about it.
+    pub fn sources(&self, most: usize) -> Option<BTreeMap<SourceRef, Resource>> {
+        if !self.informed() || self.consent.listing == Listing::Unknown {
+            return None;
+        }
+        let mut homes: BTreeMap<Option<&str>, BTreeMap<&SourceRef, &Resource>> = BTreeMap::new();
+        for slot in self.slots.values().filter(|slot| slot.granted && !slot.source.is_inline()) {
+            if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
+                homes.entry(slot.rule.namespace.as_deref()).or_default().insert(&slot.source, resource);
+            }
+        }
+        let mut turns: BTreeMap<&SourceRef, (usize, &Resource)> = BTreeMap::new();
+        for (home, sources) in homes {
+            for (index, (source, resource)) in sources.into_iter().enumerate() {
+                let turn = home.map_or(0, |_| index + 1);
+                let known = turns.entry(source).or_insert((turn, resource));
+                known.0 = known.0.min(turn);
+            }
+        }
+        let mut turns: Vec<_> = turns.into_iter().collect();
+        turns.sort_by_key(|(_, (turn, _))| *turn);
+        Some(turns.into_iter().take(most).map(|(source, (_, resource))| (source.clone(), resource.clone())).collect())
     }
 
     /// The platform's rules that copy this object, and how many copies each has of it, or is about to have.
@@ -117,6 +134,26 @@ impl Engine {
             Some(alive.map(|(place, namespace)| copies((place, &namespace.labels))).sum())
         };
         rules.filter_map(|(state, rule)| Some((rule, fed(state, rule)?))).collect()
+    }
+
+    /// How many copies tenants' rules have of this object, or are about to have.
+    pub fn feeds_tenants(&self, kind: &GroupKind, namespace: &str, name: &str) -> usize {
+        let slots = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::Replication && slot.granted);
+        let mut copies = BTreeSet::new();
+        for slot in slots.filter(|slot| slot.source.is(kind, namespace, name)) {
+            let Some((state, Ok(rule))) = self.rules.get(&slot.rule).map(|state| (state, &state.rule)) else {
+                continue;
+            };
+            let names = rule.targets.get(slot.target).and_then(|target| target.selection.exact_names());
+            for (place, entry) in names.iter().flatten().filter_map(|name| self.namespaces.get_key_value(*name)) {
+                let copy = slot.name.at(entry.place(place));
+                let wanted = entry.alive() && self.may_write(&rule.id, place, kind, &copy);
+                if wanted && !self.is_own_source(state, kind, place, &copy) {
+                    copies.insert((&slot.rule, place, copy));
+                }
+            }
+        }
+        copies.len()
     }
 
     /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     Engine, Namespace, Served, Source,
-    collect::SourceVerdict,
+    absent::SourceVerdict,
     work::{Errand, Timer},
 };
 use crate::{
@@ -273,7 +273,7 @@ impl Engine {
 
     /// Why nobody knows what a selector finds, if that is known: whoever waits for it needn't.
     pub(super) fn selector_hindrance(&self, selector: &SourceSelector) -> Option<&'static str> {
-        if self.settings.reach.refuses_home(&selector.gvk, &selector.namespace).is_some() {
+        if self.settings.reach.refuses_home(&selector.gvk, Some(&selector.namespace)).is_some() {
             return Some("OutOfReach");
         }
         match self.served.get(&selector.gvk) {

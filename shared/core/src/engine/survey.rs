@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Demand, Engine, KindState, Note, Role, Tick};
+use super::{Demand, Engine, KindState, Role, Tick, kinds::Note};
 use crate::{
     kind::{GroupKind, Resource},
     outcome::Unreadable,

@@ -2,7 +2,7 @@
 
 use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, ReplicationSpec};
 
-use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, labels_of_the_namespace, syntax};
+use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, syntax, target::labels_of_the_namespace};
 
 /// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
 const CELLS: usize = 256;
@@ -41,11 +41,12 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         suspend,
     } = spec;
     let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
-        api_version: source.api_version.clone(),
-        kind: source.kind.clone(),
-        namespace: source.namespace.clone().unwrap_or_else(|| home.to_owned()),
+        api_version: Some(source.api_version.clone()),
+        kind: Some(source.kind.clone()),
+        namespace: Some(source.namespace.clone().unwrap_or_else(|| home.to_owned())),
         name: Some(source.name.clone()),
         selector: None,
+        inline: None,
     };
     let target = |namespaces: Vec<String>, name: Option<String>| mimeo_api::Target {
         selection: NamespaceSelection { namespaces, ..NamespaceSelection::default() },

@@ -1,8 +1,10 @@
 //! What a rule copies.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use super::{Refusal, Refusals, syntax};
+use serde_json::Value;
+
+use super::{Refusal, Refusals, RuleId, inline, syntax};
 use crate::{
     kind::{GroupKind, GroupVersionKind},
     selection::Selector,
@@ -11,10 +13,15 @@ use crate::{
 /// Most sources of one rule, those that its selectors find included.
 pub const MOST_SOURCES: usize = 256;
 
+/// What an inline source begins with as text.
+const INLINE: &str = "inline/";
+
 /// The items of a rule's `sources`.
 #[derive(Default)]
 pub(super) struct Sources {
-    pub(super) named: Vec<SourceRef>,
+    /// What is known without looking: what is named, and what is inline.
+    pub(super) known: Vec<SourceRef>,
+    pub(super) inline: BTreeMap<SourceRef, Arc<Value>>,
     pub(super) selectors: Vec<SourceSelector>,
     /// Of each item.
     pub(super) kinds: Vec<GroupVersionKind>,
@@ -23,25 +30,26 @@ pub(super) struct Sources {
 impl Sources {
     /// Sources to check with what is made of any: those that are known, and one that each selector could find.
     pub(super) fn samples(&self) -> Vec<SourceRef> {
-        self.named.iter().cloned().chain(self.selectors.iter().map(|selector| selector.source("x"))).collect()
+        self.known.iter().cloned().chain(self.selectors.iter().map(|selector| selector.source("x"))).collect()
     }
 }
 
 /// The items that can be parsed.
-pub(super) fn parse(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> Sources {
+pub(super) fn parse(sources: &[mimeo_api::Source], rule: &RuleId, refusals: &mut Refusals) -> Sources {
     refusals.count("spec.sources", sources.len());
     let mut parsed = Sources::default();
-    let Sources { named, selectors, kinds } = &mut parsed;
+    let Sources { known, inline, selectors, kinds } = &mut parsed;
     for (i, source) in sources.iter().enumerate() {
         let field = format!("spec.sources[{i}]");
-        match refusals.all(parse_one(source, &field)) {
+        match refusals.all(parse_one(source, rule, &field)) {
             None => {}
-            Some(Parsed::Named(source)) => {
+            Some(Parsed::Known(source, object)) => {
                 kinds.push(source.gvk.clone());
-                if let Some(first) = named.iter().find(|first| first.is_same_object(&source)) {
+                if let Some(first) = known.iter().find(|first| first.is_same_object(&source)) {
                     refusals.add(field, format!("{first} is there already"));
                 } else {
-                    named.push(source);
+                    inline.extend(object.map(|object| (source.clone(), object)));
+                    known.push(source);
                 }
             }
             Some(Parsed::Selector(selector)) => {
@@ -58,13 +66,26 @@ pub(super) fn parse(sources: &[mimeo_api::Source], refusals: &mut Refusals) -> S
 }
 
 enum Parsed {
-    Named(SourceRef),
+    /// With the object itself, if it is inline.
+    Known(SourceRef, Option<Arc<Value>>),
     Selector(SourceSelector),
 }
 
-fn parse_one(source: &mimeo_api::Source, field: &str) -> Result<Parsed, Vec<Refusal>> {
-    let mimeo_api::Source { api_version, kind, namespace, name, selector } = source;
+fn parse_one(source: &mimeo_api::Source, rule: &RuleId, field: &str) -> Result<Parsed, Vec<Refusal>> {
+    let mimeo_api::Source { api_version, kind, namespace, name, selector, inline } = source;
     let mut refusals = Refusals::default();
+    if let Some(object) = inline {
+        if [api_version, kind, namespace, name].iter().any(|other| other.is_some()) || selector.is_some() {
+            refusals
+                .add(field, "inline must be alone: the object has its own apiVersion, kind and name, and no namespace");
+        }
+        let parsed = refusals.all(inline::parse(object, rule, &format!("{field}.inline")));
+        return refusals.finish_with(parsed.map(|source| Parsed::Known(source, Some(Arc::new(object.clone())))));
+    }
+    let (Some(api_version), Some(kind), Some(namespace)) = (api_version, kind, namespace) else {
+        refusals.add(field, "apiVersion, kind and namespace must be set");
+        return refusals.finish_with(None);
+    };
     let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
     refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
     if let Some(why) = gvk.as_ref().and_then(never_copied) {
@@ -74,7 +95,7 @@ fn parse_one(source: &mimeo_api::Source, field: &str) -> Result<Parsed, Vec<Refu
         (Some(name), None) => {
             let group = gvk.as_ref().map_or("", |gvk| &gvk.group);
             refusals.one(&format!("{field}.name"), syntax::object_name(group, name));
-            gvk.map(|gvk| Parsed::Named(SourceRef::named(gvk, namespace.as_str(), name.as_str())))
+            gvk.map(|gvk| Parsed::Known(SourceRef::named(gvk, namespace.as_str(), name.as_str()), None))
         }
         (None, Some(selector)) => {
             let selector = refusals.all(Selector::parse(selector, &format!("{field}.selector"))).map(Arc::new);
@@ -82,7 +103,7 @@ fn parse_one(source: &mimeo_api::Source, field: &str) -> Result<Parsed, Vec<Refu
             gvk.zip(selector).map(|(gvk, selector)| Parsed::Selector(SourceSelector { gvk, namespace, selector }))
         }
         _ => {
-            refusals.add(field, "exactly one of name and selector must be set");
+            refusals.add(field, "exactly one of name, selector and inline must be set");
             None
         }
     };
@@ -91,12 +112,13 @@ fn parse_one(source: &mimeo_api::Source, field: &str) -> Result<Parsed, Vec<Refu
 
 /// A source: one object by kind, namespace and name, and how rules come to it.
 ///
-/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`.
+/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`; one that stands in its rule, which whoever
+/// reads of it knows, as `inline/v1/ConfigMap/settings`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceRef {
     /// Its kind, in the version in which it is read and its copies are written.
     pub gvk: GroupVersionKind,
-    /// Its namespace.
+    /// Its namespace; empty, as no namespace's name is, if it is inline.
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
@@ -112,6 +134,8 @@ pub enum Origin {
     Named,
     /// By its labels: it is there for as long as they match.
     Selected(Arc<Selector>),
+    /// It stands in this rule, and there is nothing to read.
+    Inline(Arc<RuleId>),
 }
 
 impl SourceRef {
@@ -120,12 +144,35 @@ impl SourceRef {
         Self { gvk, namespace: namespace.into(), name: name.into(), origin: Origin::Named }
     }
 
+    /// An object that stands in a rule.
+    pub(super) fn inline(gvk: GroupVersionKind, rule: &RuleId, name: &str) -> Self {
+        Self { gvk, namespace: "".into(), name: name.into(), origin: Origin::Inline(Arc::new(rule.clone())) }
+    }
+
     /// The object that a copy's annotation [`names::SOURCE`](crate::names::SOURCE) names; none if it doesn't.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.starts_with(INLINE) {
+            return None;
+        }
         let (rest, name) = text.rsplit_once('/')?;
         let (rest, namespace) = rest.rsplit_once('/')?;
         let (api_version, kind) = rest.rsplit_once('/')?;
         Some(Self::named(GroupVersionKind::parse(api_version, kind).ok()?, namespace, name))
+    }
+
+    /// Whether a rule names it, and so has it watched by its name.
+    pub fn is_named(&self) -> bool {
+        matches!(self.origin, Origin::Named)
+    }
+
+    /// Whether it stands in its rule.
+    pub fn is_inline(&self) -> bool {
+        matches!(self.origin, Origin::Inline(_))
+    }
+
+    /// Its namespace, if it has one.
+    pub fn home(&self) -> Option<&str> {
+        (!self.is_inline()).then_some(&*self.namespace)
     }
 
     /// Whether it is that object, in whatever version of its kind.
@@ -136,7 +183,7 @@ impl SourceRef {
     /// What finds it, if its name isn't what it is known by.
     pub fn selector(&self) -> Option<SourceSelector> {
         match &self.origin {
-            Origin::Named => None,
+            Origin::Named | Origin::Inline(_) => None,
             Origin::Selected(selector) => Some(SourceSelector {
                 gvk: self.gvk.clone(),
                 namespace: self.namespace.clone(),
@@ -148,7 +195,7 @@ impl SourceRef {
     /// Whether an object of its name is this source, given the value of each of its labels by key.
     pub fn admits<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         match &self.origin {
-            Origin::Named => true,
+            Origin::Named | Origin::Inline(_) => true,
             Origin::Selected(selector) => selector.matches_by(label),
         }
     }
@@ -162,8 +209,11 @@ impl SourceRef {
 
 impl fmt::Display for SourceRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gvk, namespace, name, origin: _ } = self;
-        write!(f, "{gvk}/{namespace}/{name}")
+        let Self { gvk, namespace, name, origin } = self;
+        match origin {
+            Origin::Named | Origin::Selected(_) => write!(f, "{gvk}/{namespace}/{name}"),
+            Origin::Inline(_) => write!(f, "{INLINE}{gvk}/{name}"),
+        }
     }
 }
 
@@ -190,7 +240,7 @@ impl SourceSelector {
     /// Whether it is what finds this source.
     pub fn finds(&self, source: &SourceRef) -> bool {
         let selector = match &source.origin {
-            Origin::Named => None,
+            Origin::Named | Origin::Inline(_) => None,
             Origin::Selected(selector) => Some(selector),
         };
         self.namespace == source.namespace && self.gvk == source.gvk && selector == Some(&self.selector)
@@ -205,7 +255,7 @@ impl fmt::Display for SourceSelector {
 }
 
 /// Why objects of the kind are never copied, if they aren't.
-fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
+pub(super) fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
     match (&*gvk.group, &*gvk.kind) {
         ("", "Namespace") => Some("kind Namespace is never copied"),
         (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never copied"),

@@ -2,10 +2,17 @@
 
 #![allow(dead_code)] // Not all in each of them.
 
+use std::fmt::Display;
+
 use mimeo_core::{
     engine::{Engine, Tick},
     review::User,
 };
+
+/// The uid of an object, of one number for each.
+pub(crate) fn uid(number: impl Display + Copy) -> String {
+    format!("00000000-0000-4000-8000-{number:012}")
+}
 
 /// Who writes all rules, as the engine is told.
 #[allow(clippy::unnecessary_wraps)]

@@ -15,6 +15,7 @@ mod carry;
 mod found;
 mod history;
 mod model;
+mod onlooker;
 mod owned;
 mod process;
 mod server;

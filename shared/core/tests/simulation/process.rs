@@ -317,6 +317,7 @@ impl Process {
                 let notes = &server.notes[at];
                 self.view.notes = Some(at);
                 self.engine.kinds_recorded(&notes.kinds, now);
+                self.engine.kinds_since(Some(jiff::Timestamp::UNIX_EPOCH), now);
                 self.tell_crd(server, now);
                 self.engine.confirmed(notes.confirmed.last().map(String::as_str), now);
             }

@@ -17,6 +17,7 @@ use mimeo_core::{
 use super::{
     carry::{brief, carry, describe},
     model::{self, Facts},
+    onlooker::Onlooker,
     process::{Answer, Flight, Process, Topic, What, body_of, key_of, verb_name},
     server::{COPIED, Entry, Key, Object, Res, Server},
     spec::{By, Clash, Hold, PICK, RuleSpec, SOURCES},
@@ -114,6 +115,8 @@ pub struct World {
     pub server: Server,
     pub clock: Duration,
     pub programs: Vec<Process>,
+    /// One for each.
+    onlookers: Vec<Onlooker>,
     roles: Vec<Role>,
     window: usize,
     late: Vec<Flight>,
@@ -140,6 +143,7 @@ impl World {
             server,
             clock,
             programs: Vec::new(),
+            onlookers: roles.iter().map(|_| Onlooker::default()).collect(),
             roles: roles.to_vec(),
             window,
             late: Vec::new(),
@@ -243,6 +247,7 @@ impl World {
         self.say(format!("{program}: restarts"));
         let fresh = Process::new(self.roles[program], self.window, self.clock, &self.server);
         let old = std::mem::replace(&mut self.programs[program], fresh);
+        self.onlookers[program] = Onlooker::default();
         let begun =
             old.flights.into_iter().filter(|flight| flight.answer.is_none() && matches!(flight.what, What::Request(_)));
         self.late.extend(begun);
@@ -405,6 +410,7 @@ impl World {
             }
             let now = process.tick(self.clock);
             process.engine.webhooks(Webhooks { seen: seen.clone() }, now);
+            self.onlookers[program].look(&process.engine, now);
             let wall =
                 Timestamp::from_millisecond(i64::try_from(self.clock.as_millis()).expect("small")).expect("in range");
             for update in process.engine.statuses(now, wall) {
@@ -548,7 +554,15 @@ impl World {
                 );
             }
         }
-        Ok(())
+        self.check_shown()
+    }
+
+    fn check_shown(&mut self) -> Outcomes {
+        let clock = self.clock;
+        let programs = self.programs.iter().zip(&mut self.onlookers);
+        let mut keepers = programs.filter(|(program, _)| program.role == Role::Keeper);
+        let told = keepers.try_for_each(|(keeper, onlooker)| onlooker.check(&keeper.engine, keeper.tick(clock)));
+        told.map_err(|why| self.report(&why))
     }
 
     /// After settling: nothing more is written, neither in time nor after a restart of everything.

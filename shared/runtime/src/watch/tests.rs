@@ -44,7 +44,7 @@ impl Heard {
         want: &[&str],
     ) -> impl Future<Output = ()> + use<> {
         let caller = std::panic::Location::caller();
-        let watching = watch_within(server.client(), spec, patience, self.sink());
+        let watching = watch_within(server.client().into(), spec, patience, self.sink());
         let want: Vec<String> = want.iter().map(ToString::to_string).collect();
         async move {
             let heard = || self.0.lock().expect("no panic").clone();
@@ -312,7 +312,7 @@ async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
         let good = Script::lines([listed(3)]).hold();
         let server = Server::start([trouble(), trouble(), trouble(), good]).await;
         let heard = Heard::default();
-        let watching = watch_within(server.client(), spec(), patience, heard.sink());
+        let watching = watch_within(server.client().into(), spec(), patience, heard.sink());
         let _ = timeout(Duration::from_secs(6), watching).await;
         let mut lines = heard.0.lock().expect("no panic").clone();
         lines.dedup();
@@ -365,7 +365,7 @@ async fn what_cannot_be_decoded_means_a_new_listing() {
         let scripts = [Script::lines([listed(2)]).send(nonsense), Script::lines([listed(3)]).hold()];
         let server = Server::start(scripts).await;
         let heard = Heard::default();
-        let _ = timeout(Duration::from_secs(2), watch(server.client(), spec(), heard.sink())).await;
+        let _ = timeout(Duration::from_secs(2), watch(server.client().into(), spec(), heard.sink())).await;
         let mut lines = heard.0.lock().expect("no panic").clone();
         // An object without a version may be shown; it is no place to go on from.
         lines.retain(|line| line != "+");

@@ -1,218 +1,26 @@
-//! Sources that a selector finds: they come, stop matching, vanish, and are too many.
+//! Sources that a rule doesn't name: a selector finds them, and they come, stop matching, vanish, and are too many; or they stand
+//! in the rule.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod inline;
+mod world;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::BTreeSet;
 
-use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Member, Request, Role, Settings, SourceRead, Verb},
+    engine::SourceRead,
     kind::{GroupVersionKind, Resource},
     meta::Uid,
-    outcome::Outcome,
-    render::Precondition,
-    rule::{Rule, RuleId, RuleKind, SourceRef, SourceSelector},
+    rule::Rule,
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, vouch};
-
-const NAMESPACES: [&str; 4] = ["home", "away", "one", "two"];
-
-fn uid(number: usize) -> String {
-    format!("00000000-0000-4000-8000-{number:012}")
-}
-
-fn secrets() -> GroupVersionKind {
-    GroupVersionKind::parse("v1", "Secret").unwrap()
-}
-
-/// An engine, and the copies that it has written.
-struct World {
-    engine: Engine,
-    now: Duration,
-    copies: BTreeMap<String, Value>,
-    written: usize,
-    /// What a read says of a source that is to be confirmed, and which were asked for.
-    read: Option<SourceRead>,
-    confirmed: BTreeSet<SourceRef>,
-    /// What is to be read.
-    reads: Vec<SourceRef>,
-}
-
-fn rule(name: &str, selectors: &[Value], to: &[&str], more: &Value) -> Rule {
-    let sources: Vec<Value> = selectors
-        .iter()
-        .map(|selector| {
-            let mut source = json!({"apiVersion": "v1", "kind": "Secret"});
-            source.as_object_mut().unwrap().extend(selector.as_object().unwrap().clone());
-            source
-        })
-        .collect();
-    let mut rule = json!({
-        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name, "generation": 1},
-        "spec": {"sources": sources, "targets": [{"namespaces": to}]},
-    });
-    rule["spec"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Rule::parse(&from_value(rule).unwrap()).unwrap()
-}
-
-/// Secrets of namespace `home` with the label `copy`.
-fn labelled() -> Value {
-    json!({"namespace": "home", "selector": {"matchExpressions": [{"key": "copy", "operator": "Exists"}]}})
-}
-
-impl World {
-    fn new(rules: Vec<Rule>) -> Self {
-        let mut world = Self {
-            engine: Engine::new(Settings::new(Role::Keeper, "cluster")),
-            now: Duration::from_secs(1),
-            copies: BTreeMap::new(),
-            written: 0,
-            read: None,
-            confirmed: BTreeSet::new(),
-            reads: vec![],
-        };
-        world.start(rules);
-        world
-    }
-
-    fn start(&mut self, rules: Vec<Rule>) {
-        let now = self.now;
-        let ids: BTreeSet<RuleId> = rules.iter().map(|rule| rule.id.clone()).collect();
-        for rule in rules {
-            self.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, now);
-        }
-        self.engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
-        self.engine.rules_unserved(RuleKind::Replication, now);
-        for (number, name) in NAMESPACES.into_iter().enumerate() {
-            let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
-            self.engine.namespace_applied(&from_value(meta).unwrap(), now);
-        }
-        self.engine.namespaces_listed(&NAMESPACES.map(Into::into).into(), now);
-        self.engine.kinds_recorded(&[secrets()].into(), now);
-        let resource = Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true };
-        self.engine.kind(&secrets(), Some(resource), now);
-        let _ = self.engine.demand();
-        self.engine.copies_listing(&secrets().group_kind().into(), now);
-        for copy in self.copies.values() {
-            self.engine.copy_applied(&secrets().group_kind(), &from_value(copy["metadata"].clone()).unwrap(), now);
-        }
-        self.engine.copies_listed(&secrets().group_kind().into(), 1_000_000, now);
-    }
-
-    /// Another process takes over: the cluster is all that it has.
-    fn restart(&mut self, rules: Vec<Rule>) {
-        self.engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-        self.now = Duration::from_secs(1);
-        self.start(rules);
-    }
-
-    fn selectors(&mut self) -> Vec<SourceSelector> {
-        self.engine.demand().selectors.into_keys().collect()
-    }
-
-    /// Every selector's watch has shown these objects of its namespace.
-    fn listed(&mut self, objects: &[Value]) {
-        for selector in self.selectors() {
-            let here = |object: &&Value| object["metadata"]["namespace"] == *selector.namespace;
-            let mut found = BTreeSet::new();
-            for object in objects.iter().filter(here) {
-                found.extend(Member::of(object));
-                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine.source(&source, Some(object.clone()), self.now);
-            }
-            self.engine.selected(&selector, &found, self.now);
-        }
-        self.settle();
-    }
-
-    fn shown(&mut self, object: &Value, there: bool) {
-        for selector in self.selectors() {
-            if object["metadata"]["namespace"] == *selector.namespace {
-                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine.source(&source, there.then(|| object.clone()), self.now);
-            }
-        }
-        self.settle();
-    }
-
-    fn wait(&mut self, seconds: u64) {
-        self.now += Duration::from_secs(seconds);
-        self.settle();
-    }
-
-    /// Carries out everything that there is to do.
-    fn settle(&mut self) {
-        vouch(&mut self.engine, self.now);
-        while let Some(action) = self.engine.next(self.now) {
-            match action {
-                Action::Request(request) => {
-                    let outcome = self.carry_out(&request);
-                    self.engine.outcome(&request.ticket, outcome, self.now);
-                }
-                Action::Errand(Errand::ConfirmSource(source)) => {
-                    self.confirmed.insert(source.clone());
-                    self.engine.source_read(&source, self.read, self.now);
-                }
-                Action::Errand(Errand::ReadSource(source)) => self.reads.push(source),
-                Action::Errand(_) => {}
-            }
-        }
-    }
-
-    fn carry_out(&mut self, request: &Request) -> Outcome {
-        let ticket = &request.ticket;
-        let key = format!("{}/{}", ticket.namespace, ticket.name);
-        match ticket.verb {
-            Verb::Create | Verb::Apply(_) => {
-                let number = self.copies.get(&key).map_or(100 + self.written, |copy| {
-                    copy["number"].as_u64().and_then(|number| usize::try_from(number).ok()).unwrap()
-                });
-                self.written += 1;
-                let body = request.rendering.as_ref().unwrap().body(Precondition::Absent).concat();
-                let mut copy: Value = serde_json::from_slice(&body).unwrap();
-                copy["number"] = number.into();
-                copy["metadata"]["uid"] = uid(number).into();
-                copy["metadata"]["namespace"] = (*ticket.namespace).into();
-                copy["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
-                copy["metadata"]["resourceVersion"] = (100 + self.written).to_string().into();
-                copy["metadata"]["managedFields"] =
-                    json!([{"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}}]);
-                let meta = from_value(copy["metadata"].clone()).unwrap();
-                self.copies.insert(key, copy);
-                Outcome::Object(Box::new(meta))
-            }
-            Verb::Delete(..) => {
-                self.copies.remove(&key);
-                Outcome::Absent
-            }
-            Verb::Look | Verb::Learn(_) => {
-                let copy = self.copies.get(&key);
-                copy.map_or(Outcome::Absent, |copy| {
-                    Outcome::Object(Box::new(from_value(copy["metadata"].clone()).unwrap()))
-                })
-            }
-            Verb::Take(..) | Verb::Compare(..) | Verb::Claim(..) => Outcome::Conflict,
-        }
-    }
-
-    fn copies(&self) -> Vec<&str> {
-        self.copies.keys().map(String::as_str).collect()
-    }
-
-    fn status(&mut self) -> ClusterReplicationStatus {
-        self.now += Duration::from_secs(5);
-        vouch(&mut self.engine, self.now);
-        self.engine.statuses(self.now, Timestamp::UNIX_EPOCH).pop().unwrap().status
-    }
-}
+use common::{author, uid};
+use world::{World, labelled, rule, secrets};
 
 fn secret(name: &str) -> Value {
     secret_in("home", name)

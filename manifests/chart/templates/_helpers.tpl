@@ -1,0 +1,178 @@
+{{/*
+Names are fixed: the cluster-wide ones say that there is one Mimeo in a cluster, and the documents call them so.
+*/}}
+
+{{/* Labels of every object. */}}
+{{- define "mimeo.labels" -}}
+app.kubernetes.io/part-of: mimeo
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "mimeo.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* A ClusterRole bound to programs of Mimeo's: in a namespace, or, without one, everywhere. */}}
+{{- define "mimeo.binding" -}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ if .namespace }}RoleBinding{{ else }}ClusterRoleBinding{{ end }}
+metadata:
+  name: {{ .role }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "mimeo.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ .role }}
+subjects:
+{{- range .programs }}
+- kind: ServiceAccount
+  name: {{ . }}
+  namespace: {{ $.root.Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{/* The kinds that may be copied, as rules of a role with the given verbs: of each group one. */}}
+{{- define "mimeo.kinds" -}}
+{{- $groups := dict }}
+{{- range .kinds }}
+{{- $_ := set $groups .apiGroup (append (get $groups .apiGroup | default list) .resource) }}
+{{- end }}
+{{- range $group, $resources := $groups }}
+- apiGroups: [{{ $group | quote }}]
+  resources: [{{ join ", " $resources }}]
+  verbs: [{{ $.verbs }}]
+{{- end }}
+{{- end }}
+
+{{/* Where the pods of a component run, and before whom. */}}
+{{- define "mimeo.placement" -}}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if .values.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+{{- range . }}
+{{- $own := dict "labelSelector" (dict "matchLabels" (dict "app.kubernetes.io/name" $.name)) "matchLabelKeys" (list "pod-template-hash") }}
+- {{ toYaml (hasKey . "labelSelector" | ternary . (merge $own .)) | nindent 2 | trim }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of every pod. */}}
+{{- define "mimeo.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Of every container. */}}
+{{- define "mimeo.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* The pod of an errand, which the webhook's program runs besides: where the webhook's pods run, and no more important than others. */}}
+{{- define "mimeo.errand" -}}
+{{- $webhook := .root.Values.webhook -}}
+serviceAccountName: mimeo-{{ .name }}
+restartPolicy: Never
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "mimeo.podSecurity" .root | nindent 2 }}
+{{- with $webhook.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $webhook.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+- name: {{ .name }}
+  image: {{ include "mimeo.image" .root | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [/mimeo-webhook, {{ .name }}]
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {memory: 64Mi}
+  securityContext:
+    {{- include "mimeo.containerSecurity" .root | nindent 4 }}
+{{- end }}
+
+{{/* What both programs are told alike. */}}
+{{- define "mimeo.env" -}}
+- {name: MIMEO_LOG, value: {{ .Values.log.level | quote }}}
+- {name: MIMEO_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
+- {name: MIMEO_BARRIER_BUDGET, value: {{ .Values.barrier.budget | quote }}}
+{{- if eq .Values.metrics.auth "Token" }}
+- {name: MIMEO_OPS_AUTH, value: token}
+{{- end }}
+{{- with .Values.rbac.sourceNamespaces }}
+- {name: MIMEO_SOURCE_NAMESPACES, value: {{ join "," . | quote }}}
+{{- end }}
+{{- with .Values.rbac.targetNamespaces }}
+- {name: MIMEO_TARGET_NAMESPACES, value: {{ join "," . | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* How the kubelet asks after a pod: it needs no token, but TLS where tokens are wanted. */}}
+{{- define "mimeo.probeScheme" -}}
+{{- if eq .Values.metrics.auth "Token" }}, scheme: HTTPS{{ end }}
+{{- end }}
+
+{{/* What can be said only of several values together. */}}
+{{- define "mimeo.check" -}}
+{{- range $name := list "webhook" "reconciler" }}
+{{- $values := get $.Values $name }}
+{{- if and $values.hostNetwork (or (eq (int $values.opsPort) 10250) (eq (int ($values.port | default 0)) 10250)) }}
+{{- fail (printf "%s: on the node's network port 10250 is the kubelet's" $name) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.webhook.hostNetwork .Values.reconciler.hostNetwork (has (int .Values.reconciler.opsPort) (list (int .Values.webhook.port) (int .Values.webhook.opsPort))) }}
+{{- fail "on the nodes' network reconciler.opsPort must differ from webhook.port and webhook.opsPort, or a node has no room for both" }}
+{{- end }}
+{{- if eq (int .Values.webhook.port) (int .Values.webhook.opsPort) }}
+{{- fail "webhook.port and webhook.opsPort must differ" }}
+{{- end }}
+{{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled }}
+{{- fail "metrics.serviceMonitor and metrics.podMonitor read the same twice: enable one of them" }}
+{{- end }}
+{{- if and (eq .Values.metrics.auth "Token") .Values.metrics.podMonitor.enabled (not .Values.metrics.tokenSecret) }}
+{{- fail "metrics.podMonitor needs metrics.tokenSecret with metrics.auth Token: a PodMonitor takes no token of Prometheus' own" }}
+{{- end }}
+{{- end }}

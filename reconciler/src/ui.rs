@@ -1,0 +1,154 @@
+//! `--ui`: a page that shows what goes where, live, on the operations address.
+//!
+//! It only ever reads: names, states, and what rules say of themselves. The page itself is for everybody and holds nothing; its data
+//! names what tenants have, so it is for those whom RBAC lets, or without tokens for who connects from this machine or Pod. So that nobody who looks on is a burden, there is a limit to how many do; each is
+//! told what has changed since it last took something, however much that is; and whoever takes nothing is cut off.
+
+mod session;
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, OnceLock},
+};
+
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    extract::{Query, State},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::map_response,
+    response::{IntoResponse, Redirect, Response},
+    routing::{MethodRouter, get},
+};
+use jiff::Timestamp;
+use mimeo_core::rule::RuleId;
+use mimeo_runtime::{driver::Handle, guard::Guard, server::Patience};
+use serde::Deserialize;
+use tokio::sync::{Semaphore, watch};
+
+use self::session::{CopyTold, Session};
+
+/// Flags of the page.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Operations")]
+pub(crate) struct UiArgs {
+    /// Serve a page under /ui/ of the operations address that shows rules, namespaces, and how copies stand
+    #[arg(long, env = "MIMEO_UI")]
+    ui: bool,
+}
+
+/// Most pages that are followed at once: of the connections that the operations server accepts, probes and scrapes keep most.
+const VISITORS: usize = 16;
+
+/// Nothing comes from elsewhere, and no text ever becomes a document or a script.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
+                      form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// The page. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Page {
+    known: Arc<OnceLock<Known>>,
+    visitors: Arc<Semaphore>,
+}
+
+/// What the page tells of.
+#[derive(Clone)]
+pub(crate) struct Known {
+    /// The engine.
+    pub(crate) handle: Handle,
+    /// Whether this replica leads: the others' engines don't know how copies stand.
+    pub(crate) leading: watch::Receiver<bool>,
+    /// Who does.
+    pub(crate) leader: watch::Receiver<Option<String>>,
+    /// This replica.
+    pub(crate) replica: String,
+    /// Where Mimeo is installed.
+    pub(crate) namespace: String,
+}
+
+impl UiArgs {
+    /// The page, if there is to be one.
+    pub(crate) fn page(&self) -> Option<Page> {
+        self.ui.then(|| Page { known: Arc::default(), visitors: Arc::new(Semaphore::new(VISITORS)) })
+    }
+}
+
+impl Page {
+    /// What it adds to the operations server, its data behind the guard.
+    pub(crate) fn routes(&self, guard: &Guard) -> Router {
+        let data =
+            Router::new().route("/ui/stream", get(stream)).route("/ui/copies", get(copies)).with_state(self.clone());
+        Router::new()
+            .route("/ui", get(async || Redirect::permanent("/ui/")))
+            .route("/ui/", asset("text/html; charset=utf-8", include_str!("ui/index.html")))
+            .route("/ui/style.css", asset("text/css; charset=utf-8", include_str!("ui/style.css")))
+            .route("/ui/page.js", asset("text/javascript; charset=utf-8", include_str!("ui/page.js")))
+            .merge(guard.confine(data))
+            .layer(map_response(harden))
+    }
+
+    /// From now on there is something to tell.
+    pub(crate) fn open(&self, known: Known) {
+        // It is opened once; a second time would change nothing.
+        let _ = self.known.set(known);
+    }
+
+    fn known(&self) -> Result<&Known, (StatusCode, &'static str)> {
+        self.known.get().ok_or((StatusCode::SERVICE_UNAVAILABLE, "starting\n"))
+    }
+}
+
+fn asset(kind: &'static str, text: &'static str) -> MethodRouter {
+    get(async move || ([(header::CONTENT_TYPE, kind)], text))
+}
+
+/// What browsers are told with every answer.
+async fn harden(mut response: Response) -> Response {
+    let told: [(HeaderName, &'static str); 5] = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    response.headers_mut().extend(told.map(|(name, value)| (name, HeaderValue::from_static(value))));
+    response
+}
+
+/// Server-sent events, for as long as somebody takes them.
+async fn stream(
+    State(page): State<Page>,
+    Extension(patience): Extension<Patience>,
+) -> Result<Response, (StatusCode, &'static str)> {
+    let known = page.known()?.clone();
+    let visit = page.visitors.try_acquire_owned();
+    let visit = visit.map_err(|_| {
+        (StatusCode::SERVICE_UNAVAILABLE, "so many pages are open that there is no room for one more\n")
+    })?;
+    let body =
+        futures::stream::unfold((Session::new(known), patience, visit), async |(mut session, patience, visit)| {
+            // The next piece is asked for when the last one has left.
+            patience.renew();
+            let event = session.next().await?;
+            Some((Ok::<_, Infallible>(event), (session, patience, visit)))
+        });
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(body)).into_response())
+}
+
+/// Of which cell.
+#[derive(Debug, Deserialize)]
+struct Place {
+    rule: String,
+    namespace: String,
+}
+
+/// The copies of one cell, with messages.
+async fn copies(State(page): State<Page>, Query(place): Query<Place>) -> Result<Response, (StatusCode, &'static str)> {
+    let Known { handle, leading, .. } = page.known()?;
+    if !*leading.borrow() {
+        return Err((StatusCode::SERVICE_UNAVAILABLE, "this replica stands by\n"));
+    }
+    let rule: RuleId = place.rule.parse().map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
+    let copies = handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
+    Ok(Json(copies.into_iter().map(CopyTold::from).collect::<Vec<_>>()).into_response())
+}

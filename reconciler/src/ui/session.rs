@@ -1,0 +1,251 @@
+//! One page that is being followed: what it was shown so far, and what it is shown next.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, SourceStatus};
+use mimeo_core::{
+    engine::{CopyView, Cursor, Ended, NamespaceView, Place, RuleView, State, View},
+    rule::RuleId,
+};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::Known;
+
+/// Between two looks for what has changed. A thousand changes within it are one to the page.
+const PACE: Duration = Duration::from_millis(250);
+/// Something is said at least this often: else the page takes the connection for lost.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Then the page comes again, and shows again that it may see this: rights may have been taken away.
+const LONGEST: Duration = Duration::from_mins(10);
+
+/// One page that is being followed.
+pub(super) struct Session {
+    known: Known,
+    cursor: Cursor,
+    /// What rules are called in this stream: names would be most of it.
+    numbers: HashMap<Arc<RuleId>, u32>,
+    last_number: u32,
+    /// Whether this replica led, and who did, when that was last told.
+    told: Option<(bool, Option<String>)>,
+    began: Instant,
+    spoke: Instant,
+}
+
+impl Session {
+    pub(super) fn new(known: Known) -> Self {
+        Self {
+            known,
+            cursor: Cursor::default(),
+            numbers: HashMap::new(),
+            last_number: 0,
+            told: None,
+            began: Instant::now(),
+            spoke: Instant::now(),
+        }
+    }
+
+    /// The next event, as text; none: it has been long enough.
+    pub(super) async fn next(&mut self) -> Option<String> {
+        while self.began.elapsed() < LONGEST {
+            let event = self.standing().or_else(|| self.news());
+            if event.is_some() || self.spoke.elapsed() >= HEARTBEAT {
+                self.spoke = Instant::now();
+                // A comment is as good a sign of life as any.
+                return event.or_else(|| Some(":\n\n".to_owned()));
+            }
+            sleep(PACE).await;
+        }
+        None
+    }
+
+    /// Whether this replica leads, if that is news.
+    fn standing(&mut self) -> Option<String> {
+        let Known { leading, leader, replica, namespace, .. } = &self.known;
+        let standing = (*leading.borrow(), leader.borrow().clone());
+        if self.told.as_ref() == Some(&standing) {
+            return None;
+        }
+        let (leads, leader) = &standing;
+        let event = event("replica", &Replica { name: replica, namespace, leads: *leads, leader: leader.as_deref() });
+        self.told = Some(standing);
+        Some(event)
+    }
+
+    /// A piece of what has changed.
+    fn news(&mut self) -> Option<String> {
+        if !*self.known.leading.borrow() {
+            return None;
+        }
+        let view = self.known.handle.look(|engine, now| {
+            let news = engine.has_news(&self.cursor);
+            news.then(|| engine.view(&mut self.cursor, now, Timestamp::now()))
+        })?;
+        if view.anew {
+            self.numbers.clear();
+        }
+        Some(event("view", &self.tell(&view)))
+    }
+
+    fn tell<'a>(&mut self, view: &'a View) -> Told<'a> {
+        let mut told = Told { anew: view.anew, whole: view.whole, ..Told::default() };
+        for ended in &view.ended {
+            match ended {
+                Ended::Rule(id) => told.ended.rules.extend(self.numbers.remove(id)),
+                Ended::Namespace(name) => told.ended.namespaces.push(name),
+            }
+        }
+        told.rules = view.rules.iter().map(|rule| RuleTold::new(self.number(&rule.id), rule)).collect();
+        let namespace = |NamespaceView { name, terminating, places }: &'a NamespaceView| {
+            (&**name, *terminating, places.iter().map(|place| self.place(place)).collect())
+        };
+        told.namespaces = view.namespaces.iter().map(namespace).collect();
+        told
+    }
+
+    fn place<'a>(&mut self, place: &'a Place) -> PlaceTold<'a> {
+        let Place { rule, state, reason, since, copies, synced } = place;
+        let since = since.map_or(0, Timestamp::as_second);
+        (self.number(rule), number(*state), since, *copies, *synced, reason.as_deref())
+    }
+
+    fn number(&mut self, rule: &Arc<RuleId>) -> u32 {
+        *self.numbers.entry(rule.clone()).or_insert_with(|| {
+            self.last_number += 1;
+            self.last_number
+        })
+    }
+}
+
+fn event(name: &str, data: &impl Serialize) -> String {
+    // Serializing plain data to memory cannot fail; JSON has no line breaks, so it is one line of an event.
+    format!("event: {name}\ndata: {}\n\n", serde_json::to_string(data).unwrap_or_default())
+}
+
+/// As the page numbers them: the later one counts more.
+fn number(state: State) -> u8 {
+    match state {
+        State::Synced => 0,
+        State::Suspended => 1,
+        State::Pending => 2,
+        State::Held => 3,
+        State::Failed => 4,
+    }
+}
+
+#[derive(Serialize)]
+struct Replica<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    leads: bool,
+    leader: Option<&'a str>,
+}
+
+/// A piece of a view. What isn't in it has not changed.
+#[derive(Default, Serialize)]
+struct Told<'a> {
+    anew: bool,
+    ended: EndedTold<'a>,
+    rules: Vec<RuleTold<'a>>,
+    namespaces: Vec<(&'a str, bool, Vec<PlaceTold<'a>>)>,
+    whole: bool,
+}
+
+#[derive(Default, Serialize)]
+struct EndedTold<'a> {
+    rules: Vec<u32>,
+    namespaces: Vec<&'a str>,
+}
+
+/// Number of the rule, state, since when (seconds since 1970, 0 if that isn't known), copies, those of them that are synced, reason.
+/// There may be hundreds of thousands: so they have no field names.
+type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
+
+/// A rule with what its status says; no resourceVersions, which are of no use to people.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RuleTold<'a> {
+    number: u32,
+    id: String,
+    kind: String,
+    namespace: Option<&'a str>,
+    name: &'a str,
+    suspended: bool,
+    copies: Option<CopyCounts>,
+    conditions: Vec<ConditionTold<'a>>,
+    sources: Vec<String>,
+    failures: &'a [CopyFailure],
+    last_sync: Option<i64>,
+}
+
+impl<'a> RuleTold<'a> {
+    fn new(number: u32, RuleView { id, suspended, status }: &'a RuleView) -> Self {
+        let status = status.as_ref();
+        let conditions = status.map(|status| status.conditions.iter().map(ConditionTold::new).collect());
+        let sources = status.into_iter().flat_map(|status| &status.sources);
+        Self {
+            number,
+            id: id.to_string(),
+            kind: id.kind.to_string(),
+            namespace: id.namespace.as_deref(),
+            name: &id.name,
+            suspended: *suspended,
+            copies: status.and_then(|status| status.copies),
+            conditions: conditions.unwrap_or_default(),
+            sources: sources.map(known_as).collect(),
+            failures: status.map_or(&[], |status: &ClusterReplicationStatus| &status.failures),
+            last_sync: status.and_then(|status| status.last_sync_time.as_ref()).map(|time| time.0.as_second()),
+        }
+    }
+}
+
+/// What people know a source by.
+fn known_as(source: &SourceStatus) -> String {
+    let SourceStatus { kind, name, .. } = source;
+    match &source.namespace {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}, inline"),
+    }
+}
+
+#[derive(Serialize)]
+struct ConditionTold<'a> {
+    #[serde(rename = "type")]
+    type_: &'a str,
+    status: &'a str,
+    reason: &'a str,
+    message: &'a str,
+    since: i64,
+}
+
+impl<'a> ConditionTold<'a> {
+    fn new(condition: &'a Condition) -> Self {
+        Self {
+            type_: &condition.type_,
+            status: &condition.status,
+            reason: &condition.reason,
+            message: &condition.message,
+            since: condition.last_transition_time.0.as_second(),
+        }
+    }
+}
+
+/// A copy, when it is asked for.
+#[derive(Serialize)]
+pub(super) struct CopyTold {
+    kind: String,
+    name: String,
+    state: u8,
+    reason: Option<String>,
+    message: Option<String>,
+    since: Option<i64>,
+}
+
+impl From<CopyView> for CopyTold {
+    fn from(CopyView { kind, name, state, reason, message, since }: CopyView) -> Self {
+        Self { kind, name, state: number(state), reason, message, since: since.map(Timestamp::as_second) }
+    }
+}

@@ -1,0 +1,182 @@
+//! A rule's conditions: the words for how it stands.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use mimeo_api::{CopyCounts, Plan};
+
+use super::{
+    Engine, RuleState,
+    authorized::Unauthorized,
+    numbers::Told,
+    select::Choice,
+    status::{HOOKS_KNOWN, Observed},
+    tally::Tally,
+};
+use crate::{
+    names,
+    rule::{Barrier, Rule, RuleId, RuleKind},
+};
+
+/// Conditions in the making: each keeps its transition time while its status stays (Kubernetes API conventions).
+pub(super) struct Conditions<'a> {
+    pub(super) old: &'a [Condition],
+    pub(super) wall: Timestamp,
+    pub(super) generation: Option<i64>,
+    pub(super) new: Vec<Condition>,
+    /// The same in words that don't depend on the rule.
+    pub(super) told: Told,
+}
+
+impl Conditions<'_> {
+    pub(super) fn set(&mut self, type_: &str, status: bool, reason: &'static str, message: &str) {
+        match type_ {
+            "Ready" => self.told.ready = Some((status, reason)),
+            "Stalled" => self.told.stalled = Some(reason),
+            _ => {}
+        }
+        let status = if status { "True" } else { "False" };
+        let same = self.old.iter().find(|old| old.type_ == type_ && old.status == status);
+        let now = Timestamp::from_second(self.wall.as_second()).unwrap_or(self.wall);
+        self.new.push(Condition {
+            type_: type_.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: message.chars().take(2000).collect(),
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+            observed_generation: self.generation,
+        });
+    }
+}
+
+impl Engine {
+    pub(super) fn describe(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        rule: &Rule,
+        (tally, choice): (&Tally, &Choice),
+        conditions: &mut Conditions<'_>,
+    ) {
+        let trouble = self.source_trouble(rule, choice);
+        let CopyCounts { desired, synced, failed } = tally.copies;
+        let unauthorized = self.unauthorized(rule, tally);
+        let unwatched = self.unwatched_copies(rule);
+        let hindered = trouble.is_some() || unauthorized.is_some() || unwatched.is_some();
+        let pending = !hindered && failed == 0 && synced < desired;
+        match &trouble {
+            _ if rule.suspend => {
+                let Plan { create, update, delete, conflict, .. } = &tally.plan;
+                let message = format!(
+                    "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
+                     copies, {conflict} conflict"
+                );
+                conditions.set("Ready", false, "Suspended", &message);
+            }
+            _ if let Some(Unauthorized { message, .. }) = &unauthorized => {
+                conditions.set("Ready", false, "NotAuthorized", message);
+            }
+            Some((_, message)) => conditions.set("Ready", false, "SourceNotFound", message),
+            None if let Some(message) = unwatched => conditions.set("Ready", false, "Pending", &message),
+            None if failed > 0 => {
+                let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
+                names.dedup();
+                let more =
+                    if names.len() > 5 { format!(" and {} more namespaces", names.len() - 5) } else { String::new() };
+                let reason = tally.failures.values().next().map_or("unknown".into(), |(reason, _)| reason.to_string());
+                let names = names[..names.len().min(5)].join(", ");
+                let message = format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}");
+                conditions.set("Ready", false, "CopiesFailed", &message);
+            }
+            None if desired == 0 => conditions.set("Ready", true, "NoNamespaceMatches", "no namespace is selected"),
+            None if pending => {
+                conditions.set("Ready", false, "Pending", &format!("{synced} of {desired} copies are up to date"));
+            }
+            None => conditions.set("Ready", true, "Synced", &format!("all {desired} copies are up to date")),
+        }
+        match &trouble {
+            None => conditions.set("SourcesFound", true, "Found", &found(choice)),
+            Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
+        }
+        match &unauthorized {
+            None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
+                conditions.set("Authorized", false, reason, &message);
+            }
+            None => conditions.set("Authorized", true, "Allowed", "the rule's author and Mimeo may do what it takes"),
+            Some(Unauthorized { reason, message }) => conditions.set("Authorized", false, reason, message),
+        }
+        self.describe_barrier(state, rule, conditions);
+        if pending && !rule.suspend {
+            conditions.set("Reconciling", true, "Pending", &format!("{} copies are being written", desired - synced));
+        }
+        if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
+        {
+            let (most, rule) = match &id.namespace {
+                None => ("this rule's copies", format!("clusterreplication {}", id.name)),
+                Some(home) => (
+                    "this rule's copies, of its namespace's Replications' or of all Replications',",
+                    format!("replication --namespace {home} {}", id.name),
+                ),
+            };
+            let message = format!(
+                "{count} copies would be deleted at once, which is half of {most} or more; if that is meant: kubectl annotate \
+                 --overwrite {rule} {}={nonce}",
+                names::CONFIRM_DELETION,
+            );
+            conditions.set("Stalled", true, "DeletionHeld", &message);
+        }
+    }
+
+    pub(super) fn describe_barrier(&self, state: &RuleState, rule: &Rule, conditions: &mut Conditions<'_>) {
+        if rule.id.kind == RuleKind::Replication {
+            return; // It can have none.
+        }
+        if state.barrier() == Barrier::None {
+            conditions.set("BarrierActive", false, "Disabled", "pods do not wait for this rule's copies");
+        } else if self.webhooks.seen.is_empty() {
+            let message =
+                "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
+            conditions.set("BarrierActive", false, "WebhookUnavailable", message);
+        } else if !self.taken_in(state) {
+            conditions.set(
+                "BarrierActive",
+                false,
+                "Pending",
+                "not every webhook replica has taken in this version of the rule",
+            );
+        } else {
+            let count = self.webhooks.seen.len();
+            let message = format!("pods of new namespaces wait for their copies; webhook replicas: {count}");
+            conditions.set("BarrierActive", true, "Active", &message);
+        }
+    }
+
+    /// Whether every live webhook replica has taken in this version of the rule, and every API server the webhooks'.
+    fn taken_in(&self, state: &RuleState) -> bool {
+        // A replica of before the proof took part in it, one of after it has listed the rule: only one that has seen nothing
+        // yet doesn't know it. Versions are no help here, those of statuses written since are among them.
+        let least = if state.barrier_proven { 1 } else { state.spec_version };
+        (state.barrier_proven || self.now >= state.spec_seen.max(self.webhooks_since) + HOOKS_KNOWN)
+            && self.webhooks.seen.iter().all(|seen| *seen >= least)
+    }
+}
+
+/// What was found, and what of it is passed over.
+fn found(choice: &Choice) -> String {
+    let more = match choice.passed.len() {
+        0 | 1 => String::new(),
+        count => format!(", and {} more are passed over like it", count - 1),
+    };
+    let passed = choice.passed.first().map(|(source, why)| format!("; {source} is selected, but {why}{more}"));
+    format!("every source was found{}", passed.unwrap_or_default())
+}
+
+/// Whether a status says that the barrier of this generation is up.
+pub(super) fn barrier_active(observed: &Observed, generation: i64) -> bool {
+    observed.iter().flat_map(|status| &status.conditions).any(|condition| {
+        condition.type_ == "BarrierActive"
+            && condition.status == "True"
+            && condition.observed_generation == Some(generation)
+    })
+}

@@ -1,0 +1,93 @@
+//! Copies as their watch shows them.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Engine, Tick};
+use crate::{
+    cell::{Belief, Cell, Content, Phase},
+    kind::GroupKind,
+    meta::{Seen, Uid, version},
+    names,
+    slot::{CopyName, KindId},
+};
+
+impl Engine {
+    /// The watch of copies shows an object: one that carries our label, ours or not.
+    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.at(now);
+        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
+        let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else { return };
+        let kind = self.kind_id(kind);
+        let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
+        let namespace = self.namespace_name(namespace);
+        if let Some(rule) = &seen.rule {
+            let rule = self.rule_name(rule);
+            self.consent.strew(&rule, &namespace);
+            seen.rule = Some(rule);
+        }
+        let name = self.copy_name(kind, name);
+        self.remember_origin(&seen, meta.annotations.as_ref().and_then(|all| all.get(names::SOURCE)));
+        let entry = self.namespaces.entry(namespace.clone()).or_default();
+        let cell = entry.cell_or_insert(kind, &name);
+        cell.listing = listing;
+        if !cell.show(seen) {
+            return;
+        }
+        cell.release();
+        self.dirty.insert(namespace);
+    }
+
+    /// The watch of copies lost an object: it was deleted, or only its label was.
+    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.at(now);
+        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
+        let Some(uid) = meta.uid.as_deref().and_then(Uid::parse) else { return };
+        let kind = self.kind_id(kind);
+        let namespace = self.namespace_name(namespace);
+        let Some(entry) = self.namespaces.get_mut(&namespace) else { return };
+        let born = entry.born;
+        let Some(cell) = entry.cell_mut(kind, name) else { return };
+        let version = version(meta.resource_version.as_deref());
+        if cell.vanish(Some(uid), version) {
+            if version < born {
+                // It went with a former namespace of the name: in this one it never was.
+                cell.belief = Belief::Unknown;
+            }
+            cell.release();
+            self.dirty.insert(namespace);
+            self.work.disturb();
+        }
+    }
+
+    /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
+    fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
+        self.slots
+            .values()
+            .find_map(|slot| match &slot.name {
+                CopyName::Alike(shared) if slot.kind == kind && **shared == *name => Some(shared.clone()),
+                _ => None,
+            })
+            .unwrap_or_else(|| name.into())
+    }
+}
+
+impl Cell {
+    /// The world changed: what was put off may be tried at once.
+    pub(super) fn release(&mut self) {
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Idle;
+        }
+    }
+
+    /// Other bytes are wanted here: what the server said of the former ones doesn't hold of them.
+    pub(super) fn start_over(&mut self) {
+        self.failure = None;
+        self.condemned = None;
+        self.stuck = false;
+        self.content = Content::Unknown;
+        self.verify = false;
+        self.release();
+    }
+}

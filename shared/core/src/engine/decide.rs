@@ -1,0 +1,187 @@
+//! What to do about one cell. Everything that is ever done to a copy is decided here, or in `collect` if nobody wants it.
+
+use std::sync::Arc;
+
+use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::RuleVerdict};
+use crate::{
+    cell::{Belief, Cell, Leave, Spared, Step, Why},
+    meta::{Checksum, source_hash},
+    rule::{Barrier, Retain, Rule, RuleKind, Strategy},
+    slot::{NoRendering, Slot, SlotId},
+};
+
+impl Engine {
+    /// What to do about one cell. Everything that is ever done to a copy is decided here.
+    pub(super) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        if !namespace.alive() {
+            // A terminating namespace's copies go with it, and nothing can be written there.
+            return Step::Leave(Leave::Nothing);
+        }
+        let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
+        let step = self.decide_wanted(id, name, namespace, cell);
+        if matches!(step, Step::Leave(Leave::NoSource)) {
+            return self.decide_sourceless(id, name, cell);
+        }
+        let leaves = matches!(step, Step::Leave(_));
+        if leaves || (self.in_charge(namespace) && self.left_by_the_platform(id, cell)) {
+            return step;
+        }
+        Step::Leave(Leave::Undecided)
+    }
+
+    /// Whether a rule may have its cell as far as rules of the platform go, which come before a tenant's. Unless they are seen
+    /// nobody knows what they want; so a copy of theirs passes on only where it might be deleted, too.
+    fn left_by_the_platform(&mut self, id: SlotId, cell: &Cell) -> bool {
+        if self.slots.get(&id).is_none_or(|slot| slot.rule.kind == RuleKind::ClusterReplication) {
+            return true;
+        }
+        if !matches!(self.listings[RuleKind::ClusterReplication], Listing::Listed | Listing::Unserved) {
+            return false;
+        }
+        let marked = cell.ours().and_then(|seen| Some((seen, seen.rule.clone()?)));
+        let former = marked.filter(|(_, former)| former.kind == RuleKind::ClusterReplication);
+        let Some((copy, former)) = former else { return true };
+        match self.rules.get(&former) {
+            Some(state) => state.acting().is_some(),
+            None => self.rule_verdict(&former, copy) == RuleVerdict::Meant,
+        }
+    }
+
+    /// Whether this process may write into the namespace now.
+    pub(super) fn in_charge(&self, namespace: &Namespace) -> bool {
+        match self.settings.role {
+            // A marked namespace is the webhook's for a while: two writers would cost a second request.
+            Role::Keeper => {
+                let left =
+                    namespace.mark.as_ref().map_or(namespace.settles, |mark| mark.since + self.settings.takeover);
+                self.now >= left
+            }
+            Role::Injector => namespace.claim.is_some_and(|from| self.now >= from),
+        }
+    }
+
+    pub(super) fn decide_wanted(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Step {
+        let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
+        let state = self.rules.get(&slot.rule);
+        let rule = state.and_then(|state| state.rule.as_ref().ok());
+        let acting = state.is_some_and(|state| state.acting().is_some());
+        if rule.is_some_and(|rule| self.seeded(slot, rule, namespace, cell)) {
+            let keeps = self.settings.role == Role::Keeper && acting;
+            // Nothing that is only thought to be here is remembered for good.
+            let doubted = keeps
+                && !self.is_of_now(name, namespace, cell)
+                && self.served.get(slot.gvk()).and_then(Served::namespaced).is_some();
+            return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
+        }
+        if state.is_some_and(|state| !state.authorized()) {
+            return Step::Leave(Leave::Unauthorized);
+        }
+        let checksum = match &slot.rendering {
+            Ok(copies) => copies.checksum_at(namespace.place(name)),
+            Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
+            Err(_) => return Step::Leave(Leave::NoSource),
+        };
+        if self.served.get(slot.gvk()).and_then(Served::namespaced).is_none() {
+            return Step::Leave(Leave::KindNotServed);
+        }
+        let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
+        let kind = &self.kinds[usize::from(slot.kind.0)];
+        let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
+        let step = match rule {
+            Some(rule) if listed => self.compare(slot, checksum, rule, (name, namespace), cell),
+            _ => Step::Leave(Leave::NotListed),
+        };
+        if !acting {
+            // The preview must tell a create from a conflict, and only a read can.
+            let unknown =
+                matches!(cell.belief, Belief::Unknown | Belief::Taken(_) | Belief::Vanished(_) | Belief::Hidden(_));
+            return match (step, self.settings.role) {
+                (Step::Leave(Leave::NotListed), _) => step,
+                (_, Role::Keeper) if unknown => Step::Look,
+                // And what would be adopted, only the server.
+                (Step::Compare(..), Role::Keeper) => step,
+                _ => Step::Leave(Leave::Suspended),
+            };
+        }
+        if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) = (cell.stuck, step, cell.seen()) {
+            return Step::Delete(uid, seen.version, Why::Replaced);
+        }
+        let noted = kind.noted() && !self.crd_unrecorded(slot.rule.kind);
+        // Noted while it is being listed, it costs no time.
+        let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..));
+        if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
+            return Step::Leave(Leave::KindNotRecorded);
+        }
+        step
+    }
+
+    /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
+    pub(super) fn compare(
+        &self,
+        slot: &Slot,
+        checksum: Checksum,
+        rule: &Rule,
+        (name, namespace): (&str, &Namespace),
+        cell: &Cell,
+    ) -> Step {
+        let exclusive = rule.strategy == Strategy::Replace;
+        let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
+        match step {
+            // Of what isn't ours all rules must be known before it is written: any may name it as its source.
+            Step::Take(..) | Step::Compare(..) if !self.all_rules() => Step::Leave(Leave::Undecided),
+            Step::Take(..) | Step::Compare(..) if self.is_source(rule.id.kind, slot.kind, name, &cell.name) => {
+                Step::Leave(Leave::Foreign(Spared::Source))
+            }
+            Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..)
+                if self.comes_from_itself(slot, name, namespace, cell) =>
+            {
+                Step::Leave(Leave::Foreign(Spared::Ring))
+            }
+            _ => step,
+        }
+    }
+
+    /// A cell whose source isn't there: its copy stays through the grace, and until the loss is known to be meant.
+    pub(super) fn decide_sourceless(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> Step {
+        let keep = Step::Leave(Leave::NoSource);
+        let Some(slot) = self.slots.get(&id) else { return keep };
+        let Some(seen) = cell.ours() else { return keep };
+        // A copy of another source stays: the rule may just have been pointed at one that is yet to come.
+        if seen.deleting || seen.source != source_hash(&slot.source.to_string()) {
+            return keep;
+        }
+        let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { return keep };
+        let Some(Source::Missing { since, .. }) = self.sources.get(&slot.source) else { return keep };
+        if self.settings.role == Role::Injector || self.now < *since + rule.retention.source_grace {
+            return keep;
+        }
+        if rule.retention.when_source_deleted == Retain::Retain {
+            return Step::Leave(Leave::Retained);
+        }
+        let (source, rule) = (slot.source.clone(), slot.rule.clone());
+        self.decide_lost_source(&source, &rule, name, cell)
+    }
+
+    /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
+    pub(super) fn hindrance(&self, slot: &Slot) -> Option<&'static str> {
+        if self.settings.reach.refuses(&slot.source).is_some() {
+            return Some("OutOfReach");
+        }
+        match (self.served.get(slot.gvk()), &slot.rendering) {
+            (None | Some(Served::Unknown), _) => None,
+            (Some(Served::Unanswered(why)), _) => Some(why.reason()),
+            (Some(served), _) if served.namespaced().is_none() => Some("KindNotServed"),
+            (_, Err(NoRendering::NotGranted)) => Some("NotGranted"),
+            (_, Err(NoRendering::NotRead)) => self.unreadable.get(&slot.source).map(|why| why.reason()),
+            (_, Err(NoRendering::SourceMissing)) => Some("SourceNotFound"),
+            (_, Err(NoRendering::Refused(_))) => Some("SourceRefused"),
+            (_, Ok(_)) => None,
+        }
+    }
+
+    /// The strictest barrier that holds a namespace's pods for this slot.
+    pub(super) fn barrier_of(&self, id: SlotId) -> Barrier {
+        let state = self.slots.get(&id).and_then(|slot| self.rules.get(&slot.rule));
+        state.map_or(Barrier::None, RuleState::barrier)
+    }
+}

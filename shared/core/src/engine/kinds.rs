@@ -1,0 +1,144 @@
+//! Kinds: whether they are served, and whether it is written down that copies of them may exist.
+
+use std::collections::BTreeSet;
+
+use super::{Engine, Tick, survey::Surveys};
+use crate::{
+    kind::{GroupKind, GroupVersionKind, Resource},
+    outcome::Unreadable,
+    rule::SourceRef,
+    slot::KindId,
+};
+
+#[derive(Debug)]
+pub(super) struct KindState {
+    pub(super) group_kind: GroupKind,
+    pub(super) note: Note,
+    pub(super) surveys: Surveys,
+}
+
+/// A kind's note in the kinds `ConfigMap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    Absent,
+    /// Being written.
+    Adding,
+    Present {
+        /// Whether it wasn't there until this process wrote it: then no copy of ours was there either, and none need be listed
+        /// before the first is written.
+        fresh: bool,
+    },
+    /// Being removed: copies that are there are told of till then, but none may be written any more.
+    Removing,
+    /// It could not be removed, and stays for now.
+    Kept,
+}
+
+impl KindState {
+    pub(super) fn recorded(&self) -> bool {
+        matches!(self.note, Note::Present { .. } | Note::Removing | Note::Kept)
+    }
+
+    /// Whether copies may be written: should this process end, its successor looks for them.
+    pub(super) fn noted(&self) -> bool {
+        matches!(self.note, Note::Present { .. } | Note::Kept)
+    }
+
+    /// Whether every copy of ours that is in the namespace has been seen.
+    pub(super) fn surveyed(&self, namespace: &str) -> bool {
+        self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
+    }
+}
+
+/// What discovery says of a kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    Unknown,
+    /// Nor will it be before somebody mends that.
+    Unanswered(Unreadable),
+    No,
+    At(Resource),
+}
+
+impl Served {
+    /// How it is served, if copies of it can exist.
+    pub(super) fn namespaced(&self) -> Option<&Resource> {
+        match self {
+            Self::At(resource) if resource.namespaced => Some(resource),
+            _ => None,
+        }
+    }
+}
+
+impl Engine {
+    /// What discovery says of a kind: served, or not (any more).
+    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
+        self.at(now);
+        let served = resource.map_or(Served::No, Served::At);
+        if self.served.get(gvk) == Some(&served) {
+            return;
+        }
+        self.served.insert(gvk.clone(), served);
+        self.reopen(gvk);
+        let sources: Vec<SourceRef> = self.sources.keys().filter(|source| source.gvk == *gvk).cloned().collect();
+        for source in &sources {
+            self.render_source(source);
+        }
+        self.touch_rules_of(gvk);
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was given holds.
+    pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        let served = self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+        if !matches!(served, Served::Unknown | Served::Unanswered(_)) || *served == Served::Unanswered(why) {
+            return;
+        }
+        *served = Served::Unanswered(why);
+        self.inquire();
+        self.touch_rules_of(gvk);
+        self.everything_dirty();
+    }
+
+    /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
+    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
+        self.at(now);
+        for gvk in kinds {
+            let id = self.kind_id(&gvk.group_kind());
+            let kind = &mut self.kinds[usize::from(id.0)];
+            let fresh = match kind.note {
+                Note::Adding => self.kinds_known,
+                Note::Present { fresh } => fresh,
+                Note::Absent => false,
+                // What removes it may be answered yet.
+                Note::Removing | Note::Kept => continue,
+            };
+            kind.note = Note::Present { fresh };
+            self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+        }
+        self.kinds_known = true;
+        let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
+        for kind in self.kinds.iter_mut().filter(|kind| !named.contains(&kind.group_kind)) {
+            kind.note = Note::Absent;
+        }
+        self.everything_dirty();
+        self.demand_changed();
+    }
+
+    pub(super) fn kind_id(&mut self, group_kind: &GroupKind) -> KindId {
+        if let Some(id) = self.kind_ids.get(group_kind) {
+            return *id;
+        }
+        // Kinds are bounded by what a cluster serves; past 65,535 the last number is shared, which costs nothing but needless looks.
+        let id = KindId(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
+        self.kinds.push(KindState {
+            group_kind: group_kind.clone(),
+            note: Note::Absent,
+            surveys: Surveys::new(&self.settings.reach),
+        });
+        self.kind_ids.insert(group_kind.clone(), id);
+        id
+    }
+}

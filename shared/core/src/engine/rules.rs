@@ -1,0 +1,325 @@
+//! Rules as they come, change and go, and the slots that they have.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    Engine, Listing, Role, Served, Source, Tick, absent, authorized, budget,
+    conditions::barrier_active,
+    sources::{first_reference, rendering},
+    status::{self, Observed},
+    view::Ended,
+    wants, work,
+};
+use crate::{
+    cell::Reference,
+    kind::GroupVersionKind,
+    outcome::Unreadable,
+    review::User,
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    slot::{NoRendering, Slot, SlotId},
+};
+
+/// One rule, as last seen.
+#[derive(Debug)]
+pub(super) struct RuleState {
+    pub(super) rule: Result<Rule, Vec<Refusal>>,
+    /// Who wrote it, if that is known.
+    pub(super) author: Option<Arc<User>>,
+    pub(super) authority: authorized::Authority,
+    /// Slots of each target, source by source.
+    pub(super) slots: Vec<Vec<SlotId>>,
+    /// resourceVersion at which this generation was first seen.
+    pub(super) spec_version: u64,
+    pub(super) spec_seen: Tick,
+    /// Uid of the CRD that it is known to live under.
+    pub(super) crd: Option<Box<str>>,
+    /// Whether that is being read.
+    pub(super) crd_asked: bool,
+    /// Whether its status already said, when this generation was first seen, that every webhook replica has taken it in: so it
+    /// was before a restart, and what replicas say of versions since doesn't count again.
+    pub(super) barrier_proven: bool,
+    /// Cells that another rule has, by namespace.
+    pub(super) conflicts: BTreeMap<Arc<str>, Vec<wants::Lost>>,
+    pub(super) status: status::Book,
+    /// Number of its last change that people see.
+    pub(super) changed: u64,
+}
+
+impl Engine {
+    /// A rule exists, with this spec, by this author if its stamp is true; `observed` is the status that it carries.
+    pub fn rule_applied(
+        &mut self,
+        id: RuleId,
+        rule: Result<Rule, Vec<Refusal>>,
+        author: Option<User>,
+        observed: Observed,
+        now: Tick,
+    ) {
+        self.at(now);
+        let author = author.map(Arc::new);
+        let authority = self.authority_of(&id, rule.as_ref().ok(), author.as_ref(), &observed);
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
+        let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        self.gone.remove(&id);
+        let known = self.rules.get(&id);
+        if let (Some(Ok(old)), Ok(new)) = (known.map(|state| &state.rule), &rule)
+            && old.generation == new.generation
+            && old.uid == new.uid
+        {
+            // Only metadata or status moved: of these, the confirmation and the author are for us.
+            let confirmed = old.confirm_deletion != new.confirm_deletion;
+            let mut regarded = false;
+            if let Some(state) = self.rules.get_mut(&id) {
+                regarded = state.authority != authority;
+                state.rule = rule;
+                state.author = author;
+                state.authority = authority;
+                state.status.observe(observed);
+            }
+            if regarded {
+                self.inquire();
+                self.regard(&id);
+            }
+            if confirmed {
+                self.confirm_sweep(&id);
+            }
+            return;
+        }
+        self.concern(&id);
+        let old = self.rules.remove(&id);
+        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let barrier_proven = rule.as_ref().is_ok_and(|rule| barrier_active(&observed, rule.generation));
+        for (source, object) in rule.iter().flat_map(|rule| &rule.inline) {
+            self.sources.insert(source.clone(), Source::Found { object: object.clone(), version: 0, home: None });
+        }
+        for selector in rule.iter().flat_map(|rule| &rule.selectors) {
+            self.selectors.entry(selector.clone()).or_default();
+            self.served.entry(selector.gvk.clone()).or_insert(Served::Unknown);
+        }
+        let slots = rule.as_ref().map_or_else(
+            |_| Vec::new(),
+            |rule| {
+                let sources = self.choose(rule).sources;
+                self.add_slots(&id, rule, &sources, &BTreeMap::new())
+            },
+        );
+        // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
+        let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
+        let crd = same.map_or_else(|| self.crds[id.kind].certain(), |old| old.crd.clone());
+        let mut book = old.map_or_else(status::Book::default, |old| {
+            self.forget_targets(&id, old.rule.as_ref().ok());
+            self.retire(&old.slots.concat(), &slots.concat());
+            old.status
+        });
+        book.observe(observed);
+        self.rules.insert(
+            id.clone(),
+            RuleState {
+                rule,
+                author,
+                authority,
+                slots,
+                spec_version: version,
+                spec_seen: self.now,
+                crd,
+                crd_asked: false,
+                barrier_proven,
+                conflicts: BTreeMap::new(),
+                status: book,
+                changed: self.changes.next(),
+            },
+        );
+        self.learn_targets(&id);
+        self.weigh();
+        self.touch(&id);
+        self.inquire();
+        self.remind_of_grace(&id);
+        if id.kind == RuleKind::ClusterReplication {
+            self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id.clone()));
+        }
+        self.concern(&id);
+        self.demand_changed();
+    }
+
+    /// A rule doesn't exist any more, as far as its watch says.
+    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
+        self.at(now);
+        self.concern(id);
+        let Some((id, old)) = self.rules.remove_entry(id) else { return };
+        self.changes.end(Ended::Rule(id.clone()));
+        self.forget_targets(&id, old.rule.as_ref().ok());
+        self.retire(&old.slots.concat(), &[]);
+        self.weigh();
+        self.sweeps.remove(&id);
+        self.inquire();
+        self.work.disturb();
+        self.gone.insert(id, absent::Gone::seen_under(old.crd, self.now));
+        self.demand_changed();
+    }
+
+    /// Every rule of the kind that there is has been shown; those in `listed` are all.
+    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
+        self.at(now);
+        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
+        let lost: Vec<RuleId> = of_kind.filter(|id| !listed.contains(&***id)).map(|id| (**id).clone()).collect();
+        for id in lost {
+            self.rule_gone(&id, now);
+        }
+        self.listings[kind] = Listing::Listed;
+        self.unread(kind, None);
+        self.everything_dirty();
+    }
+
+    /// The server doesn't serve rules of the kind: their CRD isn't there (any more). Whoever only fills new namespaces has
+    /// nothing to wait for then; what it means for copies that exist is not decided by a watch.
+    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
+        self.at(now);
+        self.unread(kind, None);
+        if self.settings.role == Role::Injector {
+            self.rules_listed(kind, &BTreeSet::new(), now);
+        } else if self.listings[kind] != Listing::Listed {
+            self.listings[kind] = Listing::Unserved;
+            self.everything_dirty();
+        }
+    }
+
+    /// Rules of the kind can't be read. Those that were shown hold; they tell if they may not be read any more. If none was shown so
+    /// far, what that means for rules of other kinds is what it means that
+    /// none are served: the platform's don't wait for tenants', whose sources are none to them, and a copy with a rule's mark isn't
+    /// touched before all rules of that kind are known.
+    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        if self.listings[kind] != Listing::Listed {
+            self.listings[kind] = Listing::Unreadable(why);
+            self.everything_dirty();
+        } else if why == Unreadable::Unavailable {
+            // That passes by itself, and a status couldn't be written meanwhile.
+            return;
+        }
+        self.unread(kind, Some(why));
+    }
+
+    fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
+        if std::mem::replace(&mut self.unread[kind], why) != why {
+            self.rules.values_mut().for_each(|state| state.status.touch());
+        }
+    }
+
+    /// Whether changes of the platform's rules are seen, as far as is known.
+    pub fn follows_rules(&self) -> bool {
+        self.unread[RuleKind::ClusterReplication].is_none()
+    }
+
+    /// Whether every rule of the kind was shown once.
+    pub(super) fn all_rules_of(&self, kind: RuleKind) -> bool {
+        self.listings[kind] == Listing::Listed
+    }
+
+    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' that nobody shows.
+    pub(super) fn all_rules(&self) -> bool {
+        self.all_rules_of(RuleKind::ClusterReplication) && self.listings[RuleKind::Replication] != Listing::Unknown
+    }
+
+    /// The platform's rules. In the order of identities they come first.
+    pub(super) fn cluster_rules(&self) -> impl Iterator<Item = (&Arc<RuleId>, &RuleState)> {
+        self.rules.iter().take_while(|(id, _)| id.kind == RuleKind::ClusterReplication)
+    }
+
+    /// The highest resourceVersion at which one of the platform's rules was first seen as it is.
+    pub fn rules_seen(&self) -> u64 {
+        self.cluster_rules().map(|(_, state)| state.spec_version).max().unwrap_or_default()
+    }
+
+    /// One value shared by all copies of a rule.
+    pub(super) fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
+        let known = self.rules.get_key_value(id).map(|(known, _)| known);
+        known.or_else(|| self.gone.get_key_value(id).map(|(known, _)| known)).unwrap_or(id).clone()
+    }
+
+    /// A slot of each target for each of these sources: that of `former`, if it has one.
+    pub(super) fn add_slots(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        sources: &[SourceRef],
+        former: &BTreeMap<(usize, SourceRef), SlotId>,
+    ) -> Vec<Vec<SlotId>> {
+        let mut slots = Vec::with_capacity(rule.targets.len());
+        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
+        for (index, target) in rule.targets.iter().enumerate() {
+            let mut added = Vec::with_capacity(sources.len());
+            for source in sources {
+                if let Some(slot) = former.get(&(index, source.clone())) {
+                    added.push(*slot);
+                    continue;
+                }
+                let kind = self.kind_id(&source.gvk.group_kind());
+                self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
+                let granted = self.may_read(id, source);
+                let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
+                let rendering = rendering(rule, source, target, state, granted, &self.settings.cluster, &mut shared);
+                self.last_slot += 1;
+                let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
+                let mut slot = Slot {
+                    rule: id.clone(),
+                    target: index,
+                    source: source.clone(),
+                    kind,
+                    granted,
+                    name: target.copy_name(source).into(),
+                    reference: first_reference(self.settings.role, &rendering),
+                    rendering,
+                    renewed: None,
+                    weight: 0,
+                    source_weight: 0,
+                    shed: false,
+                };
+                let made = std::mem::replace(&mut slot.rendering, Err(NoRendering::NotRead));
+                slot.rendering = scale.take(&mut slot, made, state);
+                self.consent.add_reader(SlotId(number), &slot);
+                self.slots.insert(SlotId(number), slot);
+                added.push(SlotId(number));
+            }
+            slots.push(added);
+        }
+        slots
+    }
+
+    /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot with the same rendering.
+    fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
+        for id in old {
+            let Some(gone) = self.slots.remove(id) else { continue };
+            self.consent.remove_reader(*id, &gone);
+            for id in new {
+                if let Some(slot) = self.slots.get_mut(id)
+                    && slot.rendering.is_ok()
+                    && slot.rendering == gone.rendering
+                    && gone.reference != Reference::Asked
+                {
+                    // What was asked is answered to the slot that asked.
+                    slot.reference = gone.reference;
+                }
+            }
+        }
+    }
+
+    pub(super) fn touch_rules_of(&mut self, gvk: &GroupVersionKind) {
+        for state in self.rules.values_mut() {
+            if state.rule.as_ref().is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk)) {
+                state.status.touch();
+            }
+        }
+    }
+
+    /// Marks the statuses of all rules that have such a slot as due.
+    pub(super) fn touch_rules(&mut self, concerned: impl Fn(&Slot) -> bool) {
+        for slot in self.slots.values().filter(|slot| concerned(slot)) {
+            if let Some(state) = self.rules.get_mut(&slot.rule) {
+                state.status.touch();
+            }
+        }
+    }
+}

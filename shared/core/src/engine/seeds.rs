@@ -1,0 +1,86 @@
+//! Copies that are created once: whether that is done, and what their namespaces remember of it.
+
+use std::sync::Arc;
+
+use super::{
+    Engine, Namespace, Role, RuleState, Tick,
+    work::{Errand, Timer, delay},
+};
+use crate::{
+    cell::Cell,
+    rule::{Rule, RuleId, Strategy},
+    seeds::Seed,
+    slot::{KindId, Slot},
+};
+
+impl Engine {
+    /// Whether a rule that creates its copies once has nothing to do in a cell (any more).
+    pub(super) fn seeded(&self, slot: &Slot, rule: &Rule, namespace: &Namespace, cell: &Cell) -> bool {
+        rule.strategy == Strategy::CreateOnce
+            && (cell.shows_seed(rule.conflict) || self.remembers(namespace, &rule.id, slot.kind, &cell.name))
+    }
+
+    /// Whether what is seen in a cell is in this namespace, and not in a former one of its name whose end is yet to be told: it is
+    /// newer, or was asked for, or a later listing didn't show its end. What we may have deleted ourselves is not.
+    pub(super) fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
+        let listed = self.kinds[usize::from(cell.kind.0)].surveys.of(name).listed_at;
+        let newer = || cell.seen().is_none_or(|seen| seen.version > namespace.born);
+        !cell.leaving && (cell.proven || listed >= namespace.born || newer())
+    }
+
+    /// Whether the namespace remembers that the rule created this copy in it, once and for all.
+    pub(super) fn remembers(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> bool {
+        let seed = || self.seed(namespace, rule, kind, name);
+        !namespace.seeds.is_empty() && seed().is_some_and(|seed| namespace.seeds.contains(seed))
+    }
+
+    fn seed(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> Option<Seed> {
+        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        Some(Seed::new(namespace.uid?, rule, kind, name))
+    }
+
+    /// Has the namespace remember what was created in it once: all of it with one write. A rule that has come to keep its copy is
+    /// forgotten; should it ever create once again, what is there then counts.
+    pub(super) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let keeps = self.settings.role == Role::Keeper;
+        if !keeps || namespace.noting || !namespace.alive() || !self.all_rules() || !self.in_charge(namespace) {
+            return;
+        }
+        let mut seeds = namespace.seeds.clone();
+        for cell in &namespace.cells {
+            let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { continue };
+            let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { continue };
+            let once = rule.strategy == Strategy::CreateOnce;
+            if !once && seeds.is_empty() {
+                continue;
+            }
+            if once && !cell.settled() {
+                return; // Its answer comes by here.
+            }
+            let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(name, namespace, cell);
+            if let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name).filter(|_| news) {
+                seeds.set(seed, once);
+            }
+        }
+        if seeds != namespace.seeds {
+            namespace.noting = true;
+            let version = namespace.version;
+            self.work.errands.push_back(Errand::NoteSeeds { namespace: name.clone(), seeds, version });
+        }
+    }
+
+    /// Whether what was created once in a namespace could be noted. If not, the namespace changed under us, and its watch tells, or
+    /// the server refused or didn't answer: then it is tried again after a pause that grows. When it was, the watch tells, too.
+    pub fn seeds_noted(&mut self, namespace: &str, done: bool, now: Tick) {
+        self.at(now);
+        let Some(name) = self.namespaces.get_key_value(namespace).map(|(name, _)| name.clone()) else { return };
+        let Some(entry) = self.namespaces.get_mut(namespace) else { return };
+        if done {
+            entry.note_streak = 0;
+        } else if entry.noting {
+            let due = self.now + delay(&self.settings, entry.note_streak);
+            entry.note_streak = entry.note_streak.saturating_add(1);
+            self.work.timer(due, Timer::Note(name));
+        }
+    }
+}

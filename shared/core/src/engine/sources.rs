@@ -1,0 +1,195 @@
+//! Sources as they come, change and go, and the copies that are rendered of them.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::Value;
+
+use super::{Engine, Role, Tick, absent, budget};
+use crate::{
+    cell::{Cell, Reference},
+    meta::{Uid, version},
+    outcome::Unreadable,
+    render::{Copies, render},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
+    slot::{NoRendering, SlotId},
+};
+
+pub(super) enum Source {
+    NotRead,
+    Found {
+        object: Arc<Value>,
+        version: u64,
+        /// Its namespace, if that is known to have gone since.
+        home: Option<Uid>,
+    },
+    Missing {
+        since: Tick,
+        verdict: absent::SourceVerdict,
+        /// The namespace that it was in, if that is known.
+        home: Option<Uid>,
+    },
+}
+
+impl Source {
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+}
+
+/// Not derived: the object may be a Secret.
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotRead => f.write_str("NotRead"),
+            Self::Found { version, .. } => write!(f, "Found({version})"),
+            Self::Missing { since, verdict, home } => write!(f, "Missing({since:?}, {verdict:?}, {home:?})"),
+        }
+    }
+}
+
+impl Engine {
+    /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
+    pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
+        self.at(now);
+        let known = self.meet(source, object.as_ref());
+        if known {
+            self.take_source(source, object);
+        }
+        if let Some(selector) = source.selector() {
+            self.refit(&selector);
+            self.touch_selecting(&selector);
+        }
+        if known {
+            self.render_source(source);
+        }
+    }
+
+    fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {
+        let Some(state) = self.sources.get_mut(source) else { return };
+        let readable_again = self.unreadable.remove(source).is_some();
+        let was_there = matches!(state, Source::Found { .. });
+        let lost = object.is_none() && !matches!(state, Source::Missing { .. });
+        match (object, &state) {
+            (None, Source::Missing { .. }) if !readable_again => return,
+            (None, Source::Missing { .. }) => {}
+            (None, known) => {
+                let former = if let Source::Found { home, .. } = known { *home } else { None };
+                let home = former.or_else(|| self.namespaces.get(&*source.namespace)?.uid);
+                *state = Source::Missing { since: self.now, verdict: absent::SourceVerdict::Unconfirmed, home };
+            }
+            (Some(object), _) => {
+                let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
+                *state = Source::Found { object: Arc::new(object), version, home: None };
+            }
+        }
+        if lost {
+            self.source_lost(source, was_there);
+        }
+    }
+
+    /// A source can't be read, until [`Engine::source`] says otherwise. Whoever waits for what it holds waits no longer.
+    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
+        self.at(now);
+        if !self.sources.contains_key(source) || self.unreadable.insert(source.clone(), why) == Some(why) {
+            return;
+        }
+        self.touch_rules(|slot| slot.source == *source);
+        self.concern_source(source);
+    }
+
+    pub(super) fn render_source(&mut self, source: &SourceRef) {
+        let slots = self.slots.iter().filter(|(_, slot)| slot.source == *source).map(|(id, _)| *id).collect();
+        self.render_slots(slots);
+    }
+
+    /// Renders the copies of these slots anew, whose sources have changed, or the consent to read them.
+    pub(super) fn render_slots(&mut self, slots: Vec<SlotId>) {
+        let mut touched = BTreeSet::new();
+        let mut changed = BTreeSet::new();
+        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
+        let mut last: Option<Arc<RuleId>> = None;
+        for id in slots {
+            let Some(slot) = self.slots.get_mut(&id) else { continue };
+            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
+            let Some(target) = rule.targets.get(slot.target) else { continue };
+            let Some(state) = self.sources.get(&slot.source) else { continue };
+            touched.insert(slot.rule.clone());
+            let cluster = &self.settings.cluster;
+            if last.replace(slot.rule.clone()).is_some_and(|last| last != slot.rule && last.namespace.is_some()) {
+                // Tenants' rules may make of it what they like: none of it is kept for the others'.
+                shared.clear();
+            }
+            let made = rendering(rule, &slot.source, target, state, slot.granted, cluster, &mut shared);
+            let rendering = scale.take(slot, made, state);
+            let same = rendering == slot.rendering;
+            if !same {
+                slot.reference = first_reference(self.settings.role, &rendering);
+                slot.rendering = rendering;
+                slot.renewed = Some(self.now);
+            }
+            // A source's edit that the copies don't carry ends here.
+            if !same {
+                changed.insert(id);
+            }
+        }
+        for id in &touched {
+            self.touch(id);
+            self.remind_of_grace(id);
+        }
+        let concerned: BTreeSet<Arc<RuleId>> =
+            changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| slot.rule.clone()).collect();
+        for id in &concerned {
+            self.concern(id);
+        }
+        let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
+        for name in places {
+            let Some(namespace) = self.namespaces.get_mut(&name) else { continue };
+            let cells = namespace.cells.iter_mut();
+            cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))).for_each(Cell::start_over);
+        }
+        if touched.iter().any(|id| id.kind == RuleKind::Replication) {
+            self.weigh();
+        }
+    }
+
+    /// A namespace is gone: sources that it held went with it, though their own watches may yet have to say so.
+    pub(super) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
+        for (source, state) in &mut self.sources {
+            if let Source::Found { home: home @ None, .. } = state
+                && *source.namespace == *name
+            {
+                *home = uid;
+            }
+        }
+    }
+}
+
+pub(super) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering>) -> Reference {
+    match role {
+        Role::Keeper if rendering.as_ref().is_ok_and(Copies::own_fields_apart) => Reference::Apart,
+        Role::Keeper => Reference::Unknown,
+        Role::Injector => Reference::Waived,
+    }
+}
+
+/// What a slot's copies are; bytes that they have in common with `shared` are shared.
+pub(super) fn rendering(
+    rule: &Rule,
+    source: &SourceRef,
+    target: &crate::rule::Target,
+    state: &Source,
+    granted: bool,
+    cluster: &str,
+    shared: &mut Vec<Copies>,
+) -> Result<Copies, NoRendering> {
+    match state {
+        _ if !granted => Err(NoRendering::NotGranted),
+        Source::NotRead => Err(NoRendering::NotRead),
+        Source::Missing { .. } => Err(NoRendering::SourceMissing),
+        Source::Found { object, .. } => {
+            let mut copies = render(rule, source, target, object, cluster).map_err(NoRendering::Refused)?;
+            copies.share(shared);
+            Ok(copies)
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Losses that nobody confirmed: collected for a while, and held when they are large until a person confirms them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{Engine, RuleState, Tick, absent::RuleVerdict, announce::Happening, work::Timer};
+use crate::{
+    cell::{Cell, Leave, Step, Why},
+    meta::Checksum,
+    rule::RuleId,
+    slot::KindId,
+};
+
+/// Losses of one rule that nobody confirmed, being collected or held.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    cells: BTreeMap<CellKey, Loss>,
+    due: Tick,
+    /// What a person must repeat to let them go.
+    pub(super) held: Option<Box<str>>,
+}
+
+/// Which Replications lose much together.
+#[derive(Debug, Default)]
+pub(super) struct MuchLost {
+    /// Those of all namespaces.
+    all: bool,
+    /// Those of these namespaces.
+    homes: BTreeSet<Box<str>>,
+}
+
+/// Why a cell is lost, and since when without a break: a copy that is written for labels which are about to come is unmatched
+/// for a moment, and that moment must not be the last one of somebody else's time.
+#[derive(Debug, Clone, Copy)]
+struct Loss {
+    why: Why,
+    since: Tick,
+}
+
+pub(super) type CellKey = (Arc<str>, KindId, Arc<str>);
+
+impl Sweep {
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+}
+
+impl Engine {
+    /// The nonce that a person repeated on the kinds `ConfigMap`, if there is one: that held deletion may go ahead.
+    pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
+        self.at(now);
+        self.confirmed = nonce.map(Into::into);
+        let ids: Vec<Arc<RuleId>> = self.sweeps.keys().cloned().collect();
+        for id in ids {
+            self.confirm_sweep(&id);
+        }
+    }
+
+    /// Held deletions of rules that no longer exist: rule, number of copies, nonce. For the one who can't read it in a status.
+    pub fn held(&self) -> impl Iterator<Item = (&RuleId, usize, &str)> {
+        self.sweeps
+            .iter()
+            .filter(|(id, _)| !self.rules.contains_key(*id))
+            .filter_map(|(id, sweep)| sweep.held.as_deref().map(|nonce| (&**id, sweep.len(), nonce)))
+    }
+
+    /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.
+    pub(super) fn sweep(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
+        if cell.condemned == Some(why) {
+            return Step::Delete(seen.uid, seen.version, why);
+        }
+        let due = self.now + self.settings.sweep;
+        let sweep = self.sweeps.entry(id.clone()).or_insert_with(|| Sweep { cells: BTreeMap::new(), due, held: None });
+        let key = (name.clone(), cell.kind, cell.name.clone());
+        if sweep.cells.get(&key).is_none_or(|known| known.why != why) {
+            sweep.cells.insert(key, Loss { why, since: self.now });
+            if sweep.due <= self.now {
+                sweep.due = due;
+            }
+        }
+        let due = sweep.due;
+        if due > self.now {
+            self.work.timer(due, Timer::Sweep(id.clone()));
+        }
+        Step::Leave(Leave::Undecided)
+    }
+
+    /// A cell is wanted (again): whatever was lost there is not.
+    pub(super) fn forgive(&mut self, name: &Arc<str>, kind: KindId, copy: &Arc<str>) {
+        if self.sweeps.is_empty() {
+            return;
+        }
+        let key = (name.clone(), kind, copy.clone());
+        self.sweeps.values_mut().for_each(|sweep| {
+            sweep.cells.remove(&key);
+        });
+        let empty: Vec<Arc<RuleId>> =
+            self.sweeps.iter().filter(|(_, sweep)| sweep.cells.is_empty()).map(|(id, _)| id.clone()).collect();
+        for id in empty {
+            self.sweeps.remove(&id);
+            self.touch(&id);
+        }
+    }
+
+    /// The time of collecting is over: whatever has been lost for that long may go, unless all that is lost is too much. What is
+    /// held is looked at again each time that this comes round: the loss may have been undone.
+    pub(super) fn end_sweep(&mut self, id: &Arc<RuleId>) {
+        if self.sweeps.get(id).is_none_or(|sweep| sweep.due > self.now) {
+            return;
+        }
+        self.review(id);
+        let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.cells.is_empty()) else {
+            self.sweeps.remove(id);
+            self.touch(id);
+            return;
+        };
+        // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
+        // just now.
+        let slots = self.rules.get(id).map(|state| self.slots_had(state));
+        let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
+        let large = large || self.tenants_lose_much(id);
+        let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
+        let held = self.sweeps.get(id).filter(|_| large || unmeant);
+        let nonce = held.map(|sweep| self.nonce(id, sweep));
+        let due = self.now + self.settings.sweep;
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let news = sweep.held != nonce;
+        sweep.held = nonce;
+        if news {
+            if sweep.held.is_some() {
+                self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
+            }
+            self.show_swept(id);
+            self.touch(id);
+        }
+        if self.confirm_sweep(id) {
+            return;
+        }
+        match self.sweeps.get_mut(id).filter(|sweep| sweep.held.is_some()) {
+            Some(sweep) => {
+                sweep.due = due;
+                self.work.timer(due, Timer::Sweep(id.clone()));
+            }
+            None => self.let_go_what_is_due(id),
+        }
+    }
+
+    /// Whether a person is to confirm that the cell's copy goes.
+    pub(super) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
+        let key = || (namespace.clone(), cell.kind, cell.name.clone());
+        self.sweeps.get(id).is_some_and(|sweep| sweep.held.is_some() && sweep.cells.contains_key(&key()))
+    }
+
+    /// What is held, or isn't any more, looks different to people.
+    fn show_swept(&mut self, id: &RuleId) {
+        for (name, ..) in self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys()) {
+            if let Some(namespace) = self.namespaces.get_mut(name) {
+                namespace.changed = self.changes.next();
+            }
+        }
+    }
+
+    fn much(&self, lost: usize, of: usize) -> bool {
+        lost >= self.settings.sweep_limit && lost * 2 >= of
+    }
+
+    /// Whether the Replications of this one's namespace, or of all, lose together as much as one rule may not: what takes away
+    /// the consent for many, as a lost definition of grants does, finds few copies of each.
+    ///
+    /// Found once for all sweeps that began and end at the same time: what becomes of one doesn't depend on which comes first.
+    fn tenants_lose_much(&mut self, id: &RuleId) -> bool {
+        let Some(home) = id.namespace.as_deref() else { return false };
+        let losses = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.values());
+        let Some(began) = losses.map(|loss| loss.since).min() else { return false };
+        let at = (self.now, began);
+        let much = self.consent.much_lost.take().filter(|(then, _)| *then == at).map(|(_, much)| much);
+        let much = much.unwrap_or_else(|| self.tenants_that_lose_much(began.saturating_sub(self.settings.sweep)));
+        let loses = much.all || much.homes.contains(home);
+        self.consent.much_lost = Some((at, much));
+        loses
+    }
+
+    /// What was lost since then counts: whoever lets his own be held for ever holds up no later one. Nor does a rule that isn't
+    /// there, which anybody's marks can name.
+    fn tenants_that_lose_much(&self, since: Tick) -> MuchLost {
+        let mut homes: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for (id, sweep) in &self.sweeps {
+            let (Some(home), Some(state)) = (id.namespace.as_deref(), self.rules.get(id)) else { continue };
+            let lost = sweep.cells.iter().filter(|(_, loss)| loss.since >= since).map(|(key, _)| key);
+            homes.entry(home).or_default().0 += weight(lost, Some(state.copies_at_most()));
+        }
+        if homes.values().map(|(lost, _)| lost).sum::<usize>() < self.settings.sweep_limit {
+            return MuchLost::default();
+        }
+        for (id, state) in &self.rules {
+            let Some(home) = id.namespace.as_deref() else { continue };
+            homes.entry(home).or_default().1 += weight(self.cells_of(id).iter(), Some(state.copies_at_most()));
+        }
+        // No tenant by himself makes it everybody's matter.
+        let most = self.settings.sweep_limit.div_ceil(2);
+        let (lost, of) =
+            homes.values().fold((0, 0), |sum, (lost, of)| (sum.0 + lost.min(&most), sum.1 + of.min(&most)));
+        let losing = homes.iter().filter(|(_, (lost, of))| self.much(*lost, *of));
+        MuchLost { all: self.much(lost, of), homes: losing.map(|(home, _)| (*home).into()).collect() }
+    }
+
+    /// Decides about every collected cell anew, so that only those stay that are still lost for the same reason.
+    fn review(&mut self, id: &Arc<RuleId>) {
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let before = std::mem::take(&mut sweep.cells);
+        for (name, kind, copy) in before.keys() {
+            let Some(namespace) = self.namespaces.remove(name) else { continue };
+            if let Some(cell) = namespace.cell(*kind, copy) {
+                self.decide(name, &namespace, cell);
+            }
+            self.namespaces.insert(name.clone(), namespace);
+        }
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        for (key, loss) in &mut sweep.cells {
+            if let Some(known) = before.get(key).filter(|known| known.why == loss.why) {
+                loss.since = known.since;
+            }
+        }
+    }
+
+    fn let_go_what_is_due(&mut self, id: &Arc<RuleId>) {
+        let time = self.settings.sweep;
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let (gone, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut sweep.cells).into_iter().partition(|(_, loss)| loss.since + time <= self.now);
+        match rest.values().map(|loss| loss.since + time).min() {
+            Some(due) => {
+                sweep.cells = rest;
+                sweep.due = due;
+                self.work.timer(due, Timer::Sweep(id.clone()));
+            }
+            None => drop(self.sweeps.remove(id)),
+        }
+        self.condemn(gone);
+    }
+
+    /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether.
+    pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
+        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.clone()) else { return false };
+        let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
+        let confirmed = [rule.and_then(|rule| rule.confirm_deletion.as_ref()), self.confirmed.as_ref()];
+        let confirmed = confirmed.contains(&Some(&held));
+        if confirmed {
+            self.let_go(id);
+        }
+        confirmed
+    }
+
+    fn let_go(&mut self, id: &Arc<RuleId>) {
+        let Some(sweep) = self.sweeps.remove(id) else { return };
+        self.condemn(sweep.cells);
+        self.touch(id);
+    }
+
+    fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
+        for ((namespace, kind, name), Loss { why, .. }) in cells {
+            let Some(entry) = self.namespaces.get_mut(&namespace) else { continue };
+            if let Some(cell) = entry.cell_mut(kind, &name) {
+                cell.condemned = Some(why);
+                cell.release();
+                self.dirty.insert(namespace);
+            }
+        }
+    }
+
+    /// Names exactly these losses of exactly these objects: confirming a small sweep doesn't confirm a larger one, and neither does
+    /// what was confirmed once confirm the next loss of the same places.
+    fn nonce(&self, id: &RuleId, sweep: &Sweep) -> Box<str> {
+        let mut text = id.to_string();
+        for (namespace, kind, name) in sweep.cells.keys() {
+            let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
+            if let Some(seen) = cell.and_then(Cell::ours) {
+                text.push_str(&seen.uid.to_string());
+            }
+        }
+        format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
+    }
+
+    /// Every cell that holds a copy of the rule, here to stay.
+    pub(super) fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
+        let mut keys = Vec::new();
+        for name in &self.places(id) {
+            let Some(namespace) = self.namespaces.get(name) else { continue };
+            for cell in &namespace.cells {
+                let mut copy = cell.ours().into_iter().filter(|seen| !seen.elsewhere && !seen.deleting);
+                if copy.any(|seen| seen.rule.as_deref() == Some(id)) {
+                    keys.push((name.clone(), cell.kind, cell.name.clone()));
+                }
+            }
+        }
+        keys
+    }
+}
+
+impl RuleState {
+    /// How many copies it has in a namespace, if it has one of each slot.
+    fn copies_at_most(&self) -> usize {
+        self.slots.iter().map(Vec::len).sum()
+    }
+}
+
+/// How much so many cells of a rule count. One namespace counts no more than the rule has, or had, slots: whoever makes objects look like
+/// its copies there can neither hold up what happens elsewhere nor make it seem little.
+fn weight<'a>(cells: impl Iterator<Item = &'a CellKey>, slots: Option<usize>) -> usize {
+    let mut each: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
+    for (namespace, ..) in cells {
+        *each.entry(namespace).or_default() += 1;
+    }
+    each.into_values().map(|count| count.min(slots.unwrap_or(count).max(1))).sum()
+}

@@ -1,0 +1,241 @@
+//! What the cells of a rule come to: each by itself, and all of them counted.
+
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+
+use mimeo_api::{CopyCounts, Plan, PlannedCopy};
+
+use super::{CopyNumbers, Engine, Namespace, RuleState};
+use crate::{
+    cell::{Cell, Leave, Step, Why},
+    meta::{Seen, source_hash},
+    outcome::Reason,
+    rule::{Retain, Rule, RuleId, RuleKind},
+    slot::{KindId, NoRendering, Slot},
+};
+
+/// Words of a plan.
+pub(super) const CREATE: &str = "Create";
+const UPDATE: &str = "Update";
+const DELETE: &str = "Delete";
+const CONFLICT: &str = "Conflict";
+
+/// Most failures that are told of a rule.
+pub(super) const FAILURES: usize = 20;
+const PLANNED: usize = 20;
+
+/// Namespace, kind and name: the order in which failures are told.
+pub(super) type CellName = (Arc<str>, String, Arc<str>);
+
+/// What one cell has come to for a rule that wants a copy there, or whose copy is there though it wants none.
+pub(super) struct Standing<'a> {
+    /// Whether a copy is wanted.
+    pub(super) wanted: bool,
+    /// Whether it is as it should be.
+    pub(super) synced: bool,
+    /// What is to be done about it, in a word of the plan.
+    pub(super) action: Option<&'static str>,
+    /// Why it isn't as it should be: a stable word, and a sentence for people.
+    pub(super) failure: Option<(Reason, Cow<'a, str>)>,
+}
+
+/// What the cells of one rule come to.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) copies: CopyCounts,
+    pub(super) plan: Plan,
+    /// The first copies that the plan counts.
+    planned: BTreeMap<CellName, &'static str>,
+    pub(super) failures: BTreeMap<CellName, (Reason, Box<str>)>,
+}
+
+impl Tally {
+    /// The plan with the first of its copies.
+    pub(super) fn planned(&self) -> Plan {
+        let copies = self.planned.iter().map(planned).collect();
+        Plan { copies, ..self.plan.clone() }
+    }
+
+    /// The copies, and how many failed for which reason.
+    pub(super) fn numbers(&self) -> CopyNumbers {
+        let CopyCounts { desired, synced, failed } = self.copies;
+        let count = |count: i32| usize::try_from(count).unwrap_or_default();
+        let mut reasons = BTreeMap::new();
+        for (reason, _) in self.failures.values() {
+            *reasons.entry(*reason).or_default() += 1;
+        }
+        // Of these alone not every one is kept by name.
+        let more = count(failed).saturating_sub(self.failures.len());
+        if more > 0 {
+            *reasons.entry(Reason::NotGranted).or_default() += more;
+        }
+        CopyNumbers { desired: count(desired), synced: count(synced), failed: reasons }
+    }
+
+    /// Counts a cell. Most are as they should be, and have their names in no list.
+    fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
+        let Standing { wanted, synced, action, failure } = standing;
+        self.copies.desired += i32::from(wanted);
+        self.copies.synced += i32::from(synced);
+        if let Some(action) = action {
+            self.plan(action, cell());
+        }
+        if let Some((reason, message)) = failure {
+            self.copies.failed += 1;
+            self.failures.insert(cell(), (reason, message.into()));
+        }
+    }
+
+    /// Counts what would be done about a cell, and keeps the first of these by name.
+    fn plan(&mut self, action: &'static str, cell: CellName) {
+        let Plan { create, update, delete, conflict, .. } = &mut self.plan;
+        *match action {
+            CREATE => create,
+            UPDATE => update,
+            DELETE => delete,
+            _ => conflict,
+        } += 1;
+        self.planned.insert(cell, action);
+        if self.planned.len() > PLANNED {
+            self.planned.pop_last();
+        }
+    }
+}
+
+fn planned(((namespace, kind, name), action): (&CellName, &&str)) -> PlannedCopy {
+    PlannedCopy {
+        action: (*action).into(),
+        kind: kind.clone(),
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+    }
+}
+
+impl Engine {
+    pub(super) fn tally(&self, id: &Arc<RuleId>, state: &RuleState, rule: &Rule) -> Tally {
+        let mut tally = Tally::default();
+        for name in &self.places(id) {
+            let Some(namespace) = self.namespaces.get(name) else { continue };
+            for cell in &namespace.cells {
+                if let Some(standing) = self.standing(id, rule, (name, namespace), cell) {
+                    let cell = || (name.clone(), self.kind_of(cell.kind).to_owned(), cell.name.clone());
+                    tally.count(cell, standing);
+                }
+            }
+        }
+        for (name, lost) in &state.conflicts {
+            for cell in lost {
+                let standing = Standing::lost(cell.reason(), cell.message(id, name));
+                tally.count(|| (name.clone(), self.kind_of(cell.kind).to_owned(), cell.name.clone()), standing);
+            }
+        }
+        self.tally_not_granted(rule, &mut tally);
+        tally
+    }
+
+    /// What a cell has come to for this rule; none: nothing of the rule's is there or wanted there.
+    pub(super) fn standing<'a>(
+        &'a self,
+        id: &RuleId,
+        rule: &Rule,
+        (name, namespace): (&str, &Namespace),
+        cell: &'a Cell,
+    ) -> Option<Standing<'a>> {
+        let slot = cell.want.and_then(|want| self.slots.get(&want)).filter(|slot| *slot.rule == *id);
+        let Some(slot) = slot else { return self.standing_unwanted(id, rule, (name, namespace), cell) };
+        let seeded = self.seeded(slot, rule, namespace, cell);
+        let step = match &slot.rendering {
+            _ if seeded => Step::Leave(Leave::Seeded),
+            Ok(copies) => match copies.checksum_at(namespace.place(name)) {
+                Ok(checksum) => self.compare(slot, checksum, rule, (name, namespace), cell),
+                Err(_) => Step::Leave(Leave::Unfillable),
+            },
+            Err(_) => Step::Leave(Leave::NoSource),
+        };
+        let synced = matches!(
+            step,
+            Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
+                | Step::Learn(_)
+                | Step::Apply(_, Why::Resync)
+        );
+        let action = match step {
+            _ if synced => None,
+            Step::Leave(Leave::NoSource) => goes_with_source(rule, slot, cell).then_some(DELETE),
+            Step::Leave(Leave::Foreign(_)) => Some(CONFLICT),
+            Step::Create(_) => Some(CREATE),
+            Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(UPDATE),
+            _ => None,
+        };
+        let failure = failure(cell, slot.rendering.is_ok() && !seeded);
+        Some(Standing { wanted: true, synced, action, failure })
+    }
+
+    /// The same of a copy of the rule's that nobody wants (any more).
+    fn standing_unwanted<'a>(
+        &self,
+        id: &RuleId,
+        rule: &Rule,
+        (name, namespace): (&str, &Namespace),
+        cell: &'a Cell,
+    ) -> Option<Standing<'a>> {
+        let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
+        cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive())?;
+        let unselected = !self.unselected(id, name, &namespace.labels, cell).is_empty();
+        let retention = &rule.retention;
+        let fate = if unselected { retention.when_source_deleted } else { retention.when_unmatched };
+        let goes = fate == Retain::Delete
+            && (id.kind == RuleKind::ClusterReplication || self.grants_known())
+            && !self.is_named(id.kind, cell.kind, name, &cell.name)
+            && !self.remembers(namespace, id, cell.kind, &cell.name);
+        let failure = failure(cell, false);
+        Some(Standing { wanted: false, synced: false, action: goes.then_some(DELETE), failure })
+    }
+
+    pub(super) fn kind_of(&self, kind: KindId) -> &str {
+        &self.kinds[usize::from(kind.0)].group_kind.kind
+    }
+
+    /// Counts the copies that a rule may not have. Whether their namespaces exist makes no difference.
+    fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
+        let Some(home) = rule.id.namespace.as_deref() else { return };
+        let cells = self.ungranted_cells(rule, None);
+        let count = i32::try_from(cells.len()).unwrap_or(i32::MAX);
+        tally.copies.desired += count;
+        if !self.grants_known() {
+            return; // What is there may be as it should be.
+        }
+        tally.copies.failed += count;
+        // More are never shown.
+        for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
+            let cell = (namespace.into(), kind.to_owned(), name.into());
+            tally.failures.insert(cell, (Reason::NotGranted, lack.message(home).into()));
+        }
+    }
+}
+
+impl Standing<'_> {
+    /// Of a cell that the rule can't have: mostly because another one has it.
+    pub(super) fn lost(reason: Reason, message: String) -> Self {
+        let action = (reason == Reason::RuleConflict).then_some(CONFLICT);
+        Self { wanted: true, synced: false, action, failure: Some((reason, message.into())) }
+    }
+}
+
+/// Why a cell isn't as it should be: what the last request came to, or that a `wanted` copy can't be put right because what is there is
+/// going and doesn't go.
+fn failure(cell: &Cell, wanted: bool) -> Option<(Reason, Cow<'_, str>)> {
+    let going = wanted && cell.seen().is_some_and(|seen| seen.deleting);
+    match &cell.failure {
+        Some(failing) => Some((failing.failure.reason, Cow::Borrowed(&failing.failure.message))),
+        None => {
+            going.then(|| (Reason::Conflict, "what has its name is being deleted, and a finalizer keeps it".into()))
+        }
+    }
+}
+
+/// Whether a copy whose source is missing is deleted with it once the grace is over.
+fn goes_with_source(rule: &Rule, slot: &Slot, cell: &Cell) -> bool {
+    let hash = source_hash(&slot.source.to_string());
+    slot.rendering.as_ref().err() == Some(&NoRendering::SourceMissing)
+        && rule.retention.when_source_deleted == Retain::Delete
+        && cell.ours().is_some_and(|seen| seen.source == hash && !seen.deleting)
+}

@@ -1,0 +1,232 @@
+//! Which cell is which rule's.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use mimeo_api::{Access, DriftPolicy};
+
+use super::{Engine, Namespace, Role, RuleState, announce::Happening};
+use crate::{
+    cell::Cell,
+    kind::GroupKind,
+    outcome::Reason,
+    render::unset,
+    rule::{Rule, RuleId},
+    selection::Labels,
+    slot::{KindId, Slot, SlotId},
+    template::Variable,
+};
+
+/// A cell that a rule wants and can't have.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Lost {
+    pub(super) kind: KindId,
+    pub(super) name: Arc<str>,
+    cause: Cause,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Cause {
+    /// This rule has it.
+    Taken(Arc<RuleId>),
+    /// It is none: the namespace has no value for this variable of its name. Another rule may want a copy of a like name.
+    Unset(Variable),
+}
+
+impl Lost {
+    /// The stable word for it.
+    pub(super) fn reason(&self) -> Reason {
+        match self.cause {
+            Cause::Taken(_) => Reason::RuleConflict,
+            Cause::Unset(_) => Reason::VariableUnset,
+        }
+    }
+
+    /// What the matter is, to people who look at the rule that hasn't got it.
+    pub(super) fn message(&self, loser: &RuleId, namespace: &str) -> String {
+        let winner = match &self.cause {
+            Cause::Taken(winner) => winner,
+            Cause::Unset(variable) => return unset(variable),
+        };
+        // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing else is.
+        let known = |home: &str| namespace == home || winner.namespace.as_deref() == Some(home);
+        if **winner == *loser {
+            "another source of this rule has this copy".to_owned()
+        } else if loser.namespace.as_deref().is_none_or(known) {
+            format!("{winner} has this copy")
+        } else {
+            "another rule has this copy".to_owned()
+        }
+    }
+}
+
+type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
+
+impl Engine {
+    /// Gives every cell of the namespace the slot that wants a copy in it.
+    pub(super) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let (wants, lost) = self.wanted(name, namespace);
+        for id in &self.rules_for(name) {
+            let Some(state) = self.rules.get_mut(id) else { continue };
+            match lost.get(id) {
+                Some(cells) if state.conflicts.get(name) == Some(cells) => {}
+                Some(cells) => {
+                    if self.settings.role == Role::Keeper {
+                        let known = state.conflicts.get(name).map_or(&[][..], Vec::as_slice);
+                        for cell in cells.iter().filter(|cell| !known.contains(cell)) {
+                            let key = (name.clone(), cell.kind, cell.name.clone());
+                            self.news.add(id, Happening::CopyFailed(cell.reason()), [key], 0, self.now);
+                        }
+                    }
+                    state.conflicts.insert(name.clone(), cells.clone());
+                    state.status.touch();
+                }
+                None if state.conflicts.is_empty() => {}
+                None => {
+                    if state.conflicts.remove(name).is_some() {
+                        state.status.touch();
+                    }
+                }
+            }
+        }
+        for (kind, copy) in wants.keys() {
+            namespace.cell_or_insert(*kind, copy);
+        }
+        for cell in &mut namespace.cells {
+            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
+            if cell.want == want {
+                continue;
+            }
+            let owners =
+                [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
+            cell.want = want;
+            cell.streak = 0;
+            cell.start_over();
+            self.work.remind(name, cell, None);
+            if want.is_some() {
+                self.forgive(name, cell.kind, &cell.name);
+            }
+            for owner in owners.into_iter().flatten() {
+                if let Some(state) = self.rules.get_mut(&owner) {
+                    state.status.touch();
+                }
+            }
+        }
+    }
+
+    /// The cells that rules want in a namespace, each with its winner, and what the losers lost.
+    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
+        // An injector has no business in a namespace that waits for nothing.
+        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
+        if !namespace.alive() || !concerned {
+            return (Wants::new(), BTreeMap::new());
+        }
+        let mut wants = Wants::new();
+        let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
+        // A tenant's rule never wins over the platform's, whose copies are all that an injector writes.
+        let rules = match self.settings.role {
+            Role::Keeper => self.rules_for(name),
+            Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
+        };
+        let mut given = BTreeMap::new();
+        for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
+            let given = given.entry(&id.namespace).or_insert_with(|| self.given(Access::Write, id, name));
+            for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
+                let copy = slot.name.at(namespace.place(name));
+                let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
+                if self.is_own_source(state, kind, name, &copy) {
+                    continue; // A source is never written, be it for the copy of another one.
+                }
+                if !slot.granted || !given.covers(kind, &copy) {
+                    continue;
+                }
+                let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
+                if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, kind, name, namespace)) {
+                    let cells = lost.entry(id.clone()).or_default();
+                    cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(keeper.clone()) });
+                    continue;
+                }
+                let key = (slot.kind, copy.clone());
+                let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
+                    wants.insert(key, slot_id);
+                    continue;
+                };
+                if holder.rule == slot.rule && holder.source == slot.source {
+                    continue; // An earlier target of the same rule.
+                }
+                if let Some(variable) = slot.name.unset_at(namespace.place(name)) {
+                    let cells = lost.entry(id.clone()).or_default();
+                    cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Unset(variable.clone()) });
+                    continue;
+                }
+                // Of two sources of one rule the earlier target's has it, or the earlier.
+                let (winner, loser) = if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
+                    let loser = holder.rule.clone();
+                    wants.insert(key, slot_id);
+                    (id.clone(), loser)
+                } else {
+                    (holder.rule.clone(), id.clone())
+                };
+                let cells = lost.entry(loser).or_default();
+                // Another target of the same rule may have lost it already, to somebody who lost it since.
+                match cells.iter_mut().find(|cell| cell.kind == slot.kind && cell.name == copy) {
+                    Some(cell) => cell.cause = Cause::Taken(winner),
+                    None => cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(winner) }),
+                }
+            }
+        }
+        (wants, lost)
+    }
+
+    /// The slots of a rule that a namespace matches.
+    fn slots_for<'a>(
+        &'a self,
+        state: &'a RuleState,
+        name: &'a str,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
+        // For one that nobody answers for nothing is wanted.
+        let rule = state.rule.as_ref().ok().filter(|_| state.vouched());
+        let targets = rule.into_iter().flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
+        let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
+        matched.flat_map(|(_, slots)| slots).filter_map(|id| Some((*id, self.slots.get(id)?)))
+    }
+
+    /// Who wins one cell: a rule whose author may have it, or whose copy is there, then the wider kind of rule, then the rule whose
+    /// mark the copy carries, then the older, then by name.
+    fn precedes(&self, a: &Arc<RuleId>, b: &Arc<RuleId>, marked: Option<&Arc<RuleId>>) -> bool {
+        let created = |id| self.rules.get(id).and_then(|state| state.rule.as_ref().ok()).map(|rule| rule.created);
+        // Else a right that is lost for a moment would cost the copy for good.
+        let denied = |id| marked != Some(id) && self.rules.get(id).is_some_and(RuleState::denied);
+        let rank = |id| (denied(id), rank(id, created(id), marked.map(|marked| &**marked)));
+        rank(a) < rank(b)
+    }
+
+    /// Whether that rule, whose mark a copy carries, may want it once its author is known: then no other takes it meanwhile, for it would
+    /// keep it. Which sources a selector of the rule finds isn't looked at till then.
+    fn waits_for_author(&self, id: &RuleId, kind: &GroupKind, name: &str, namespace: &Namespace) -> bool {
+        let state = self.rules.get(id).filter(|state| !state.vouched());
+        state
+            .and_then(|state| state.rule.as_ref().ok())
+            .is_some_and(|rule| rule.kinds.iter().any(|gvk| gvk.is_of(kind)) && rule.matches(name, &namespace.labels))
+    }
+
+    /// Whether a rule wants a copy there that nobody else may change.
+    pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
+        let Some(state) = self.rules.get(id) else { return false };
+        let Some(rule) = state.acting() else { return false };
+        let Some(space) = self.namespaces.get(namespace) else { return false };
+        let denies = rule.drift == DriftPolicy::Deny && space.alive();
+        let makes =
+            |slot: &Slot| slot.granted && slot.gvk().is_of(kind) && *slot.name.at(space.place(namespace)) == *name;
+        denies
+            && self.slots_for(state, namespace, &space.labels).any(|(_, slot)| makes(slot))
+            && !self.is_own_source(state, kind, namespace, name)
+            && self.may_write(id, namespace, kind, name)
+    }
+}
+
+/// The lower one wins a cell. `marked` is the rule whose copy is there, if that is known.
+pub(super) fn rank<'a>(id: &'a RuleId, created: Option<Timestamp>, marked: Option<&RuleId>) -> impl Ord + use<'a> {
+    (id.kind, marked != Some(id), created, id)
+}

@@ -1,0 +1,175 @@
+//! A [`Verdict`] to bytes.
+
+use json_patch::Patch;
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+
+use super::{API_VERSION, KIND, Verdict, decode::find_uid};
+
+/// Where the API server cuts one warning off, and where it stops passing them on; in characters.
+const WARNING_LENGTH: usize = 256;
+const WARNINGS_LENGTH: usize = 4096;
+
+/// The body that answers a review of which only `begun` could be read. A bare HTTP error would leave the request to the failure
+/// policy, without a reason.
+pub fn encode_unread(begun: &[u8], verdict: &Verdict) -> Vec<u8> {
+    encode(&find_uid(begun).unwrap_or_default(), verdict)
+}
+
+/// The body that answers the review `uid`.
+pub fn encode(uid: &str, verdict: &Verdict) -> Vec<u8> {
+    let mut response = json!({"uid": uid, "allowed": !matches!(verdict, Verdict::Deny { .. })});
+    match verdict {
+        Verdict::Allow { warnings } => add_warnings(&mut response, warnings),
+        Verdict::Patch { patch, warnings } => {
+            add_patch(&mut response, patch);
+            add_warnings(&mut response, warnings);
+        }
+        Verdict::Deny { code, reason, message, retry_after_seconds } => {
+            response["status"] = json!({"status": "Failure", "code": code, "reason": reason, "message": message});
+            if let Some(seconds) = retry_after_seconds {
+                response["status"]["details"] = json!({"retryAfterSeconds": seconds});
+            }
+        }
+    }
+    json!({"apiVersion": API_VERSION, "kind": KIND, "response": response}).to_string().into_bytes()
+}
+
+fn add_patch(response: &mut Value, patch: &Patch) {
+    if patch.0.is_empty() {
+        return;
+    }
+    let bytes =
+        serde_json::to_vec(patch).expect("a patch is made of JSON values and has no other map keys than strings");
+    response["patchType"] = "JSONPatch".into();
+    response["patch"] = json!(ByteString(bytes));
+}
+
+fn add_warnings(response: &mut Value, warnings: &[String]) {
+    let warnings = fit_warnings(warnings);
+    if !warnings.is_empty() {
+        response["warnings"] = json!(warnings);
+    }
+}
+
+/// The warnings in the shape and amount that the API server passes on. They become headers, so each is one line.
+fn fit_warnings(warnings: &[String]) -> Vec<String> {
+    let one_line =
+        |text: &String| -> Vec<char> { text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect() };
+    let mut left = WARNINGS_LENGTH;
+    let fit = warnings.iter().map(one_line).map(|mut text| {
+        if text.len() > WARNING_LENGTH {
+            text.truncate(WARNING_LENGTH - 3);
+            text.extend("...".chars());
+        }
+        text
+    });
+    let room = |text: &Vec<char>| {
+        let rest = left.checked_sub(text.len());
+        left = rest.unwrap_or_default();
+        rest.is_some()
+    };
+    fit.filter(|text| !text.is_empty()).take_while(room).map(String::from_iter).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn answered(uid: &str, verdict: &Verdict) -> Value {
+        serde_json::from_slice(&encode(uid, verdict)).unwrap()
+    }
+
+    #[test]
+    fn encode_answers_in_the_servers_words() {
+        let warnings = vec!["take care".to_owned()];
+        let patch: Patch = serde_json::from_value(json!([{"op": "add", "path": "/a", "value": 1}])).unwrap();
+        for (verdict, want) in [
+            (Verdict::ALLOW, json!({"uid": "u", "allowed": true})),
+            (
+                Verdict::Allow { warnings: warnings.clone() },
+                json!({"uid": "u", "allowed": true, "warnings": ["take care"]}),
+            ),
+            (
+                Verdict::Patch { patch, warnings: vec![] },
+                json!({
+                    "uid": "u", "allowed": true, "patchType": "JSONPatch",
+                    "patch": "W3sib3AiOiJhZGQiLCJwYXRoIjoiL2EiLCJ2YWx1ZSI6MX1d",
+                }),
+            ),
+            (
+                Verdict::Patch { patch: Patch::default(), warnings },
+                json!({"uid": "u", "allowed": true, "warnings": ["take care"]}),
+            ),
+            (
+                Verdict::Deny { code: 403, reason: "Forbidden", message: "no".into(), retry_after_seconds: None },
+                json!({
+                    "uid": "u", "allowed": false,
+                    "status": {"status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"},
+                }),
+            ),
+            (
+                Verdict::Deny {
+                    code: 429,
+                    reason: "TooManyRequests",
+                    message: "later".into(),
+                    retry_after_seconds: Some(1),
+                },
+                json!({
+                    "uid": "u", "allowed": false,
+                    "status": {
+                        "status": "Failure", "code": 429, "reason": "TooManyRequests", "message": "later",
+                        "details": {"retryAfterSeconds": 1},
+                    },
+                }),
+            ),
+        ] {
+            let want = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": want});
+            assert_eq!(answered("u", &verdict), want);
+        }
+    }
+
+    #[test]
+    fn warnings_fit_what_the_server_passes_on() {
+        assert_eq!(fit_warnings(&["two\nlines".into(), String::new()]), ["two lines"]);
+        let long = fit_warnings(&["ä".repeat(300)]);
+        assert_eq!((long[0].chars().count(), long[0].ends_with("ä...")), (256, true));
+        assert_eq!(fit_warnings(&vec!["x".repeat(256); 20]).len(), 16);
+    }
+
+    fn verdicts() -> impl Strategy<Value = Verdict> {
+        let warnings = || prop::collection::vec(".{0,600}", 0..40);
+        let patch = prop::collection::vec(("(/[a-z~]{0,3}){0,3}", ".{0,9}"), 0..3).prop_map(|operations| {
+            let operation =
+                |(path, value): (String, String)| json!({"op": "add", "path": path.replace('~', "~1"), "value": value});
+            serde_json::from_value(operations.into_iter().map(operation).collect()).unwrap()
+        });
+        prop_oneof![
+            warnings().prop_map(|warnings| Verdict::Allow { warnings }),
+            (patch, warnings()).prop_map(|(patch, warnings)| Verdict::Patch { patch, warnings }),
+            (400..600_u16, ".{0,99}", prop::option::of(0..9_u32)).prop_map(|(code, message, retry_after_seconds)| {
+                Verdict::Deny { code, reason: "Forbidden", message, retry_after_seconds }
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_verdict_becomes_a_valid_review(uid in ".{0,40}", verdict in verdicts()) {
+            let review = answered(&uid, &verdict);
+            let response = &review["response"];
+            prop_assert_eq!(response["uid"].as_str(), Some(&*uid));
+            prop_assert_eq!(response["allowed"].as_bool(), Some(!matches!(verdict, Verdict::Deny { .. })));
+            let warnings: Vec<String> = serde_json::from_value(response.get("warnings").cloned().unwrap_or(json!([]))).unwrap();
+            prop_assert!(warnings.iter().all(|text| text.chars().count() <= 256 && !text.contains(char::is_control)));
+            prop_assert!(warnings.iter().map(|text| text.chars().count()).sum::<usize>() <= 4096);
+            prop_assert_eq!(response.get("patch").is_some(), response.get("patchType").is_some());
+            if let Verdict::Patch { patch, .. } = verdict && !patch.0.is_empty() {
+                let ByteString(bytes) = serde_json::from_value(response["patch"].clone()).unwrap();
+                prop_assert_eq!(serde_json::from_slice::<Patch>(&bytes).unwrap(), patch);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What a rule's author chooses: how copies are written, what happens to what is in their way, what becomes of them, and who
+//! waits for them.
+
+use std::time::Duration;
+
+/// Longest grace of a deleted source, in seconds: a day.
+const GRACE: i32 = 86_400;
+
+/// Grace where none is given, as in an annotation.
+pub(super) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
+
+/// How copies are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Strategy {
+    /// By server-side apply, whenever they aren't as they should be.
+    Apply,
+    /// The same, and nobody else owns a field of theirs.
+    Replace,
+    /// Once, where nothing is. From then on they are their namespace's owner's.
+    CreateOnce,
+}
+
+impl From<mimeo_api::Strategy> for Strategy {
+    fn from(strategy: mimeo_api::Strategy) -> Self {
+        match strategy {
+            mimeo_api::Strategy::Apply => Self::Apply,
+            mimeo_api::Strategy::Replace => Self::Replace,
+            mimeo_api::Strategy::CreateOnce => Self::CreateOnce,
+        }
+    }
+}
+
+/// What happens to an object in a copy's place that isn't ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConflictPolicy {
+    /// It is left alone and reported.
+    Fail,
+    /// It becomes the copy if it is one already: by its content, or by the mark of another tool that made it as one.
+    Adopt,
+    /// It becomes the copy.
+    Overwrite,
+}
+
+impl From<mimeo_api::ConflictPolicy> for ConflictPolicy {
+    fn from(policy: mimeo_api::ConflictPolicy) -> Self {
+        match policy {
+            mimeo_api::ConflictPolicy::Fail => Self::Fail,
+            mimeo_api::ConflictPolicy::Adopt => Self::Adopt,
+            mimeo_api::ConflictPolicy::Overwrite => Self::Overwrite,
+        }
+    }
+}
+
+/// What becomes of a copy that is no longer wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retain {
+    /// It is deleted.
+    Delete,
+    /// It stays, and nobody updates it any more.
+    Retain,
+}
+
+impl From<mimeo_api::Retention> for Retain {
+    fn from(retention: mimeo_api::Retention) -> Self {
+        match retention {
+            mimeo_api::Retention::Delete => Self::Delete,
+            mimeo_api::Retention::Retain => Self::Retain,
+        }
+    }
+}
+
+/// What becomes of copies that are no longer wanted, by the reason why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retention {
+    /// When the rule is deleted.
+    pub when_rule_deleted: Retain,
+    /// When the namespace is no longer selected.
+    pub when_unmatched: Retain,
+    /// When the source is deleted.
+    pub when_source_deleted: Retain,
+    /// How long a deleted source may take to come back.
+    pub source_grace: Duration,
+}
+
+impl Retention {
+    /// Nothing is ever deleted.
+    pub const ALWAYS: Self = Self {
+        when_rule_deleted: Retain::Retain,
+        when_unmatched: Retain::Retain,
+        when_source_deleted: Retain::Retain,
+        source_grace: DEFAULT_GRACE,
+    };
+
+    pub(super) fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
+        let grace = policy.source_grace_period_seconds;
+        let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
+        let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
+        Ok(Self {
+            when_rule_deleted: policy.when_rule_deleted.into(),
+            when_unmatched: policy.when_unmatched.into(),
+            when_source_deleted: policy.when_source_deleted.into(),
+            source_grace: Duration::from_secs(seconds),
+        })
+    }
+
+    /// Value of [`RETENTION`](crate::names::RETENTION), as in `rule=Retain,source=Retain`; `None` if everything is deleted.
+    ///
+    /// The grace isn't in it: it matters only while the rule is there to be asked.
+    pub fn annotation(&self) -> Option<String> {
+        let parts = [
+            ("rule", self.when_rule_deleted),
+            ("unmatched", self.when_unmatched),
+            ("source", self.when_source_deleted),
+        ];
+        let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
+        let retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
+        (!retained.is_empty()).then(|| retained.join(","))
+    }
+
+    /// Reads [`RETENTION`](crate::names::RETENTION). What it doesn't understand it takes as a wish to retain, which does no harm.
+    pub fn from_annotation(text: &str) -> Self {
+        let all = |retain| Self {
+            when_rule_deleted: retain,
+            when_unmatched: retain,
+            when_source_deleted: retain,
+            source_grace: DEFAULT_GRACE,
+        };
+        let mut retention = all(Retain::Delete);
+        for part in text.split(',') {
+            let (when, what) = part.split_once('=').unwrap_or((part, ""));
+            let retain = if what.trim() == "Delete" { Retain::Delete } else { Retain::Retain };
+            match when.trim() {
+                "rule" => retention.when_rule_deleted = retain,
+                "unmatched" => retention.when_unmatched = retain,
+                "source" => retention.when_source_deleted = retain,
+                _ => return all(Retain::Retain),
+            }
+        }
+        retention
+    }
+}
+
+/// Whether pods of a new namespace wait for its copies; the stricter is the greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Barrier {
+    /// They don't wait.
+    None,
+    /// They wait for a limited time, then they are admitted with a warning.
+    BestEffort,
+    /// They are refused until the copies are there.
+    Required,
+}
+
+impl From<mimeo_api::Barrier> for Barrier {
+    fn from(barrier: mimeo_api::Barrier) -> Self {
+        match barrier {
+            mimeo_api::Barrier::None => Self::None,
+            mimeo_api::Barrier::BestEffort => Self::BestEffort,
+            mimeo_api::Barrier::Required => Self::Required,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retention_survives_its_annotation() {
+        for bits in 0..8_u8 {
+            let retain = |bit: u8| if bits & bit == 0 { Retain::Delete } else { Retain::Retain };
+            let retention = Retention {
+                when_rule_deleted: retain(1),
+                when_unmatched: retain(2),
+                when_source_deleted: retain(4),
+                source_grace: DEFAULT_GRACE,
+            };
+            match retention.annotation() {
+                None => assert_eq!(bits, 0),
+                Some(text) => assert_eq!(Retention::from_annotation(&text), retention, "{text}"),
+            }
+        }
+        for text in ["", "x", "Retain", "rule=Retain,later=Delete"] {
+            assert_eq!(
+                Retention::from_annotation(text).annotation().unwrap(),
+                "rule=Retain,unmatched=Retain,source=Retain"
+            );
+        }
+        assert_eq!(Retention::from_annotation("rule=Keep,source=Delete").annotation().unwrap(), "rule=Retain");
+    }
+
+    #[test]
+    fn barriers_are_ordered_by_strictness() {
+        assert!(Barrier::None < Barrier::BestEffort && Barrier::BestEffort < Barrier::Required);
+    }
+}

@@ -1,0 +1,203 @@
+//! What becomes of copies whose rules, grants or definitions are lost.
+
+use mimeo_core::{
+    engine::{Errand, RuleRead},
+    rule::{RuleId, RuleKind},
+};
+use serde_json::json;
+
+use crate::scene::{Scene, cluster_replication, condition, copying, grant, replication, source, to, words};
+
+/// Else whatever Mimeo finds after a restart would be held for ever, of rules that were deleted meanwhile.
+#[test]
+fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded() {
+    // As after an upgrade from a version without Replications; and as on the first start.
+    for cluster in [Some("crd"), None] {
+        let mut scene = Scene::new(&["home", "mallory"]);
+        scene.engine.crd(RuleKind::ClusterReplication, Some("crd".into()), cluster.map(Into::into), scene.now);
+        scene.engine.crd(RuleKind::Replication, Some("crd".into()), None, scene.now);
+        scene.mark("mallory", "m", "Replication/x/y");
+        scene.run();
+        let lost = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+        scene.engine.rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.rule(replication(
+            "home",
+            "r",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}],
+                "targets": [{"namespaces": ["home"], "name": "y"}],
+            }),
+        ));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), [] as [&str; 0], "not before it is recorded");
+        let expected = Errand::RecordCrd(RuleKind::Replication, "crd".into());
+        let records =
+            scene.errands.iter().filter(|errand| matches!(errand, Errand::RecordCrd(RuleKind::Replication, _)));
+        assert_eq!(records.collect::<Vec<_>>(), [&expected]);
+        scene.engine.crd(RuleKind::Replication, Some("crd".into()), Some("crd".into()), scene.now);
+        assert_eq!(scene.done(), ["write home/y"]);
+        // What the mark's rule was is asked once more.
+        scene.engine.rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        assert_eq!(scene.done(), ["delete mallory/m"]);
+    }
+}
+
+/// As when Mimeo was removed with all that it had noted, and comes back with some of its rules: what is recorded then is the CRD that is
+/// there, whatever rules went with another one.
+#[test]
+fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() {
+    const BEGUN: &str = "2026-01-01T00:00:00Z";
+    for (written, seen, deleted) in [
+        ("2025-12-31T23:59:59Z", false, false),
+        ("2025-12-31T23:59:59Z", true, true),
+        (BEGUN, false, true),
+        (BEGUN, true, true),
+    ] {
+        let mut scene = Scene::new(&["vault", "z"]);
+        scene.engine.kinds_since(Some(BEGUN.parse().unwrap()), scene.now);
+        let id: RuleId = "ClusterReplication/p".parse().unwrap();
+        if seen {
+            scene.rule(cluster_replication("p", &copying("vault", "x", &["none"])));
+            scene.engine.rule_gone(&id, scene.now);
+        }
+        scene.mark_of(written, "z", "y", "ClusterReplication/p");
+        scene.run();
+        let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        scene.run();
+        scene.wait(60);
+        let held: Vec<(RuleId, String)> =
+            scene.engine.held().map(|(id, _, nonce)| (id.clone(), nonce.to_owned())).collect();
+        if deleted {
+            assert_eq!((scene.done(), held.len()), (vec!["delete z/y".to_owned()], 0), "{written} {seen}");
+            continue;
+        }
+        assert_eq!((scene.done(), held.len()), (vec![], 1), "{written} {seen}");
+        // Without the record there is nothing by which anybody could know better.
+        scene.engine.kinds_since(None, scene.now);
+        scene.run();
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "{written} {seen}");
+        scene.engine.confirmed(Some(&held[0].1), scene.now);
+        assert_eq!(scene.done(), ["delete z/y"]);
+    }
+}
+
+/// A platform's copy that may have been lost with its rule is no tenant's for the taking either.
+#[test]
+fn no_tenants_rule_takes_a_copy_written_before_the_record() {
+    let mut scene = Scene::new(&["home"]);
+    scene.engine.kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+    scene.mark_of("2025-01-01T00:00:00Z", "home", "y", "ClusterReplication/p");
+    let targets = json!([{"namespaces": ["home"], "name": "y"}]);
+    let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
+    scene.rule(replication("home", "r", &json!({"sources": sources, "targets": targets})));
+    scene.show(&source("home", "x"));
+    let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+    scene.engine.rule_read(&"ClusterReplication/p".parse().unwrap(), Some(&read), scene.now);
+    scene.run();
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0]);
+}
+
+/// A lost definition of grants, or somebody who deletes them all, finds few copies of each rule.
+#[test]
+fn a_mass_of_lost_grants_is_held() {
+    for (rules, deleted) in [(19, 19), (25, 0)] {
+        let homes: Vec<String> = (0..rules).map(|i| format!("team-{i}")).collect();
+        let mut namespaces: Vec<&str> = homes.iter().map(String::as_str).collect();
+        namespaces.push("from");
+        let mut scene = Scene::new(&namespaces);
+        scene.grant("from", grant("Read", &json!({"namespaces": ["team-*"]}), &[]));
+        for home in &homes {
+            scene.rule(replication(home, "r", &copying("from", "x", &[home])));
+        }
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done().len(), rules);
+        scene.revoke("from", "Read");
+        scene.wait(30);
+        assert_eq!(scene.done().len(), deleted, "{rules}");
+        if deleted == 0 {
+            let status = scene.status(&"Replication/team-0/r".parse().unwrap());
+            assert_eq!(words(&status, "Stalled"), "True DeletionHeld");
+            assert!(condition(&status, "Stalled").2.contains("replication --namespace team-0 r"));
+            scene.grant("from", grant("Read", &json!({"namespaces": ["team-*"]}), &[]));
+            scene.wait(60);
+            assert!(scene.done().iter().all(|done| !done.starts_with("delete")));
+        }
+    }
+}
+
+/// Copies that carry marks of a rule that never was cost nothing to make, and a rule whose losses are held is its owner's matter.
+#[test]
+fn no_tenant_holds_up_what_becomes_of_others_copies() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for (trick, later) in [("forged", 0), ("forged", 60), ("held", 0), ("held", 5), ("held", 60)] {
+        let mut scene = Scene::new(&[&places[..], &["mallory", "home", "to"]].concat());
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let victim = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        if trick == "forged" {
+            for number in 0..500 {
+                scene.mark("mallory", &format!("m-{number}"), "Replication/no-such-ns/x");
+            }
+            scene.run();
+            let read = RuleRead { found: false, homeless: true, crd: Some("crd".into()) };
+            scene.engine.rule_read(&"Replication/no-such-ns/x".parse().unwrap(), Some(&read), scene.now);
+        } else {
+            for place in &places {
+                scene.grant(place, grant("Write", &to("mallory"), &[]));
+            }
+            scene.rule(replication("mallory", "m", &copying("mallory", "x", &places)));
+            scene.show(&source("mallory", "x"));
+            assert_eq!(scene.done().len(), places.len());
+            for place in &places {
+                scene.revoke(place, "Write");
+            }
+        }
+        scene.wait(later);
+        scene.revoke("to", "Write");
+        scene.wait(11);
+        assert_eq!(scene.done(), ["delete to/x"], "{trick} {later}");
+        assert!(scene.status(&victim).conditions.iter().all(|condition| condition.type_ != "Stalled"));
+    }
+}
+
+/// What is one tenant's matter is held for him alone.
+#[test]
+fn a_namespaces_rules_together_lose_no_more_than_one_may() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["home"]].concat());
+    for place in &places {
+        scene.grant(place, grant("Write", &to("home"), &[]));
+        scene.rule(replication("home", place, &copying("home", "x", &[place])));
+    }
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done().len(), places.len());
+    for place in &places {
+        scene.revoke(place, "Write");
+    }
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0]);
+}
+
+#[test]
+fn rules_that_go_with_their_namespace_are_no_lost_definition() {
+    for (homeless, deleted_at_once) in [(false, true), (true, false)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        scene.engine.rule_gone(&id, scene.now);
+        scene.run();
+        let read = RuleRead { found: false, homeless, crd: Some("crd".into()) };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        assert_eq!(scene.done().is_empty(), !deleted_at_once);
+        scene.wait(11);
+        assert_eq!(scene.objects.len(), 0);
+    }
+}

@@ -1,0 +1,125 @@
+//! However much a tenant makes, it costs nobody else.
+
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::{
+    common::{author, vouch},
+    scene::{Scene, cluster_replication, copying, grant, replication, source, to, words},
+};
+
+/// So that one namespace's grants are quickly asked: the oldest count, and whoever writes one that wouldn't is told.
+#[test]
+fn grants_beyond_the_bounds_grant_nothing() {
+    for (number, load) in [(256, 2), (4, 256)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        let aged = |age: i64, from: &str| {
+            let mut grant = grant("Write", &to(from), &[]);
+            grant.created = Timestamp::from_second(age).unwrap();
+            grant
+        };
+        let other = |age| {
+            let mut grant = aged(age, "nobody");
+            grant.load = load;
+            grant
+        };
+        for age in 1..=number {
+            scene.engine.grant_applied("to", &format!("g{age}"), Ok(other(age)), scene.now);
+        }
+        let wanted = aged(1000, "home");
+        let why = scene.engine.refuses_grant("to", "wanted", &wanted).unwrap().to_string();
+        assert!(why.contains("at most 256 ReplicationGrants of a namespace count, with 1024 names in all"), "{why}");
+        assert_eq!(scene.engine.refuses_grant("other", "wanted", &wanted), None);
+        scene.grant("to", wanted);
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done().len(), 0);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+        // It counts from when there is room, and no more once there isn't: who comes first is whose is older.
+        scene.engine.grant_gone("to", "g1", scene.now);
+        scene.run();
+        assert_eq!(scene.done(), ["write to/x"]);
+        assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+        assert_eq!(scene.engine.refuses_grant("to", "g1", &other(1)), None);
+        assert!(scene.engine.refuses_grant("to", "new", &other(2000)).is_some());
+        scene.engine.grant_applied("to", "g1", Ok(other(1)), scene.now);
+        scene.run();
+        scene.wait(11);
+        assert_eq!(scene.done(), ["delete to/x"]);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+    }
+}
+
+/// Each change costs a look at the namespaces that it concerns, however many others there are.
+#[test]
+fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
+    let planned = |others: usize| {
+        let others: Vec<String> = (0..others).map(|i| format!("other-{i}")).collect();
+        let mut namespaces: Vec<&str> = others.iter().map(String::as_str).collect();
+        namespaces.extend(["home", "from"]);
+        let mut scene = Scene::new(&namespaces);
+        scene.run();
+        let before = scene.engine.planned();
+        for i in 0..100 {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": format!("x{i}")}],
+                "targets": [{"namespaces": ["home"]}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+            scene.engine.grant_applied("home", &format!("g{i}"), Ok(grant("Read", &to("nobody"), &[])), scene.now);
+            scene.run();
+        }
+        scene.engine.planned() - before
+    };
+    assert_eq!(planned(10), planned(500));
+}
+
+/// However many copies a tenant's rules have in one namespace, a change of one doesn't plan all of them at once each time.
+#[test]
+fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
+    let mut scene = Scene::new(&["home"]);
+    let planned_for = |scene: &mut Scene, rules: std::ops::Range<u32>| {
+        let before = scene.engine.planned();
+        for i in rules {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
+                "targets": [{"namespaces": ["home"], "name": format!("copy-{i}")}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+        }
+        scene.engine.planned() - before
+    };
+    planned_for(&mut scene, 0..1);
+    scene.show(&source("home", "own"));
+    assert!(planned_for(&mut scene, 1..255) >= 254);
+    assert!(planned_for(&mut scene, 255..400) < 10);
+    scene.wait(1);
+    assert_eq!(scene.objects.len(), 400);
+}
+
+/// A tenant with many rules waits his turn: the platform's copies come first, and another tenant's in between.
+#[test]
+fn a_flood_of_writes_keeps_nobody_else_waiting() {
+    let mut scene = Scene::new(&["flood", "other", "platform"]);
+    let own = |name: &str, to: &str| {
+        json!({
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}], "targets": [{"namespaces": [to], "name": "copy"}],
+        })
+    };
+    let mut flood = own("x", "flood");
+    flood["targets"] = (0..32).map(|i| json!({"namespaces": ["flood"], "name": format!("copy-{i}")})).collect();
+    for rule in [replication("flood", "r", &flood), replication("other", "r", &own("x", "other"))] {
+        scene.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, scene.now);
+    }
+    let platform = cluster_replication("p", &copying("platform", "x", &["other"]));
+    scene.engine.rule_applied(platform.id.clone(), Ok(platform), author(), None, scene.now);
+    vouch(&mut scene.engine, scene.now);
+    for home in ["flood", "other", "platform"] {
+        assert!(scene.watched(&source(home, "x")));
+        let object = json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
+        scene.engine.source(&source(home, "x"), Some(object), scene.now);
+    }
+    let done = scene.done();
+    assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
+    assert!(done[1..3].contains(&"write other/copy".to_owned()), "{done:?}");
+}

@@ -1,0 +1,171 @@
+//! `/debug`: what a program has inside while it runs, in numbers, and how much it logs. Off unless asked for.
+//!
+//! Nothing here names an object or shows what is in one. Who may ask is [`Guard`](crate::guard::Guard)'s to say.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use mimeo_core::engine::{Inside, Numbers};
+use serde_json::{Map, Value, json};
+use tracing::info;
+
+use crate::{driver::Handle, telemetry::LogFilter, watch::Health};
+
+/// Longest filter that is read, in bytes.
+const LONGEST_FILTER: usize = 4 << 10;
+
+type Part = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// What there is to see of a program. It may grow while it is served. Cheap to clone.
+#[derive(Clone)]
+pub struct DebugPages {
+    filter: LogFilter,
+    started: Instant,
+    parts: Arc<Mutex<BTreeMap<&'static str, Part>>>,
+}
+
+impl fmt::Debug for DebugPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DebugPages").finish_non_exhaustive()
+    }
+}
+
+impl DebugPages {
+    /// Of a program that begins now, whose log this filter rules.
+    pub fn new(filter: LogFilter) -> Self {
+        Self { filter, started: Instant::now(), parts: Arc::default() }
+    }
+
+    /// Adds a part of the state, which is read off when somebody asks.
+    pub fn add(&self, name: &'static str, read: impl Fn() -> Value + Send + Sync + 'static) {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert(name, Box::new(read));
+    }
+
+    /// What an engine knows and has under way.
+    pub fn of_engine(&self, handle: &Handle) {
+        let handle = handle.clone();
+        self.add("engine", move || {
+            let (Inside { primed, informed, counts }, numbers) =
+                handle.look(|engine, _| (engine.inside(), engine.numbers()));
+            let Numbers { queued, held, waiting, webhooks, .. } = numbers;
+            json!({
+                "primed": primed, "informed": informed, "counts": counts, "deletionsHeld": held.values().sum::<usize>(),
+                "namespacesWaiting": waiting, "webhookReplicas": webhooks,
+                "queues": {"namespaces": queued.urgent, "rules": queued.normal, "tenants": queued.tenants},
+            })
+        });
+    }
+
+    /// How the engine's watches fare.
+    pub fn of_watches(&self, health: &Health) {
+        let health = health.clone();
+        self.add("watches", move || {
+            let silence = health.silence().into_iter();
+            let mut watches: BTreeMap<String, Value> = silence
+                .map(|(resource, time)| {
+                    (resource.into_owned(), json!({"silentSeconds": time.as_secs(), "failures": {}}))
+                })
+                .collect();
+            for ((resource, reason), count) in health.failures() {
+                watches.entry(resource.into_owned()).or_insert_with(|| json!({}))["failures"][reason] = count.into();
+            }
+            json!(watches)
+        });
+    }
+
+    /// The pages, each under its path.
+    pub(crate) fn router(&self) -> Router {
+        Router::new()
+            .route("/debug/state", get(state))
+            .route("/debug/log-level", get(log_level).put(set_log_level))
+            .layer(DefaultBodyLimit::max(LONGEST_FILTER))
+            .with_state(self.clone())
+    }
+
+    fn state(&self) -> Value {
+        let tokio = tokio::runtime::Handle::current().metrics();
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state: Map<String, Value> = parts.iter().map(|(name, read)| ((*name).to_owned(), read())).collect();
+        state.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+        state.insert("uptimeSeconds".into(), self.started.elapsed().as_secs().into());
+        let tasks = json!({
+            "alive": tokio.num_alive_tasks(), "queued": tokio.global_queue_depth(), "workers": tokio.num_workers(),
+        });
+        state.insert("tasks".into(), tasks);
+        state.into()
+    }
+}
+
+async fn state(State(pages): State<DebugPages>) -> Json<Value> {
+    Json(pages.state())
+}
+
+async fn log_level(State(pages): State<DebugPages>) -> String {
+    format!("{}\n", pages.filter.current())
+}
+
+async fn set_log_level(State(pages): State<DebugPages>, filter: String) -> Response {
+    match pages.filter.set(filter.trim()) {
+        Ok(()) => {
+            let filter = pages.filter.current();
+            info!(filter, "log level changed");
+            format!("{filter}\n").into_response()
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use http::Request;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::testing::debug_pages;
+
+    async fn ask(pages: &DebugPages, method: &str, path: &str, body: &str) -> (u16, String) {
+        let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned()));
+        let answer = pages.router().oneshot(request.expect("a request")).await.expect("an answer");
+        let code = answer.status().as_u16();
+        let body = answer.into_body().collect().await.expect("a body").to_bytes();
+        (code, String::from_utf8(body.to_vec()).expect("text"))
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_told_and_changed_and_nonsense_is_refused() {
+        let pages = debug_pages();
+        let path = "/debug/log-level";
+        assert_eq!(ask(&pages, "GET", path, "").await, (200, "info\n".into()));
+        let (code, now) = ask(&pages, "PUT", path, "warn,mimeo_runtime=trace\n").await;
+        assert!(code == 200 && now.contains("mimeo_runtime=trace"), "{now}");
+        assert_eq!(ask(&pages, "GET", path, "").await.1, now);
+        let (code, why) = ask(&pages, "PUT", path, "mimeo_runtime=loudly").await;
+        assert!(code == 400 && why.starts_with("invalid log filter"), "{code} {why}");
+        assert_eq!(ask(&pages, "PUT", path, &"x".repeat(LONGEST_FILTER + 1)).await.0, 413);
+        assert_eq!(ask(&pages, "GET", path, "").await.1, now, "as it was");
+    }
+
+    #[tokio::test]
+    async fn the_state_has_all_parts() {
+        let pages = debug_pages();
+        pages.add("leading", || true.into());
+        pages.of_watches(&Health::default());
+        let (code, text) = ask(&pages, "GET", "/debug/state", "").await;
+        let state: Value = serde_json::from_str(&text).expect("JSON");
+        assert!(code == 200 && state["leading"] == true && state["watches"].is_object(), "{text}");
+        assert!(state["tasks"]["alive"].is_u64() && state["version"].is_string(), "{text}");
+    }
+}

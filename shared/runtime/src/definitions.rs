@@ -1,0 +1,64 @@
+//! Says whether the definitions of Mimeo's kinds have all that this program needs: in the log, once, and as a check of readiness. So a
+//! roll-out that brought no definitions along stops, and the former program goes on.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use futures::future::join_all;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use mimeo_api::crds;
+use mimeo_core::definition::lacks;
+use tracing::{error, info};
+
+use crate::{
+    server::Check,
+    watch::{Event, WatchSpec, Watcher, watch},
+};
+
+/// Watches the definitions of Mimeo's kinds until dropped. The check holds while none lacks anything; one that isn't there at all lacks
+/// nothing: what that means is told where the kind is needed.
+pub async fn follow(watcher: Watcher, check: Check) {
+    let names: Vec<String> = crds().into_iter().filter_map(|crd| crd.metadata.name).collect();
+    let lacking: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::default();
+    let tell = |name, found: Option<Vec<String>>| {
+        let mut lacking = lacking.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lacking.get(name).map(|known| known.join(", "));
+        let now = found.or_else(|| lacking.remove(name)).unwrap_or_default();
+        let fields = now.join(", ");
+        lacking.insert(name, now);
+        match known {
+            Some(known) if known == fields => {}
+            _ if !fields.is_empty() => error!(
+                definition = name,
+                lacks = fields,
+                "a definition is older than this program: the API server drops or refuses these fields until you run kubectl apply -k manifests/crds"
+            ),
+            Some(_) => info!(definition = name, "the definition has all that this program needs"),
+            None => {}
+        }
+        check.set(lacking.len() == names.len() && lacking.values().all(Vec::is_empty));
+    };
+    let watches = names.iter().map(|name| {
+        let spec = WatchSpec {
+            path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions".into(),
+            metadata_only: false,
+            label_selector: None,
+            name: Some(name.clone()),
+            what: format!("definition {name}"),
+        };
+        let mut seen = false;
+        watch::<CustomResourceDefinition>(watcher.clone(), spec, move |event| match event {
+            Event::Listing => seen = false,
+            Event::Applied(crd) => {
+                seen = true;
+                tell(name, Some(lacks(&crd)));
+            }
+            Event::Listed { .. } if seen => {}
+            // What can't be read is nothing to wait for either: the watch says why. What was found holds till there is another one.
+            Event::Listed { .. } | Event::Deleted(_) | Event::NotServed | Event::Unreadable(_) => tell(name, None),
+        })
+    });
+    join_all(watches).await;
+}

@@ -1,0 +1,271 @@
+//! The metrics of a program: what it counts as it goes, and what is read off when somebody asks.
+//!
+//! Labels are few and bounded: kinds, verbs, reasons. None names an object.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mimeo_core::engine::{Durations, Numbers};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelValue, NoLabelSet, text::encode},
+    metrics::{MetricType, info::Info},
+    registry::Registry,
+};
+use tokio::sync::watch;
+
+use crate::{certificates::ServingMaterial, driver::Handle, watch::Health};
+
+/// The content type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics, named `mimeo_...`. It may grow while it is served. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Mutex<Registry>>);
+
+impl Metrics {
+    /// With `mimeo_build_info` in it.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("mimeo");
+        registry.register("build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        Self(Arc::new(Mutex::new(registry)))
+    }
+
+    /// Adds metrics that are counted as things happen.
+    pub fn add<R>(&self, register: impl FnOnce(&mut Registry) -> R) -> R {
+        register(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Adds metrics that are read off when they are asked for.
+    pub fn read_off(&self, read: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) {
+        self.add(|registry| registry.register_collector(Box::new(ReadOff(read))));
+    }
+
+    /// All of them in the `OpenMetrics` format.
+    ///
+    /// # Errors
+    /// Only where a metric's own collector fails.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        self.add(|registry| encode(&mut text, registry))?;
+        Ok(text)
+    }
+
+    /// How the engine's watches fare.
+    pub fn of_watches(&self, health: &Health) {
+        let health = health.clone();
+        self.read_off(move |page| {
+            let help = "Time since the last word of the API server, the longest of all watches of a resource";
+            let silence =
+                health.silence().into_iter().map(|(resource, time)| ([("resource", resource)], time.as_secs_f64()));
+            page.gauges("watch_staleness_seconds", help, silence)?;
+            let failures = health.failures().into_iter().map(|((resource, reason), count)| {
+                ([("resource", resource), ("reason", Cow::Borrowed(reason))], count)
+            });
+            page.counters(
+                "watch_failures",
+                "Watches that failed and were tried again, by resource and reason",
+                failures,
+            )
+        });
+    }
+
+    /// When a certificate expires, under a name of its own.
+    pub fn of_certificate(&self, material: watch::Receiver<Option<Arc<ServingMaterial>>>) {
+        self.read_off(move |page| {
+            let expiry = material.borrow().as_ref().map(|material| material.not_after.as_second());
+            let help = "When the certificate of the hooks expires, in seconds of the Unix epoch";
+            page.gauges("certificate_expiry_timestamp_seconds", help, expiry.map(|expiry| (NO_LABELS, expiry)))
+        });
+    }
+
+    /// What an engine has under way, and how long things took it.
+    pub fn of_engine(&self, handle: &Handle) {
+        let handle = handle.clone();
+        self.read_off(move |page| {
+            let Numbers { queued, copy_lag, namespace_lag, .. } = handle.look(|engine, _| engine.numbers());
+            let queues = [("Namespaces", queued.urgent), ("Rules", queued.normal), ("Tenants", queued.tenants)];
+            let queues = queues.into_iter().map(|(queue, depth)| ([("queue", queue)], depth));
+            page.gauges("queue_depth", "Copies that wait for their turn, by queue", queues)?;
+            let help = "Time from the change of a source to the copy that has it, by the kind of its rule, in seconds";
+            let lags = copy_lag.iter().map(|(kind, lag)| ([("rule_kind", kind.to_string())], lag));
+            page.histograms("copy_lag_seconds", help, lags)?;
+            let help = "Time that a new namespace waited for its copies, in seconds";
+            page.histograms("namespace_lag_seconds", help, [(NO_LABELS, &namespace_lag)])
+        });
+    }
+
+    /// Who leads; and, of the one that does, what all the rules come to.
+    pub fn of_leader(&self, handle: &Handle, leading: watch::Receiver<bool>) {
+        let handle = handle.clone();
+        self.read_off(move |page| {
+            let leads = *leading.borrow();
+            page.gauges("leader", "Whether this replica leads: 1 or 0", [(NO_LABELS, i64::from(leads))])?;
+            let numbers = leads.then(|| handle.look(|engine, _| engine.numbers()));
+            page.rules(numbers.as_ref())
+        });
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const NO_LABELS: [(&str, &str); 0] = [];
+
+/// What metrics that are read off are written to.
+#[derive(Debug)]
+pub struct Page<'a>(DescriptorEncoder<'a>);
+
+impl Page<'_> {
+    /// One gauge, for as many sets of labels as there are.
+    fn gauges<const N: usize, V: EncodeLabelValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = ([(&'static str, V); N], impl EncodeGaugeValue)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in rows {
+            match N {
+                0 => metric.encode_gauge(&value)?,
+                _ => metric.encode_family(&labels)?.encode_gauge(&value)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One counter; `_total` is added to its name.
+    fn counters<const N: usize, V: EncodeLabelValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = ([(&'static str, V); N], u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in rows {
+            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    /// One histogram, for as many sets of labels as there are.
+    fn histograms<'d, const N: usize, V: EncodeLabelValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = ([(&'static str, V); N], &'d Durations)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let bound = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
+        for (labels, durations) in rows {
+            let buckets: Vec<(f64, u64)> = durations.buckets().map(|(most, count)| (bound(most), count)).collect();
+            let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
+            match N {
+                0 => metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
+                _ => metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn rules(&mut self, numbers: Option<&Numbers>) -> fmt::Result {
+        let rules = numbers.iter().flat_map(|numbers| &numbers.rules).map(|((kind, ready, reason), count)| {
+            let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
+            ([("kind", kind.to_string()), ("ready", ready.to_owned()), ("reason", (*reason).to_owned())], *count)
+        });
+        self.gauges("rules", "Rules, by kind and by status and reason of their condition Ready", rules)?;
+        let stalled = numbers
+            .iter()
+            .flat_map(|numbers| &numbers.stalled)
+            .map(|((kind, reason), count)| ([("kind", kind.to_string()), ("reason", (*reason).to_owned())], *count));
+        self.gauges("rules_stalled", "Rules that wait for a person, by kind and reason", stalled)?;
+        let copies = || numbers.iter().flat_map(|numbers| &numbers.copies);
+        let desired = copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.desired));
+        self.gauges("copies_desired", "Copies that should exist, by the kind of their rule", desired)?;
+        let synced = copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.synced));
+        self.gauges("copies_synced", "Copies that are as they should be, by the kind of their rule", synced)?;
+        let failed = copies().flat_map(|(kind, copies)| {
+            copies
+                .failed
+                .iter()
+                .map(|(reason, count)| ([("rule_kind", kind.to_string()), ("reason", reason.to_string())], *count))
+        });
+        self.gauges(
+            "copies_failed",
+            "Copies that cannot be written or deleted, by the kind of their rule and reason",
+            failed,
+        )?;
+        let one = |count: fn(&Numbers) -> usize| numbers.map(|numbers| (NO_LABELS, count(numbers)));
+        let held = numbers.iter().flat_map(|numbers| &numbers.held);
+        let held = held.map(|(kind, count)| ([("rule_kind", kind.to_string())], *count));
+        let help = "Copies whose deletion is held until a person confirms it, by the kind of their rule";
+        self.gauges("deletions_held", help, held)?;
+        let help = "Namespaces whose pods wait for copies";
+        self.gauges("namespaces_waiting", help, one(|numbers| numbers.waiting))?;
+        let help = "Live replicas of the webhook";
+        self.gauges("webhook_replicas", help, one(|numbers| numbers.webhooks))
+    }
+}
+
+/// A collector made of a function.
+struct ReadOff<F>(F);
+
+impl<F> fmt::Debug for ReadOff<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadOff")
+    }
+}
+
+impl<F: Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static> Collector for ReadOff<F> {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        (self.0)(&mut Page(encoder))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mimeo_core::engine::{Engine, Role, Settings};
+
+    use super::*;
+    use crate::{driver::CopyRequests, trace::Traces};
+
+    #[test]
+    fn metrics_carry_the_prefix_and_end_as_the_format_asks() {
+        let text = Metrics::new().text().expect("plain metrics encode");
+        assert!(text.contains("mimeo_build_info{version=\""), "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[test]
+    fn what_all_rules_come_to_is_told_by_the_leader_alone() {
+        let engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let (lead, leading) = watch::channel(false);
+        let metrics = Metrics::new();
+        let handle = Handle::new(engine, metrics.add(CopyRequests::new), Traces::off());
+        metrics.of_engine(&handle);
+        metrics.of_leader(&handle, leading);
+        let text = metrics.text().expect("it encodes");
+        assert!(
+            text.contains("\nmimeo_leader 0\n") && text.contains("\n# TYPE mimeo_deletions_held gauge\n"),
+            "{text}"
+        );
+        assert!(!text.contains("\nmimeo_deletions_held{"), "{text}");
+        assert!(text.contains("\nmimeo_namespace_lag_seconds_bucket{le=\"+Inf\"} 0\n"), "{text}");
+        lead.send_replace(true);
+        let text = metrics.text().expect("it encodes");
+        assert!(text.contains("\nmimeo_leader 1\n"), "{text}");
+        for kind in ["ClusterReplication", "Replication"] {
+            for metric in ["deletions_held", "copy_lag_seconds_count"] {
+                assert!(text.contains(&format!("\nmimeo_{metric}{{rule_kind=\"{kind}\"}} 0\n")), "{metric}: {text}");
+            }
+        }
+        assert!(text.contains("\nmimeo_queue_depth{queue=\"Rules\"} 0\n"), "{text}");
+    }
+}

@@ -1,0 +1,129 @@
+//! Which replicas of the webhook are alive, and which rules each has taken in, by their Leases.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use mimeo_core::{engine::Webhooks, meta::version, names};
+use tokio::time::Instant;
+
+use super::Observer;
+use crate::{
+    lease::{Observed as SeenLease, observe},
+    watch::{Event, WatchSpec, watch},
+};
+
+impl Observer {
+    /// Leases of webhook replicas: who is alive, and which rules each has taken in.
+    pub async fn webhooks(self) {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.namespace);
+        let selector = format!("{}={}", names::REPLICA, names::REPLICA_WEBHOOK);
+        let spec = WatchSpec {
+            path,
+            metadata_only: false,
+            label_selector: Some(selector),
+            name: None,
+            what: "webhook replicas".into(),
+        };
+        let replicas: Mutex<Replicas> = Mutex::default();
+        let lock = || replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        let tell = || {
+            let webhooks = lock().alive(Instant::now());
+            self.handle.with(|engine, now| engine.webhooks(webhooks, now));
+        };
+        let watching = watch::<Lease>(self.watcher.clone(), spec, |event| {
+            match event {
+                Event::Listing => lock().listed.clear(),
+                Event::Applied(lease) => lock().show(lease, Instant::now()),
+                Event::Deleted(lease) => lock().lose(&lease),
+                Event::Listed { .. } => lock().complete(),
+                Event::NotServed | Event::Unreadable(_) => return,
+            }
+            tell();
+        });
+        // A replica that died says nothing: its Lease runs out.
+        let ageing = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                if !lock().leases.is_empty() {
+                    tell();
+                }
+            }
+        };
+        tokio::join!(watching, ageing);
+    }
+}
+
+/// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps changing; clocks are not compared.
+#[derive(Default)]
+struct Replicas {
+    leases: BTreeMap<String, SeenLease>,
+    /// Shown since the last listing began.
+    listed: BTreeSet<String>,
+}
+
+impl Replicas {
+    fn show(&mut self, lease: Lease, now: Instant) {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        self.listed.insert(name.clone());
+        if let Some(seen) = observe(self.leases.remove(&name), Some(lease), now) {
+            self.leases.insert(name, seen);
+        }
+    }
+
+    fn lose(&mut self, lease: &Lease) {
+        self.leases.remove(lease.metadata.name.as_deref().unwrap_or_default());
+    }
+
+    fn complete(&mut self) {
+        self.leases.retain(|name, _| self.listed.contains(name));
+    }
+
+    fn alive(&self, now: Instant) -> Webhooks {
+        let alive = self.leases.values().filter(|seen| now < seen.expiry());
+        Webhooks { seen: alive.map(|seen| seen_version(&seen.lease)).collect() }
+    }
+}
+
+fn seen_version(lease: &Lease) -> u64 {
+    let annotations = lease.metadata.annotations.as_ref();
+    version(annotations.and_then(|all| all.get(names::SEEN)).map(String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// By how long its Lease has not changed here: what its own clock says counts for nothing.
+    #[tokio::test]
+    async fn a_replica_lives_while_its_lease_changes() {
+        let lease = |renewed: &str| -> Lease {
+            let spec = json!({"leaseDurationSeconds": 15, "renewTime": renewed});
+            let metadata = json!({"name": "w", "annotations": {names::SEEN: "7"}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Lease")
+        };
+        let (start, mut replicas) = (Instant::now(), Replicas::default());
+        let alive = |replicas: &Replicas, seconds| replicas.alive(start + Duration::from_secs(seconds)).seen;
+        for slow_or_fast in ["1999-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"] {
+            replicas = Replicas::default();
+            replicas.show(lease(slow_or_fast), start);
+            assert_eq!(alive(&replicas, 14), [7]);
+            assert!(alive(&replicas, 15).is_empty());
+        }
+        // Shown again it is as old as it was; what a listing doesn't show is gone.
+        replicas.listed.clear();
+        replicas.show(lease("2999-01-01T00:00:00.000000Z"), start + Duration::from_secs(9));
+        replicas.complete();
+        assert!(alive(&replicas, 15).is_empty());
+        replicas.show(lease("2999-01-01T00:00:05.000000Z"), start + Duration::from_secs(9));
+        assert_eq!(alive(&replicas, 15), [7]);
+        replicas.listed.clear();
+        replicas.complete();
+        assert!(alive(&replicas, 15).is_empty());
+    }
+}

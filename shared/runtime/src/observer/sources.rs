@@ -1,0 +1,262 @@
+//! Watches of sources: one by one, by a selector, or many of a kind by their metadata, of which those that change are read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use mimeo_core::{
+    engine::Member,
+    kind::Resource,
+    rule::{SourceRef, SourceSelector},
+};
+use serde_json::{Value, json};
+use tokio::{sync::Notify, time::Instant};
+use tracing::warn;
+
+use super::{Failing, Observer, cluster_wide};
+use crate::{
+    discovery::resource_path,
+    driver::admits,
+    watch::{Event, Meta, WatchSpec, watch},
+    writer::ErrandError,
+};
+
+#[cfg(test)]
+mod tests;
+
+impl Observer {
+    pub(super) async fn source(self, source: SourceRef, resource: Resource) {
+        let spec = WatchSpec {
+            path: resource_path(&resource, Some(&source.namespace), None),
+            metadata_only: false,
+            label_selector: None,
+            name: Some(source.name.to_string()),
+            what: format!("source {source}"),
+        };
+        let mut seen = false;
+        watch::<Value>(self.watcher.clone(), spec, |event| match event {
+            Event::Listing => seen = false,
+            Event::Applied(object) => {
+                seen = true;
+                self.handle.with(|engine, now| engine.source(&source, Some(object), now));
+            }
+            Event::Deleted(_) => self.handle.with(|engine, now| engine.source(&source, None, now)),
+            Event::Listed { .. } if !seen => self.handle.with(|engine, now| engine.source(&source, None, now)),
+            Event::Listed { .. } => {}
+            Event::NotServed => self.gone(&resource),
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.source_unreadable(&source, why, now)),
+        })
+        .await;
+    }
+
+    /// What a selector finds.
+    pub(super) async fn selected(self, selector: SourceSelector, resource: Resource) {
+        let spec = WatchSpec {
+            path: resource_path(&resource, Some(&selector.namespace), None),
+            metadata_only: false,
+            label_selector: (!selector.selector.is_empty()).then(|| selector.selector.to_query()),
+            name: None,
+            what: format!("sources {selector}"),
+        };
+        let mut found = BTreeSet::new();
+        let source = |object: &Value| Some(selector.source(object.pointer("/metadata/name")?.as_str()?));
+        watch::<Value>(self.watcher.clone(), spec, |event| match event {
+            Event::Listing => found.clear(),
+            Event::Applied(object) => {
+                let Some(source) = source(&object) else { return };
+                found.extend(Member::of(&object));
+                self.handle.with(|engine, now| engine.source(&source, Some(object), now));
+            }
+            Event::Deleted(object) => {
+                let Some(source) = source(&object) else { return };
+                self.handle.with(|engine, now| engine.source(&source, None, now));
+            }
+            Event::Listed { .. } => {
+                let found = std::mem::take(&mut found);
+                self.handle.with(|engine, now| engine.selected(&selector, &found, now));
+            }
+            Event::NotServed => self.gone(&resource),
+            Event::Unreadable(why) => self.handle.with(|engine, now| engine.selector_unreadable(&selector, why, now)),
+        })
+        .await;
+    }
+
+    /// Many sources of one kind: their metadata is watched, and what changed is read.
+    pub(super) async fn many(
+        self,
+        resource: Resource,
+        namespace: Option<Box<str>>,
+        members: Arc<Members>,
+        selectors: BTreeSet<SourceSelector>,
+    ) {
+        let path = resource_path(&resource, namespace.as_deref(), None);
+        let spec = cluster_wide(&path, true, None, "sources");
+        let here = |selector: &SourceSelector| {
+            selector.gvk == resource.gvk && namespace.as_ref().is_none_or(|home| *home == selector.namespace)
+        };
+        let mut selected: Vec<Selected> = selectors.into_iter().filter(here).map(Selected::new).collect();
+        let find = |meta: &Meta| {
+            let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
+            members.wanted().get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
+        };
+        let reads = &members.reads;
+        let mut missing = BTreeSet::new();
+        let watching = watch::<Meta>(self.watcher.clone(), spec, |event| match event {
+            Event::Listing => {
+                missing.clone_from(&members.wanted());
+                selected.iter_mut().for_each(|selected| selected.found.clear());
+            }
+            // What became of it, and in which order, a read tells.
+            Event::Applied(ref object) | Event::Deleted(ref object) => {
+                let there = matches!(event, Event::Applied(_));
+                if let Some(source) = find(object) {
+                    missing.remove(&source);
+                    reads.want(source);
+                }
+                selected.iter_mut().filter_map(|selected| selected.show(object, there)).for_each(|one| reads.want(one));
+            }
+            Event::Listed { .. } => {
+                std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source));
+                self.handle.with(|engine, now| {
+                    for Selected { selector, found } in &selected {
+                        engine.selected(selector, &found.values().cloned().collect(), now);
+                    }
+                });
+            }
+            Event::NotServed => self.gone(&resource),
+            Event::Unreadable(why) => self.handle.with(|engine, now| {
+                for source in members.wanted().iter() {
+                    engine.source_unreadable(source, why, now);
+                }
+                for Selected { selector, .. } in &selected {
+                    engine.selector_unreadable(selector, why, now);
+                }
+            }),
+        });
+        tokio::join!(watching, self.read(reads, &resource));
+    }
+
+    /// Reads sources as they come due, one at a time.
+    async fn read(&self, reads: &Reads, resource: &Resource) {
+        let mut failing: BTreeMap<SourceRef, Failing> = BTreeMap::new();
+        loop {
+            let source = reads.next().await;
+            let error = match self.writer.read(resource, &source.namespace, &source.name).await {
+                Ok(object) => {
+                    failing.remove(&source);
+                    let object = object.filter(|object| admits(&source, object));
+                    self.handle.with(|engine, now| engine.source(&source, object, now));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let streak = failing.entry(source.clone()).or_default();
+            if let Some((why, news)) = streak.despair(matches!(error, ErrandError::Denied { .. })) {
+                if news {
+                    warn!(%source, %error, "cannot read a source");
+                }
+                self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
+            }
+            reads.want_at(source, Instant::now() + streak.backoff.pause());
+        }
+    }
+}
+
+/// The sources that one wide watch serves. They come and go while it goes on: whichever comes is read then, and what happens to it
+/// afterwards the watch shows.
+#[derive(Default)]
+pub(super) struct Members {
+    wanted: Mutex<BTreeSet<SourceRef>>,
+    reads: Reads,
+}
+
+impl Members {
+    fn wanted(&self) -> MutexGuard<'_, BTreeSet<SourceRef>> {
+        // It is replaced as a whole.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it is these. What a watch that is yet to begin serves its listing will show.
+    pub(super) fn set<'a>(&self, sources: impl Iterator<Item = &'a SourceRef>, running: bool) {
+        let sources: BTreeSet<SourceRef> = sources.cloned().collect();
+        let former = std::mem::replace(&mut *self.wanted(), sources.clone());
+        if running {
+            sources.difference(&former).for_each(|source| self.reads.want(source.clone()));
+        }
+    }
+}
+
+/// A selector among those that a kind's watch looks for.
+struct Selected {
+    selector: SourceSelector,
+    found: BTreeMap<Box<str>, Member>,
+}
+
+impl Selected {
+    fn new(selector: SourceSelector) -> Self {
+        Self { selector, found: BTreeMap::new() }
+    }
+
+    /// The source to read, if it is one now or was until now.
+    fn show(&mut self, Meta { metadata }: &Meta, there: bool) -> Option<SourceRef> {
+        let (namespace, name) = (metadata.namespace.as_deref()?, metadata.name.as_deref()?);
+        let source = self.selector.source(name);
+        let label = |key: &str| metadata.labels.as_ref()?.get(key).map(String::as_str);
+        let member = Member::of(&json!({"metadata": metadata})).filter(|_| there && source.admits(label));
+        if *source.namespace != *namespace {
+            return None;
+        }
+        let known = match member {
+            Some(member) => {
+                self.found.insert(name.into(), member);
+                true
+            }
+            None => self.found.remove(name).is_some(),
+        };
+        known.then_some(source)
+    }
+}
+
+/// Sources to read: each once, however often it changed.
+#[derive(Default)]
+struct Reads {
+    due: Mutex<BTreeMap<SourceRef, Instant>>,
+    more: Notify,
+}
+
+impl Reads {
+    fn due(&self) -> MutexGuard<'_, BTreeMap<SourceRef, Instant>> {
+        // Entries are added and removed whole.
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It changed, or may have.
+    fn want(&self, source: SourceRef) {
+        self.due().insert(source, Instant::now());
+        self.more.notify_one();
+    }
+
+    /// It is worth another look then, if nothing happens before.
+    fn want_at(&self, source: SourceRef, at: Instant) {
+        self.due().entry(source).or_insert(at);
+    }
+
+    /// The one that has been due for longest, as soon as one is. What happens to it from here on makes it due again.
+    async fn next(&self) -> SourceRef {
+        loop {
+            let first = self.due().iter().min_by_key(|(_, due)| **due).map(|(source, due)| (source.clone(), *due));
+            match first {
+                Some((source, due)) if due <= Instant::now() => {
+                    self.due().remove(&source);
+                    return source;
+                }
+                Some((_, due)) => tokio::select! {
+                    () = tokio::time::sleep_until(due) => {}
+                    () = self.more.notified() => {}
+                },
+                None => self.more.notified().await,
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+use std::time::Duration;
+
+use mimeo_core::{
+    engine::{Engine, Role, Settings, Tick},
+    kind::GroupVersionKind,
+    names,
+    review::User,
+    rule::{Rule, RuleKind},
+};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    discovery::Discovery,
+    driver::{CopyRequests, Handle},
+    limiter::Limiter,
+    testing::{Script, Server},
+    trace::Traces,
+    writer::Writer,
+};
+
+const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+const SECOND: Duration = Duration::from_secs(1);
+
+fn secrets() -> Resource {
+    let gvk = GroupVersionKind::parse("v1", "Secret").expect("a kind");
+    Resource { gvk, plural: "secrets".into(), namespaced: true }
+}
+
+fn source(name: &str) -> SourceRef {
+    SourceRef::named(secrets().gvk, "platform", name)
+}
+
+fn object(name: &str, version: u64) -> Value {
+    let metadata = json!({"name": name, "namespace": "platform", "resourceVersion": version.to_string()});
+    json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "data": {"a": "aHVudGVyMg=="}})
+}
+
+/// An observer of this server whose engine has one rule with these sources, and a namespace that waits for their copies.
+fn observer(server: &Server, names: &[&str]) -> Observer {
+    let sources: Vec<Value> = names
+        .iter()
+        .map(|name| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name}))
+        .collect();
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+        "spec": {"barrier": "Required", "sources": sources, "targets": [{"namespaces": ["team"]}]},
+    });
+    let rule = Rule::parse(&serde_json::from_value(rule).expect("a rule")).expect("a good rule");
+    let id = rule.id.clone();
+    let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+    engine.rule_applied(id.clone(), Ok(rule), Some(User::default()), None, SECOND);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
+    engine.rules_unserved(RuleKind::Replication, SECOND);
+    let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
+    engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
+    engine.namespaces_listed(&["team".into()].into(), SECOND);
+    engine.claim("team", SECOND);
+    engine.kinds_recorded(&BTreeSet::new(), SECOND);
+    engine.kind(&secrets().gvk, Some(secrets()), SECOND);
+    let client = server.client();
+    Observer {
+        handle: Handle::new(engine, CopyRequests::default(), Traces::off()),
+        watcher: client.clone().into(),
+        writer: Writer::new(client.clone(), Limiter::new(1, 1), Duration::from_secs(5), "mimeo"),
+        discovery: Arc::new(Discovery::new(client)),
+        namespace: "mimeo".into(),
+        crds: Arc::default(),
+    }
+}
+
+/// Runs `work` until the engine looks as it should.
+#[track_caller]
+fn until(
+    work: impl Future<Output = ()>,
+    handle: &Handle,
+    mut holds: impl FnMut(&mut Engine, Tick) -> bool,
+) -> impl Future<Output = ()> {
+    let (caller, mut changes) = (std::panic::Location::caller(), handle.changes());
+    async move {
+        let waiting = async {
+            while !handle.look(&mut holds) {
+                changes.changed().await.expect("the handle lives");
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            done = tokio::time::timeout(Duration::from_secs(20), waiting) => assert!(done.is_ok(), "{caller}"),
+        }
+    }
+}
+
+fn refusal(code: u16) -> Script {
+    Script::json(code, &json!({"kind": "Status", "apiVersion": "v1", "code": code}))
+}
+
+#[tokio::test]
+async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
+    let server = Server::start([refusal(403), refusal(403)]).await;
+    let observer = observer(&server, &["a"]);
+    let handle = observer.handle.clone();
+    until(observer.source(source("a"), secrets()), &handle, |engine, _| engine.informed()).await;
+    assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
+}
+
+/// What the namespace waits for, and what it can't get.
+fn held(handle: &Handle) -> Vec<String> {
+    let progress = handle.look(|engine, now| engine.progress("team", now));
+    progress.waiting.into_iter().chain(progress.denied).collect()
+}
+
+fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {
+    let members = Arc::new(Members::default());
+    let sources: Vec<SourceRef> = names.iter().map(|name| source(name)).collect();
+    members.set(sources.iter(), false);
+    observer.many(secrets(), Some("platform".into()), members, BTreeSet::new())
+}
+
+fn listing(names: &[&str]) -> Script {
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    let end = json!({"metadata": {"resourceVersion": "10", "annotations": annotations}});
+    let lines = names.iter().map(|name| json!({"type": "ADDED", "object": object(name, 9)}));
+    let lines = lines.chain([json!({"type": "BOOKMARK", "object": end})]);
+    Script::text(200, lines.flat_map(|line| [line.to_string(), "\n".into()]).collect::<String>())
+}
+
+#[tokio::test]
+async fn a_source_that_cannot_be_read_holds_up_no_other() {
+    let names = ["a", "b", "c"];
+    let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "c"}});
+    let server = Server::start([
+        listing(&["a", "b"]).hold(),
+        refusal(403),
+        Script::json(200, &object("b", 9)),
+        Script::json(404, &absent),
+    ])
+    .await;
+    let observer = observer(&server, &names);
+    let handle = observer.handle.clone();
+    until(many(observer, &names), &handle, |engine, _| engine.informed()).await;
+    let paths: Vec<String> = server.requests().split_off(1);
+    assert_eq!(paths, ["a", "b", "c"].map(|name| format!("GET /api/v1/namespaces/platform/secrets/{name}")));
+    assert_eq!(held(&handle), ["Secret b", "Secret a (Forbidden)", "Secret c (SourceNotFound)"]);
+}
+
+/// Its last state is still being read when it is deleted.
+#[tokio::test]
+async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
+    let deleted = json!({"type": "DELETED", "object": object("a", 11)});
+    let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "a"}});
+    let server = Server::start([
+        listing(&["a"]).pause(Duration::from_millis(100)).send(format!("{deleted}\n")).hold(),
+        Script::text(200, "").pause(Duration::from_millis(300)).send(object("a", 9).to_string()),
+        Script::json(404, &absent),
+    ])
+    .await;
+    let observer = observer(&server, &["a"]);
+    let handle = observer.handle.clone();
+    let gone = |engine: &mut Engine, now| engine.progress("team", now).denied == ["Secret a (SourceNotFound)"];
+    until(many(observer, &["a"]), &handle, gone).await;
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn a_source_waits_its_turn_once() {
+    let reads = Reads::default();
+    let later = Instant::now() + Duration::from_hours(1);
+    reads.want(source("b"));
+    reads.want_at(source("b"), later);
+    reads.want_at(source("a"), later);
+    assert_eq!(reads.next().await, source("b"));
+    reads.want(source("a"));
+    assert_eq!(reads.next().await, source("a"));
+    assert!(reads.due().is_empty());
+}

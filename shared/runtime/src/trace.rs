@@ -1,0 +1,369 @@
+//! Traces, for whoever has a collector: a span for each review that is answered and each write of a copy, sent by OTLP over HTTP.
+//!
+//! The protocol's JSON takes a few lines; the usual libraries for it would weigh as much as the rest of a program. Spans are
+//! best effort: what a collector can't take is dropped, and holds up nothing. They name objects, which is what they are for, and have
+//! nothing of what is in them.
+
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderMap, Request, Uri, header::CONTENT_TYPE};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use jiff::Timestamp;
+use ring::rand::{SecureRandom, SystemRandom};
+use serde_json::{Value, json};
+use tokio::{
+    sync::mpsc::{Receiver, Sender, channel},
+    time::{Instant, timeout, timeout_at},
+};
+use tracing::{info, warn};
+
+/// Spans that wait to be sent; any more are dropped.
+const WAITING: usize = 4096;
+/// Spans of one request,
+const BATCH: usize = 512;
+/// and how long the first of them waits for the others.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// For the collector's answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Of an answer, in bytes: nothing in it matters.
+const LARGEST_ANSWER: usize = 64 << 10;
+
+/// Flags of traces.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Traces")]
+pub struct TraceArgs {
+    /// Collector that gets a span of each review and each write, by OTLP over HTTP (as in `http://collector.monitoring:4318`). Default: no
+    /// traces
+    #[arg(long, env = "MIMEO_OTLP_ENDPOINT", value_name = "http://HOST:PORT", value_parser = endpoint)]
+    pub otlp_endpoint: Option<Uri>,
+}
+
+impl TraceArgs {
+    /// Begins to send, under the program's name, if there is anybody to send to.
+    pub fn start(&self, program: &'static str, replica: &str) -> Traces {
+        let Some(endpoint) = &self.otlp_endpoint else { return Traces(None) };
+        info!(%endpoint, "sending traces");
+        let (send, spans) = channel(WAITING);
+        let exporter =
+            Exporter { uri: endpoint.clone(), resource: resource(program, replica), client: client(), failing: false };
+        tokio::spawn(exporter.run(spans));
+        Traces(Some(send))
+    }
+}
+
+/// Where traces of a collector at this address go.
+fn endpoint(text: &str) -> Result<Uri, String> {
+    let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
+    let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
+    let authority =
+        authority.ok_or("expected http://HOST:PORT (for TLS have a collector on the node or beside the program)")?;
+    let path = uri.path().trim_end_matches('/');
+    let path = if path.is_empty() { "/v1/traces" } else { path };
+    format!("http://{authority}{path}").parse().map_err(|error| format!("{error}"))
+}
+
+/// Takes spans. Cheap to clone; where nobody wants any it does nothing.
+#[derive(Clone, Debug)]
+pub struct Traces(Option<Sender<Span>>);
+
+impl Traces {
+    /// Nobody wants any.
+    pub fn off() -> Self {
+        Self(None)
+    }
+
+    /// Something ends now that began then; `describe` says what it was.
+    pub fn record(&self, name: &'static str, parent: Parent, began: Began, describe: impl FnOnce(&mut Span)) {
+        let Some(spans) = self.0.as_ref().filter(|_| parent != Parent::Unsampled) else { return };
+        let parent = match parent {
+            Parent::Sampled { trace, span } => Some((trace, span)),
+            Parent::None | Parent::Unsampled => None,
+        };
+        let trace = parent.map(|(trace, _)| trace).or_else(random);
+        let (Some(trace), Some(id)) = (trace, random()) else { return };
+        let took = began.clock.elapsed();
+        let parent = parent.map(|(_, span)| span);
+        let mut span = Span { name, trace, id, parent, began: began.at, took, attributes: Vec::new(), failed: false };
+        describe(&mut span);
+        // Full: a collector that is too slow doesn't slow down what it looks at.
+        let _ = spans.try_send(span);
+    }
+}
+
+/// When something began.
+#[derive(Clone, Copy, Debug)]
+pub struct Began {
+    at: Timestamp,
+    /// The clock that isn't set: an end before its beginning is no span.
+    clock: Instant,
+}
+
+impl Began {
+    /// Just now.
+    pub fn now() -> Self {
+        Self { at: Timestamp::now(), clock: Instant::now() }
+    }
+}
+
+/// What a span is part of, as `traceparent` says (W3C Trace Context).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// Nothing that is known: it begins a trace.
+    None,
+    /// A trace that somebody follows.
+    Sampled {
+        /// The trace.
+        trace: [u8; 16],
+        /// Its span in which this one is.
+        span: [u8; 8],
+    },
+    /// A trace that nobody follows.
+    Unsampled,
+}
+
+impl Parent {
+    /// As the headers of a request say. What can't be read counts as nothing.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let header = headers.get("traceparent").and_then(|value| value.to_str().ok());
+        header.and_then(Self::parse).unwrap_or(Self::None)
+    }
+
+    fn parse(header: &str) -> Option<Self> {
+        let mut parts = header.trim().split('-');
+        let [version] = bytes(parts.next()?)?;
+        let (trace, span) = (bytes(parts.next()?)?, bytes(parts.next()?)?);
+        let [flags] = bytes(parts.next()?)?;
+        // Later versions may have more parts; of this one there are four.
+        let known = version != 0xff && (version != 0 || parts.next().is_none());
+        let real = trace != [0; 16] && span != [0; 8];
+        (known && real).then_some(if flags & 1 == 1 { Self::Sampled { trace, span } } else { Self::Unsampled })
+    }
+}
+
+/// Bytes of lower-case hexadecimal digits.
+fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
+    let digits = hex.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    if !digits || hex.len() != 2 * N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+fn random<const N: usize>() -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).ok().map(|()| bytes)
+}
+
+/// Something that took time.
+#[derive(Debug)]
+pub struct Span {
+    name: &'static str,
+    trace: [u8; 16],
+    id: [u8; 8],
+    parent: Option<[u8; 8]>,
+    began: Timestamp,
+    took: Duration,
+    attributes: Vec<(&'static str, String)>,
+    failed: bool,
+}
+
+impl Span {
+    /// Says something of it; nothing that may be secret.
+    pub fn set(&mut self, key: &'static str, value: impl fmt::Display) {
+        self.attributes.push((key, value.to_string()));
+    }
+
+    /// It didn't come to what it was meant for.
+    pub fn fail(&mut self) {
+        self.failed = true;
+    }
+
+    fn encode(&self) -> Value {
+        let end = self.began.as_nanosecond().saturating_add_unsigned(self.took.as_nanos());
+        json!({
+            "traceId": hex(&self.trace), "spanId": hex(&self.id), "parentSpanId": self.parent.map(|id| hex(&id)).unwrap_or_default(),
+            "name": self.name, "kind": if self.parent.is_some() { SERVER } else { INTERNAL },
+            "startTimeUnixNano": self.began.as_nanosecond().to_string(), "endTimeUnixNano": end.to_string(),
+            "attributes": attributes(&self.attributes), "status": {"code": if self.failed { ERROR } else { UNSET }},
+        })
+    }
+}
+
+/// Words of the protocol, which are numbers.
+const INTERNAL: u8 = 1;
+const SERVER: u8 = 2;
+const UNSET: u8 = 0;
+const ERROR: u8 = 2;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn attributes(attributes: &[(&'static str, String)]) -> Value {
+    attributes.iter().map(|(key, value)| json!({"key": key, "value": {"stringValue": value}})).collect()
+}
+
+fn resource(program: &'static str, replica: &str) -> Value {
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let of = [
+        ("service.name", program.to_owned()),
+        ("service.version", version),
+        ("service.instance.id", replica.to_owned()),
+    ];
+    json!({"attributes": attributes(&of)})
+}
+
+struct Exporter {
+    uri: Uri,
+    resource: Value,
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// Whether the last batch was lost: told once.
+    failing: bool,
+}
+
+fn client() -> Client<HttpConnector, Full<Bytes>> {
+    Client::builder(TokioExecutor::new()).build(HttpConnector::new())
+}
+
+impl Exporter {
+    async fn run(mut self, mut spans: Receiver<Span>) {
+        while let Some(first) = spans.recv().await {
+            let mut batch = vec![first.encode()];
+            let deadline = Instant::now() + PATIENCE;
+            while batch.len() < BATCH
+                && let Ok(Some(span)) = timeout_at(deadline, spans.recv()).await
+            {
+                batch.push(span.encode());
+            }
+            let count = batch.len();
+            let sent = timeout(TIMEOUT, self.send(batch)).await.unwrap_or_else(|_| Err("no answer in time".into()));
+            match &sent {
+                Ok(()) if self.failing => info!("traces are taken again"),
+                Err(error) if !self.failing => warn!(endpoint = %self.uri, error, count, "traces are lost"),
+                _ => {}
+            }
+            self.failing = sent.is_err();
+        }
+    }
+
+    async fn send(&self, spans: Vec<Value>) -> Result<(), String> {
+        let scope = json!({"scope": {"name": "mimeo"}, "spans": spans});
+        let body = json!({"resourceSpans": [{"resource": self.resource, "scopeSpans": [scope]}]}).to_string();
+        let request = Request::post(&self.uri).header(CONTENT_TYPE, "application/json").body(Full::from(body));
+        let answer = self.client.request(request.map_err(|error| error.to_string())?).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        let code = answer.status();
+        // Read to its end, so that the connection serves again.
+        let _ = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
+        if code.is_success() { Ok(()) } else { Err(code.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Script, Server};
+
+    const HEADER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_parent_is_what_the_header_says() {
+        let of = |header: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("traceparent", header.parse().expect("a header"));
+            Parent::of(&headers)
+        };
+        let Parent::Sampled { trace, span } = of(HEADER) else { panic!("{:?}", of(HEADER)) };
+        assert_eq!((hex(&trace), hex(&span)), (HEADER[3..35].to_owned(), HEADER[36..52].to_owned()));
+        assert_eq!(of(&HEADER.replace("-01", "-00")), Parent::Unsampled);
+        assert_eq!(of(&HEADER.replacen("00", "cc", 1)), of(HEADER), "of a version to come");
+        assert_eq!(of(&format!("{}-more", HEADER.replacen("00", "cc", 1))), of(HEADER));
+        for bad in [
+            "",
+            "00",
+            &HEADER[..54],
+            &format!("{HEADER}-more"),
+            &HEADER.to_uppercase(),
+            &HEADER.replacen("00", "ff", 1),
+            &format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)),
+            &HEADER.replace("00f067aa0ba902b7", "0000000000000000"),
+            &HEADER.replace('4', "é"),
+        ] {
+            assert_eq!(bytes_or_none(bad), Parent::None, "{bad}");
+        }
+        assert_eq!(Parent::of(&HeaderMap::new()), Parent::None);
+    }
+
+    fn bytes_or_none(header: &str) -> Parent {
+        Parent::parse(header).unwrap_or(Parent::None)
+    }
+
+    #[test]
+    fn an_endpoint_is_an_address_to_which_the_usual_path_is_added() {
+        let uri = |text| endpoint(text).map(|uri| uri.to_string());
+        assert_eq!(uri("http://c:4318"), Ok("http://c:4318/v1/traces".into()));
+        assert_eq!(uri("http://c:4318/"), Ok("http://c:4318/v1/traces".into()));
+        assert_eq!(uri("http://c/tenant/v1/traces"), Ok("http://c/tenant/v1/traces".into()));
+        for bad in ["https://c:4318", "c:4318", "/x", ""] {
+            assert!(uri(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn spans_are_sent_together_and_one_that_nobody_follows_is_not() {
+        let server = Server::start([Script::text(200, "{}")]).await;
+        let args = TraceArgs { otlp_endpoint: Some(endpoint(server.uri()).expect("an address")) };
+        let traces = args.start("mimeo-test", "one");
+        traces.record("unsampled", Parent::Unsampled, Began::now(), |_| panic!("nobody follows it"));
+        traces.record("child", Parent::parse(HEADER).expect("a parent"), Began::now(), |span| {
+            span.set("namespace", "team");
+            span.fail();
+        });
+        traces.record("root", Parent::None, Began::now(), |_| {});
+        let came = tokio::time::timeout(Duration::from_secs(20), async {
+            loop {
+                if let Some(came) = server.came().pop() {
+                    return came;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let came = came.await.expect("sent");
+        assert_eq!(came.line, "POST /v1/traces");
+        let body: Value = serde_json::from_slice(&came.body).expect("JSON");
+        let spans = &body["resourceSpans"][0]["scopeSpans"][0]["spans"];
+        assert_eq!(spans.as_array().map(Vec::len), Some(2), "{body}");
+        let (child, root) = (&spans[0], &spans[1]);
+        assert_eq!((&child["traceId"], &child["parentSpanId"]), (&json!(HEADER[3..35]), &json!(HEADER[36..52])));
+        assert_eq!(child["attributes"], json!([{"key": "namespace", "value": {"stringValue": "team"}}]));
+        assert_eq!((&child["status"]["code"], &root["status"]["code"]), (&json!(2), &json!(0)));
+        assert_eq!((root["traceId"].as_str().map(str::len), &root["parentSpanId"]), (Some(32), &json!("")));
+        let time = |at: &str| child[at].as_str().and_then(|time| time.parse::<u128>().ok()).expect("nanoseconds");
+        assert!(time("startTimeUnixNano") <= time("endTimeUnixNano"));
+        let name = &body["resourceSpans"][0]["resource"]["attributes"][0];
+        assert_eq!(*name, json!({"key": "service.name", "value": {"stringValue": "mimeo-test"}}));
+    }
+
+    #[test]
+    fn without_a_collector_nothing_is_made() {
+        Traces::off()
+            .record("x", Parent::None, Began { at: Timestamp::UNIX_EPOCH, clock: Instant::now() }, |_| panic!("made"));
+    }
+}

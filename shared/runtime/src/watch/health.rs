@@ -1,0 +1,166 @@
+//! How watches fare: when each was last heard of, and how often they failed.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::End;
+
+/// Of all watches of a program, by resource. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Health(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    watches: Vec<Weak<Pulse>>,
+    failures: BTreeMap<(Box<str>, &'static str), u64>,
+}
+
+/// One watch's.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    /// As in `secrets` and `deployments.apps`.
+    resource: Box<str>,
+    heard: Mutex<Instant>,
+    health: Health,
+}
+
+impl Health {
+    /// For each resource: how long ago the watch was heard of that was silent for longest, be it by a bookmark.
+    pub fn silence(&self) -> BTreeMap<Cow<'static, str>, Duration> {
+        let mut silence = BTreeMap::new();
+        for pulse in self.known().watches.iter().filter_map(Weak::upgrade) {
+            let longest: &mut Duration = silence.entry(Cow::Owned(pulse.resource.to_string())).or_default();
+            *longest = pulse.heard().elapsed().max(*longest);
+        }
+        silence
+    }
+
+    /// For each resource and reason: how often a watch failed.
+    pub fn failures(&self) -> BTreeMap<(Cow<'static, str>, &'static str), u64> {
+        let known = self.known();
+        let failures = known.failures.iter();
+        failures.map(|((resource, why), count)| ((Cow::Owned(resource.to_string()), *why), *count)).collect()
+    }
+
+    /// A watch of the collection at this path begins.
+    pub(super) fn begin(&self, path: &str) -> Arc<Pulse> {
+        let pulse = Pulse { resource: resource(path), heard: Mutex::new(Instant::now()), health: self.clone() };
+        let pulse = Arc::new(pulse);
+        let mut known = self.known();
+        known.watches.retain(|watch| watch.strong_count() > 0);
+        known.watches.push(Arc::downgrade(&pulse));
+        pulse
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pulse {
+    /// The API server has said something.
+    pub(super) fn beat(&self) {
+        *self.heard() = Instant::now();
+    }
+
+    /// A watch ended; `settled`: after it had held for a while.
+    pub(super) fn end(&self, end: &End, settled: bool) {
+        let why = match end {
+            // The server ends each watch after some minutes, or hasn't this kind: that is how things are.
+            End::Closed(_) if settled => return,
+            End::NoStreams | End::Expired => return,
+            End::NotServed => return self.beat(),
+            End::Closed(_) => "Closed",
+            End::Silent | End::Mute => "Silent",
+            // An answer, be it a "no": a tenant may ask for a kind that Mimeo has no rights on, for as long as the tenant likes.
+            End::Denied(_) => {
+                self.beat();
+                "Denied"
+            }
+            End::Busy(..) => "Busy",
+            End::Refused(_) => "Refused",
+            End::Undecodable(_) => "Undecodable",
+        };
+        *self.health.known().failures.entry((self.resource.clone(), why)).or_default() += 1;
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Plural and group of what a path of the API leads to.
+fn resource(path: &str) -> Box<str> {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let plural = parts.last().copied().unwrap_or_default();
+    match parts[..] {
+        ["apis", group, ..] => format!("{plural}.{group}").into(),
+        _ => plural.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn a_resource_is_known_by_plural_and_group() {
+        for (path, want) in [
+            ("/api/v1/namespaces", "namespaces"),
+            ("/api/v1/namespaces/team/secrets", "secrets"),
+            ("/apis/apps/v1/namespaces/team/deployments", "deployments.apps"),
+            ("/apis/mimeo.dev/v1alpha1/clusterreplications", "clusterreplications.mimeo.dev"),
+        ] {
+            assert_eq!(&*resource(path), want);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_silence_counts_and_a_watch_that_is_over_doesnt() {
+        let health = Health::default();
+        let (one, two) = (health.begin("/api/v1/secrets"), health.begin("/api/v1/namespaces/x/secrets"));
+        tokio::time::advance(Duration::from_secs(7)).await;
+        one.beat();
+        assert_eq!(health.silence(), [("secrets".into(), Duration::from_secs(7))].into());
+        drop(two);
+        assert_eq!(health.silence(), [("secrets".into(), Duration::ZERO)].into());
+        drop(one);
+        assert!(health.silence().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whom_the_server_denies_isnt_met_with_silence() {
+        let health = Health::default();
+        let watch = health.begin("/api/v1/secrets");
+        tokio::time::advance(Duration::from_secs(7)).await;
+        watch.end(&End::Denied(StatusCode::FORBIDDEN), false);
+        assert_eq!(health.silence(), [("secrets".into(), Duration::ZERO)].into());
+        assert_eq!(health.failures(), [(("secrets".into(), "Denied"), 1)].into());
+        tokio::time::advance(Duration::from_secs(7)).await;
+        watch.end(&End::Refused(StatusCode::BAD_GATEWAY), false);
+        assert_eq!(health.silence(), [("secrets".into(), Duration::from_secs(7))].into());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_failure_isnt_counted() {
+        let health = Health::default();
+        let watch = health.begin("/api/v1/secrets");
+        let closed = || End::Closed("the server closed it".into());
+        watch.end(&closed(), true);
+        watch.end(&End::NotServed, true);
+        assert!(health.failures().is_empty());
+        watch.end(&closed(), false);
+        watch.end(&End::Silent, true);
+        watch.end(&End::Mute, false);
+        let want = [(("secrets".into(), "Closed"), 1), (("secrets".into(), "Silent"), 2)];
+        assert_eq!(health.failures(), want.into());
+    }
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Builds images without a registry, as archives that containerd imports, with buildah and as root.
+#
+#   image.sh mimeo CONTEXT FILE [--fresh]   the project's Dockerfile over this folder, as localhost/mimeo:e2e (or :fresh)
+#   image.sh pause FILE                     localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
+#   image.sh digest FILE                    of the image in an archive
+#
+# The Dockerfile's builder image would be pulled. A stand-in for it is made here, once, of Debian's packages; toolchain and crates
+# are this machine's own, mounted where that image has them. What was compiled is kept between builds in the cache, unless
+# --fresh says that nothing is.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${MIMEO_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/mimeo}/node
+suite=bookworm
+builder=localhost/mimeo-builder:$suite
+
+say() { printf 'image: %s\n' "$*" >&2; }
+images() { buildah --root "$cache/images" --runroot /run/mimeo-images --storage-driver overlay "$@"; }
+
+archive() { # archive IMAGE FILE
+    rm -f "$2"
+    images push --quiet "$1" "oci-archive:$(realpath "$2"):$1"
+}
+
+stand_in() {
+    ! images inspect --type image "$builder" >/dev/null 2>&1 || return 0
+    say "making the builder of $suite (once; a minute)"
+    local root
+    root=$(mktemp -d "$cache/builder.XXXXXX")
+    # What rust:1-slim-bookworm has besides the toolchain.
+    debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev "$suite" "$root/debian" >&2
+    printf '%s\n' 'FROM scratch' 'COPY debian/ /' \
+        'ENV PATH=/usr/local/toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_HOME=/usr/local/cargo' \
+        >"$root/Dockerfile"
+    images build --quiet --tag "$builder" "$root" >&2
+    rm -rf "$root"
+}
+
+mkdir -p "$cache"
+
+case ${1:-} in
+mimeo)
+    context=$2 file=$3 tag=localhost/mimeo:${4:-e2e}
+    tag=${tag/--/}
+    # One at a time makes the builder, and fills the cache.
+    exec 9>"$cache/.lock"
+    flock 9
+    stand_in
+    # Fetched here, so that nothing is while it is built.
+    (cd "$context" && cargo fetch --locked --quiet)
+    mounts=(
+        --volume "$(cd "$context" && rustc --print sysroot):/usr/local/toolchain:ro"
+        --volume "${CARGO_HOME:-$HOME/.cargo}/registry:/usr/local/cargo/registry"
+    )
+    if [[ ${4:-} == --fresh ]]; then
+        exec 9>&-
+    else
+        mkdir -p "$cache/target"
+        mounts+=(--volume "$cache/target:/src/target")
+        # Cargo goes by the times of files, which say nothing here: unless no source has changed, all of them have.
+        sources=$(cd "$context" && find Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum)
+        if [[ $(cat "$cache/sources" 2>/dev/null) != "$sources" ]]; then
+            rm -f "$cache/sources"
+            find "$cache/target" -depth -path '*/.fingerprint/mimeo-*' -delete
+        fi
+    fi
+    # The same time for every file and for the image itself, so that equal contents are equal images.
+    images build --quiet --isolation chroot --pull-never --timestamp 0 --build-arg "BUILDER=$builder" "${mounts[@]}" \
+        --ignorefile "$context/.dockerignore" --tag "$tag" "$context" >&2
+    # What had the name before, and the builder's last stage.
+    images rmi --prune >/dev/null 2>&1 || true
+    [[ -z ${sources:-} ]] || echo "$sources" >"$cache/sources"
+    archive "$tag" "$file"
+    ;;
+pause)
+    file=$2
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    source=$(cd "$here/../control-plane" && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/build/pause/linux/pause.c
+    gcc -Os -static -s -o "$work/pause" "$source"
+    printf '%s\n' 'FROM scratch' 'COPY pause /' 'USER 65535:65535' 'ENTRYPOINT ["/pause"]' >"$work/Dockerfile"
+    images build --quiet --timestamp 0 --tag localhost/pause:1 "$work" >&2
+    archive localhost/pause:1 "$file"
+    ;;
+digest) tar --extract --to-stdout --file "$2" index.json | sed -n 's/.*"digest":"\(sha256:[0-9a-f]*\)".*/\1/p' ;;
+*) say "unknown: ${1:-}"; exit 1 ;;
+esac

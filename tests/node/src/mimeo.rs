@@ -1,0 +1,251 @@
+//! Mimeo as somebody has installed it.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod};
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::{
+    NAMESPACE, eventually,
+    scenario::{SOON, of, rule},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{Node, node::run, workspace};
+
+/// Name and tag of the image that was built and imported.
+const IMAGE: (&str, &str) = ("localhost/mimeo", "e2e");
+/// The chart's release.
+const RELEASE: &str = "mimeo";
+/// The tag of what was installed before.
+const BEFORE: &str = "before";
+
+/// One of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// `mimeo-webhook`.
+    Webhook,
+    /// `mimeo-reconciler`.
+    Reconciler,
+}
+
+/// Both.
+pub const PROGRAMS: [Program; 2] = [Program::Webhook, Program::Reconciler];
+
+impl Program {
+    /// The name of its Deployment, and of its binary.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Webhook => "mimeo-webhook",
+            Self::Reconciler => "mimeo-reconciler",
+        }
+    }
+}
+
+/// An installation on the node. What its pods have logged is printed when it goes, which the harness shows for a failed test.
+pub struct Mimeo {
+    /// Where it is installed.
+    pub node: Node,
+    /// The admin's.
+    pub client: Client,
+    by: By,
+}
+
+/// What it was installed by, and goes by.
+enum By {
+    /// The kustomization in this folder.
+    Kustomize(TempDir),
+    /// The chart's release `mimeo`.
+    Chart,
+}
+
+impl Mimeo {
+    /// As `kubectl apply -k manifests/kustomize` installs it, with the image's name set; ready.
+    pub async fn by_kustomize() -> Result<Self> {
+        Self::kustomized(&json!({})).await
+    }
+
+    /// The same in a kustomization with these fields besides, components by their names.
+    pub async fn kustomized(fields: &Value) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        // Paths have to be relative.
+        let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
+        let base = workspace().join("manifests/kustomize").canonicalize()?;
+        kustomize(folder.path(), &format!("{up}{}", base.strip_prefix("/")?.display()), IMAGE.1, fields)?;
+        Self::installed(By::Kustomize(folder)).await
+    }
+
+    /// With the manifests of the commit before this one, and today's programs under another tag: what is upgraded is manifests, and
+    /// every pod is replaced.
+    pub async fn of_the_last_commit() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let archive = "git archive HEAD^ manifests | tar -C \"$0\" -x";
+        let mut extract = Command::new("bash");
+        extract.current_dir(workspace()).args(["-o", "pipefail", "-c", archive]).arg(folder.path());
+        run(extract).await?;
+        kustomize(folder.path(), "manifests/kustomize", BEFORE, &json!({}))?;
+        let (now, before) = (format!("{}:{}", IMAGE.0, IMAGE.1), format!("{}:{BEFORE}", IMAGE.0));
+        Node::get().await?.containers(&["images", "tag", "--force", &now, &before]).await?;
+        Self::installed(By::Kustomize(folder)).await
+    }
+
+    /// As `helm install` does with its values left as they are, but for the image's name; ready.
+    pub async fn by_chart() -> Result<Self> {
+        Self::installed(By::Chart).await
+    }
+
+    async fn installed(by: By) -> Result<Self> {
+        let node = Node::get().await?;
+        let mimeo = Self { client: node.client().await?, node, by };
+        mimeo.apply(&[]).await?;
+        mimeo.ready().await?;
+        Ok(mimeo)
+    }
+
+    /// `kubectl apply -k`, or `helm upgrade --install` with these values set.
+    pub async fn apply(&self, values: &[&str]) -> Result<()> {
+        match &self.by {
+            By::Kustomize(folder) => {
+                ensure!(values.is_empty(), "a kustomization has no values");
+                self.node.kubectl(["apply".as_ref(), "-k".as_ref(), folder.path().as_os_str()]).await.map(drop)
+            }
+            By::Chart => {
+                let chart = workspace().join("manifests/chart").display().to_string();
+                let image = format!("image.repository={},image.tag={}", IMAGE.0, IMAGE.1);
+                let mut args = vec!["upgrade", "--install", "--create-namespace", RELEASE, &chart, "--set", &image];
+                args.extend(values.iter().flat_map(|value| ["--set", value]));
+                self.helm(&args).await.map(drop)
+            }
+        }
+    }
+
+    /// Runs Helm in Mimeo's namespace; returns what it wrote.
+    pub async fn helm(&self, args: &[&str]) -> Result<String> {
+        let program = run(Command::new(workspace().join("tests/node/helm/build.sh"))).await?;
+        let mut helm = Command::new(program.trim());
+        helm.env("KUBECONFIG", self.node.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
+        run(helm).await
+    }
+
+    /// `kubectl delete -k`; or `helm uninstall`, and what that leaves on purpose. Returns once all is gone.
+    pub async fn delete(&self) -> Result<()> {
+        let delete = ["delete", "--ignore-not-found", "--timeout=120s"];
+        match &self.by {
+            By::Kustomize(folder) => {
+                let folder = folder.path().display().to_string();
+                self.node.kubectl([&delete[..], &["-k", &folder]].concat()).await?;
+            }
+            By::Chart => {
+                self.helm(&["uninstall", RELEASE, "--wait"]).await?;
+                let definitions = workspace().join("manifests/crds").display().to_string();
+                self.node.kubectl([&delete[..], &["-k", &definitions]].concat()).await?;
+                self.node.kubectl([&delete[..], &["namespace", NAMESPACE]].concat()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until both programs have as many ready pods of their present template as they want, and no other, and until the
+    /// webhook is reached: a Service leads to its pods a moment after they are ready.
+    pub async fn ready(&self) -> Result<()> {
+        for program in PROGRAMS {
+            self.rolled_out(program).await?;
+        }
+        let question = rule("reached").secret("default", "none").target(json!({"namespaces": ["none"]}));
+        let (rules, question) =
+            (Api::<ClusterReplication>::all(self.client.clone()), serde_json::from_value(question.object())?);
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(SOON, "the webhook to be reached", || async { Ok(Some(rules.create(&dry_run, &question).await?)) })
+            .await
+            .map(drop)
+    }
+
+    /// The same of one program.
+    pub async fn rolled_out(&self, program: Program) -> Result<()> {
+        let deployments: Api<Deployment> = of(&self.client, NAMESPACE);
+        eventually(SOON, format!("{} to be rolled out", program.name()), || async {
+            let deployment = deployments.get(program.name()).await?;
+            let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+            let status = deployment.status.unwrap_or_default();
+            ensure!(status.observed_generation == deployment.metadata.generation, "not seen yet");
+            let counts =
+                [status.replicas, status.updated_replicas, status.available_replicas].map(Option::unwrap_or_default);
+            ensure!(counts == [wanted; 3], "{counts:?} of {wanted}");
+            // Those that are still ending count no more there.
+            let pods = self.pods(program).await?;
+            ensure!(pods.len() == usize::try_from(wanted)?, "{} pods", pods.len());
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// The pods of a program, also those that are ending.
+    pub async fn pods(&self, program: Program) -> Result<Vec<Pod>> {
+        let label = format!("app.kubernetes.io/name={}", program.name());
+        Ok(of::<Pod>(&self.client, NAMESPACE).list(&ListParams::default().labels(&label)).await?.items)
+    }
+
+    /// `kubectl rollout restart`, and waits until nothing of before runs any more.
+    pub async fn restart(&self, program: Program) -> Result<()> {
+        let deployment = format!("deployment/{}", program.name());
+        self.node.kubectl(["-n", NAMESPACE, "rollout", "restart", &deployment]).await?;
+        self.rolled_out(program).await
+    }
+
+    /// Sets how many pods a program has, and waits until it has them.
+    pub async fn scale(&self, program: Program, replicas: u32) -> Result<()> {
+        let (deployment, replicas) = (format!("deployment/{}", program.name()), format!("--replicas={replicas}"));
+        self.node.kubectl(["-n", NAMESPACE, "scale", &deployment, &replicas]).await?;
+        self.rolled_out(program).await
+    }
+
+    /// The pod that leads, once one does.
+    pub async fn leader(&self) -> Result<String> {
+        let leases: Api<Lease> = of(&self.client, NAMESPACE);
+        eventually(SOON, "a leader", || async {
+            let lease = leases.get(Program::Reconciler.name()).await?;
+            let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
+            let pods = self.pods(Program::Reconciler).await?;
+            match holder {
+                Some(holder) if pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&holder)) => Ok(Some(holder)),
+                other => bail!("the holder is {other:?}"),
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Mimeo {
+    fn drop(&mut self) {
+        let mut kubectl = self.node.kubectl_command();
+        let logs = kubectl
+            .args(["-n", NAMESPACE, "logs", "--prefix", "--tail=40"])
+            .args(["-l", "app.kubernetes.io/name in (mimeo-webhook, mimeo-reconciler)"])
+            .output();
+        let logs = logs.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        eprintln!("--- what Mimeo's pods have logged last ---\n{logs}");
+    }
+}
+
+/// A kustomization of one's own over the shipped one, as an operator has it.
+fn kustomize(folder: &Path, base: &str, tag: &str, fields: &Value) -> Result<()> {
+    let mut kustomization = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+        "resources": [&base],
+        "images": [{"name": "mimeo", "newName": IMAGE.0, "newTag": tag}],
+    });
+    for (name, value) in fields.as_object().context("no fields")? {
+        kustomization[name] = value.clone();
+    }
+    // Components are named by their folders in the shipped one.
+    for component in kustomization["components"].as_array_mut().into_iter().flatten() {
+        *component = json!(format!("{base}/{}", component.as_str().context("no name")?));
+    }
+    fs::write(folder.join("kustomization.yaml"), kustomization.to_string())?;
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! The webhook's certificates are replaced while people work.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use mimeo_node_tests::Mimeo;
+use mimeo_tests::{
+    NAMESPACE,
+    scenario::{SOON, of},
+};
+use serde_json::{Value, json};
+
+use crate::people::People;
+
+const AT_ONCE: usize = 2;
+/// Much less than any of them lives.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Of authorities, so that one that was replaced has been replaced by one that came by itself.
+const GENERATIONS: usize = 3;
+
+#[tokio::test]
+async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices() -> Result<()> {
+    // Strict: a review that the API server can't send refuses the namespace that it is about.
+    let lifetimes = [("CA_VALIDITY", "45s"), ("CERTIFICATE_VALIDITY", "20s"), ("CA_OVERLAP", "8s")];
+    let env = lifetimes.map(|(name, value)| {
+        let variable = json!({"name": format!("MIMEO_{name}"), "value": value});
+        json!({"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable})
+    });
+    let mimeo = Mimeo::kustomized(&json!({
+        "components": ["strict"],
+        "patches": [{
+            "target": {"kind": "Deployment", "name": "mimeo-webhook"},
+            "patch": Value::from(env.to_vec()).to_string(),
+        }],
+    }))
+    .await?;
+    let people = People::settle(&mimeo.client, "rotated").await?;
+    let over = AtomicBool::new(false);
+    let rotated = async {
+        let (mut authorities, mut certificates) = (BTreeSet::new(), BTreeSet::new());
+        let secrets = of::<Secret>(&mimeo.client, NAMESPACE);
+        let outcome = tokio::time::timeout(2 * SOON, async {
+            while authorities.len() < GENERATIONS {
+                let data = secrets.get("mimeo-webhook-tls").await?.data.context("an empty Secret")?;
+                let text = |key: &str| data.get(key).map(|ByteString(bytes)| bytes.clone()).context("a key is missing");
+                authorities.insert(text("ca.crt")?);
+                certificates.insert(text("tls.crt")?);
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            anyhow::Ok(certificates.len())
+        })
+        .await;
+        over.store(true, Ordering::Relaxed);
+        outcome.context("too few authorities")?
+    };
+    let (names, certificates) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), rotated)?;
+    eprintln!("{} namespaces, {GENERATIONS} authorities, {certificates} certificates", names.len());
+    assert!(certificates >= GENERATIONS);
+    people.have(&names, "first").await?;
+    people.leave().await?;
+    // The next test has the ordinary lifetimes, and what was made for these is not for it.
+    mimeo.delete().await
+}

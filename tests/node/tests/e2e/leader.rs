@@ -1,0 +1,103 @@
+//! The leader among the reconcilers dies, or hangs: another one goes on, not too early and with nothing lost.
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::Pod},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use mimeo_node_tests::{Mimeo, Node, Program};
+use mimeo_tests::{
+    NAMESPACE, eventually,
+    scenario::{SOON, of},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::people::People;
+
+const FILLED: usize = 30;
+/// As shipped.
+const LEASE_SECONDS: i64 = 15;
+
+#[tokio::test]
+async fn a_leader_that_is_killed_comes_back_and_nothing_is_lost() -> Result<()> {
+    let mimeo = Mimeo::by_kustomize().await?;
+    let people = People::settle(&mimeo.client, "killed").await?;
+    let names = people.move_in_together(FILLED).await?;
+    let leader = mimeo.leader().await?;
+    let before = restarts(&mimeo, &leader).await?;
+    // Right in the middle of a rotation.
+    people.rotate("second").await?;
+    signal(&mimeo, &leader, Signal::KILL).await?;
+    people.have(&names, "second").await?;
+    eventually(SOON, "its container to be started again", || async {
+        Ok((restarts(&mimeo, &leader).await? > before).then_some(()))
+    })
+    .await?;
+    people.rotate("third").await?;
+    people.have(&names, "third").await?;
+    mimeo.ready().await?;
+    people.leave().await
+}
+
+#[tokio::test]
+async fn a_leader_that_hangs_is_replaced_once_its_lease_has_expired() -> Result<()> {
+    let mimeo = Mimeo::by_kustomize().await?;
+    let people = People::settle(&mimeo.client, "hangs").await?;
+    let names = people.move_in_together(FILLED).await?;
+    let leader = mimeo.leader().await?;
+    signal(&mimeo, &leader, Signal::STOP).await?;
+    let last = lease(&mimeo).await?;
+    people.rotate("second").await?;
+    people.have(&names, "second").await?;
+    let next = lease(&mimeo).await?;
+    ensure!(last.holder == leader && next.holder != leader, "{} was followed by {}", last.holder, next.holder);
+    // Nobody may act before the last leader has given up by itself; and the Lease's time is all that is waited for, but for one
+    // period between attempts, and what a busy machine adds.
+    let after = next.acquired.0.duration_since(last.renewed.0);
+    eprintln!("the standby took over {after:#} after the last renewal");
+    ensure!(
+        (LEASE_SECONDS..2 * LEASE_SECONDS).contains(&after.as_secs()),
+        "it took over {after:#} after the last renewal"
+    );
+    // The probe ends it unless it has awoken before; either way it isn't the leader any more, and says so.
+    let _ = signal(&mimeo, &leader, Signal::CONT).await;
+    people.rotate("third").await?;
+    people.have(&names, "third").await?;
+    mimeo.ready().await?;
+    people.leave().await
+}
+
+struct Held {
+    holder: String,
+    acquired: MicroTime,
+    renewed: MicroTime,
+}
+
+async fn lease(mimeo: &Mimeo) -> Result<Held> {
+    let lease = of::<Lease>(&mimeo.client, NAMESPACE).get(Program::Reconciler.name()).await?;
+    let spec = lease.spec.context("no spec")?;
+    Ok(Held {
+        holder: spec.holder_identity.context("nobody holds it")?,
+        acquired: spec.acquire_time.context("never acquired")?,
+        renewed: spec.renew_time.context("never renewed")?,
+    })
+}
+
+async fn restarts(mimeo: &Mimeo, pod: &str) -> Result<i32> {
+    let pod = of::<Pod>(&mimeo.client, NAMESPACE).get(pod).await?;
+    Ok(pod.status.and_then(|status| status.container_statuses).iter().flatten().map(|one| one.restart_count).sum())
+}
+
+/// Signals the process of a reconciler's pod.
+async fn signal(mimeo: &Mimeo, pod: &str, signal: Signal) -> Result<()> {
+    let found = of::<Pod>(&mimeo.client, NAMESPACE).get(pod).await?;
+    let uid = found.metadata.uid.context("no uid")?;
+    for process in Node::processes("/mimeo-reconciler")? {
+        // The kubelet's groups are named after pods.
+        if std::fs::read_to_string(process.join("cgroup"))?.contains(&uid) {
+            let id = process.file_name().and_then(|name| name.to_str()).context("no id")?.parse()?;
+            return kill_process(Pid::from_raw(id).context("no process")?, signal).context("failed to signal it");
+        }
+    }
+    bail!("no process belongs to {pod}")
+}

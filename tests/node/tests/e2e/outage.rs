@@ -1,0 +1,105 @@
+//! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the barrier does as documented.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use kube::{Api, api::PostParams};
+use mimeo_node_tests::{Mimeo, PROGRAMS};
+use mimeo_tests::{
+    create_namespace, eventually,
+    scenario::{RuleSpec, SOON, of, wait_for},
+    unique,
+};
+use serde_json::json;
+
+use crate::people::{People, gated, refused};
+
+#[tokio::test]
+async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()> {
+    let mimeo = Mimeo::by_kustomize().await?;
+    let people = People::settle(&mimeo.client, "down").await?;
+    let old = people.move_in().await?;
+    for program in PROGRAMS {
+        mimeo.scale(program, 0).await?;
+    }
+
+    // Namespaces that exist, selected or not, are as open as ever.
+    let client = &mimeo.client;
+    let other = unique("other");
+    create_namespace(client, &other, &[]).await?;
+    people.run_an_idle_pod(&other, "app").await?;
+    people.run_an_idle_pod(&old, "second").await?;
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "own"}, "data": {"a": "b"}}))?;
+    of::<ConfigMap>(client, &old).create(&PostParams::default(), &map).await?;
+    // By default the hook on namespaces fails open: created without a mark, and filled later.
+    let early = people.namespace().await?;
+    ensure!(mark(&mimeo, &early).await?.is_none(), "who has marked {early}?");
+    // What still waits for its copies is closed. (This mark stands for one that a webhook set and nobody came to take.)
+    let closed = unique("closed");
+    create_namespace(client, &closed, &[("mimeo.dev/copies", "waits")]).await?;
+    let refusal = refused(client, &closed).await?;
+    ensure!(refusal.contains("barrier.mimeo.dev"), "{refusal}");
+    // Rules are not stored that nobody has checked; a rule can be deleted.
+    let unchecked = RuleSpec { name: unique("unchecked"), ..people.rule() }.create(client).await;
+    ensure!(unchecked.is_err_and(|error| format!("{error:#}").contains("rules.mimeo.dev")), "a rule was stored");
+
+    for program in PROGRAMS {
+        mimeo.scale(program, 2).await?;
+    }
+    people.in_force().await?;
+    people.have(&[early, old], "first").await?;
+    // The mark is taken off, and who was refused is let in.
+    let pods = of::<Pod>(client, &closed);
+    eventually(SOON, "pods to be let in", || async { Ok(Some(pods.create(&PostParams::default(), &gated()?).await?)) })
+        .await?;
+    mimeo.node.kubectl(["delete", "namespace", &closed, &other]).await?;
+    people.leave().await
+}
+
+#[tokio::test]
+async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
+    let mimeo = Mimeo::by_kustomize().await?;
+    let people = People::settle(&mimeo.client, "power").await?;
+    let other = unique("other");
+    create_namespace(&mimeo.client, &other, &[]).await?;
+    people.run_an_idle_pod(&other, "app").await?;
+    let mut names = vec![people.move_in().await?];
+    mimeo.node.reboot().await?;
+
+    // While everything starts at once, and Mimeo with it.
+    names.push(people.namespace().await?);
+    people.run_an_idle_pod(&other, "second").await?;
+    mimeo.ready().await?;
+    people.in_force().await?;
+    names.push(people.move_in().await?);
+    people.rotate("second").await?;
+    people.have(&names, "second").await?;
+    let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    for pod in ["app", "second"] {
+        wait_for(of(&mimeo.client, &other), pod.to_owned(), runs).await?;
+    }
+    mimeo.node.kubectl(["delete", "namespace", &other]).await?;
+    people.leave().await
+}
+
+#[tokio::test]
+async fn the_node_s_programs_crash_one_by_one_and_copies_go_on() -> Result<()> {
+    let mimeo = Mimeo::by_kustomize().await?;
+    let people = People::settle(&mimeo.client, "crash").await?;
+    let mut names = vec![people.move_in().await?];
+    for program in ["kubelet", "containerd", "kube-apiserver", "etcd"] {
+        mimeo.node.kill(program).await?;
+        mimeo.node.start(program).await?;
+        // The first request after a start may still find it starting.
+        eventually(SOON, "the API server to write", || async { people.rotate(program).await.map(Some) }).await?;
+        people.have(&names, program).await?;
+        people.in_force().await?;
+        names.push(eventually(SOON, "somebody to move in", || async { people.move_in().await.map(Some) }).await?);
+    }
+    mimeo.ready().await?;
+    people.leave().await
+}
+
+async fn mark(mimeo: &Mimeo, namespace: &str) -> Result<Option<String>> {
+    let namespace = Api::<Namespace>::all(mimeo.client.clone()).get(namespace).await?;
+    Ok(namespace.metadata.labels.and_then(|labels| labels.get("mimeo.dev/copies").cloned()))
+}

@@ -1,0 +1,76 @@
+//! The least that it can be given: rights on objects in two namespaces, by Roles, and none elsewhere.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Client, api::DeleteParams};
+use mimeo_node_tests::{Mimeo, PROGRAMS};
+use mimeo_tests::{
+    NAMESPACE, create_namespace, create_secret,
+    scenario::{apply, merge, of, rule, value, wait_condition, wait_for, wait_gone},
+};
+use serde_json::{Value, json};
+
+use crate::people::PULL_SECRET;
+
+#[tokio::test]
+async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Result<()> {
+    // What an installation before had may be more.
+    Mimeo::by_kustomize().await?.delete().await?;
+    let settings = [("SOURCE_NAMESPACES", "vault"), ("TARGET_NAMESPACES", "tenant"), ("KINDS", "Secret")];
+    let env = settings.map(|(name, value)| {
+        let variable = json!({"name": format!("MIMEO_{name}"), "value": value});
+        json!({"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable})
+    });
+    let mimeo = Mimeo::kustomized(&json!({
+        "components": ["restricted"],
+        "patches": [{"target": {"kind": "Deployment"}, "patch": Value::from(env.to_vec()).to_string()}],
+    }))
+    .await?;
+    let client = &mimeo.client;
+    for name in ["vault", "tenant", "outside"] {
+        create_namespace(client, name, &[]).await?;
+    }
+    bind(client, "vault", "mimeo-sources", &["mimeo-webhook", "mimeo-reconciler"]).await?;
+    bind(client, "tenant", "mimeo-kinds", &["mimeo-webhook", "mimeo-reconciler"]).await?;
+    bind(client, "tenant", "mimeo-kinds-reconciler", &["mimeo-reconciler"]).await?;
+    for program in PROGRAMS {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{}", program.name());
+        for verb in ["get", "list", "watch", "create", "patch", "delete"] {
+            let may = mimeo.node.kubectl(["auth", "can-i", verb, "secrets", "-n", "outside", &account]).await;
+            ensure!(may.is_err_and(|no| format!("{no:#}").contains("no\n")), "{} may {verb} secrets", program.name());
+        }
+    }
+
+    create_secret(client, "vault", PULL_SECRET, &[("token", "one")]).await?;
+    let pull = rule("few").secret("vault", PULL_SECRET).target(json!({"namespaces": ["tenant", "outside"]}));
+    pull.create(client).await?;
+    wait_condition(client, "few", ["Ready", "True", "Synced"]).await?;
+    let (copies, sources) = (of::<Secret>(client, "tenant"), of::<Secret>(client, "vault"));
+    let holds = |text: &'static str| {
+        let is = move |copy: &Secret| value(copy, "token").as_deref() == Some(text);
+        wait_for(copies.clone(), PULL_SECRET.to_owned(), is)
+    };
+    holds("one").await?;
+    merge(&sources, PULL_SECRET, json!({"stringData": {"token": "two"}})).await?;
+    holds("two").await?;
+    merge(&copies, PULL_SECRET, json!({"data": {"token": null}})).await?;
+    holds("two").await?;
+    copies.delete(PULL_SECRET, &DeleteParams::default()).await?;
+    holds("two").await?;
+    ensure!(of::<Secret>(client, "outside").get_opt(PULL_SECRET).await?.is_none(), "a copy out of reach");
+    pull.delete(client).await?;
+    wait_gone(copies, PULL_SECRET).await?;
+    mimeo.delete().await?;
+    mimeo.node.kubectl(["delete", "namespace", "vault", "tenant", "outside"]).await.map(drop)
+}
+
+async fn bind(client: &Client, namespace: &str, role: &str, accounts: &[&str]) -> Result<()> {
+    let subject = |name: &&str| json!({"kind": "ServiceAccount", "namespace": NAMESPACE, "name": name});
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": role, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": accounts.iter().map(subject).collect::<Vec<_>>(),
+    });
+    apply(client, &binding).await.map(drop)
+}

@@ -1,0 +1,204 @@
+//! A real browser: Chromium without a window, driven by `WebDriver` through Debian's `chromedriver`.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    eventually, guard, ports,
+    process::{Process, Spec},
+    scenario::SOON,
+};
+
+/// For one command, on a busy machine, too.
+const TIMEOUT: Duration = Duration::from_mins(2);
+const PACKAGES: [&str; 2] = ["chromium", "chromium-driver"];
+
+/// A browser with one page. Ends with the process that started it.
+pub struct Browser {
+    port: u16,
+    session: String,
+    _driver: Process,
+    _home: TempDir,
+}
+
+/// Where the browser and its driver are. Both are installed first where that can be done: on Debian, by root.
+fn programs() -> Option<[PathBuf; 2]> {
+    let found = || Some([which("chromium")?, which("chromedriver")?]);
+    found().or_else(|| {
+        if geteuid().is_root() && which("apt-get").is_some() {
+            eprintln!("installing {}", PACKAGES.join(" and "));
+            let install = ["install", "-y", "-q", "--no-install-recommends"];
+            let apt =
+                |args: &[&str]| Command::new("apt-get").args(args).output().is_ok_and(|done| done.status.success());
+            let _ = apt(&["update", "-q"]) && apt(&[&install[..], &PACKAGES].concat());
+        }
+        found()
+    })
+}
+
+fn which(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+impl Browser {
+    /// Starts one; none where there is no Chromium and none can be installed, which is said loudly.
+    pub async fn start() -> Result<Option<Self>> {
+        let Some([chromium, driver]) = programs() else {
+            eprintln!(
+                "\n*** SKIPPED: needs the Debian packages {}, or root to install them ***\n",
+                PACKAGES.join(" and ")
+            );
+            return Ok(None);
+        };
+        let home = tempfile::Builder::new().prefix("mimeo-browser-").tempdir().context("failed to make a directory")?;
+        guard::remove_at_end(home.path())?;
+        let port = ports::free(1)?[0];
+        let spec = Spec {
+            name: "chromedriver".to_owned(),
+            program: driver,
+            args: vec![format!("--port={port}")],
+            env: Vec::new(),
+            log: home.path().join("chromedriver.log"),
+        };
+        let process = Process::start(spec)?;
+        let capabilities = capabilities(&chromium, home.path());
+        let answer =
+            eventually(SOON, "chromedriver", || async { command(port, "POST", "/session", &capabilities).map(Some) })
+                .await?;
+        let session = answer["sessionId"].as_str().context("no session")?.to_owned();
+        Ok(Some(Self { port, session, _driver: process, _home: home }))
+    }
+
+    /// Goes to a page.
+    pub fn open(&self, url: &str) -> Result<()> {
+        self.command("POST", "/url", &json!({"url": url}))?;
+        Ok(())
+    }
+
+    /// What a script in the page returns; `arguments[0]` is what it is given.
+    pub fn run(&self, script: &str, argument: &Value) -> Result<Value> {
+        self.command("POST", "/execute/sync", &json!({"script": script, "args": [argument]}))
+    }
+
+    /// Waits until an expression is true.
+    #[track_caller]
+    pub fn wait(&self, expression: &str) -> impl Future<Output = Result<()>> {
+        let script = format!("return Boolean({expression})");
+        eventually(SOON, expression.to_owned(), move || {
+            let answer = self.run(&script, &Value::Null);
+            async move {
+                match answer? {
+                    Value::Bool(true) => Ok(Some(())),
+                    other => bail!("it is {other}"),
+                }
+            }
+        })
+    }
+
+    /// Presses keys, one after another; named ones are `WebDriver`'s code points.
+    pub fn press(&self, keys: &str) -> Result<()> {
+        let keys: Vec<Value> = keys.chars().flat_map(|key| [down(key), up(key)]).collect();
+        self.keys(&keys)
+    }
+
+    /// Presses a key while another one is held.
+    pub fn press_with(&self, held: char, key: char) -> Result<()> {
+        self.keys(&[down(held), down(key), up(key), up(held)])
+    }
+
+    fn keys(&self, actions: &[Value]) -> Result<()> {
+        self.command("POST", "/actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}))?;
+        Ok(())
+    }
+
+    /// What is in sight, as a PNG in Base64.
+    pub fn screenshot(&self) -> Result<String> {
+        Ok(self.command("GET", "/screenshot", &Value::Null)?.as_str().context("no picture")?.to_owned())
+    }
+
+    /// What the browser complained of since it was last asked: scripts that failed, what the page's policy refused.
+    pub fn complaints(&self) -> Result<Vec<String>> {
+        let log = self.command("POST", "/se/log", &json!({"type": "browser"}))?;
+        let lines = log.as_array().context("no log")?;
+        Ok(lines.iter().filter_map(|line| line["message"].as_str()).map(str::to_owned).collect())
+    }
+
+    fn command(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        command(self.port, method, &format!("/session/{}{path}", self.session), body)
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // Chromium ends with its session; should that fail the driver's end takes it along.
+        let _ = self.command("DELETE", "", &Value::Null);
+    }
+}
+
+fn down(key: char) -> Value {
+    json!({"type": "keyDown", "value": key})
+}
+
+fn up(key: char) -> Value {
+    json!({"type": "keyUp", "value": key})
+}
+
+fn capabilities(chromium: &Path, home: &Path) -> Value {
+    let flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--window-size=1360,860",
+    ];
+    let mut args: Vec<String> = flags.map(str::to_owned).into();
+    args.push(format!("--user-data-dir={}", home.join("profile").display()));
+    let chrome = json!({"binary": chromium, "args": args});
+    json!({"capabilities": {"alwaysMatch": {
+        "acceptInsecureCerts": true, "goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"},
+    }}})
+}
+
+/// One `WebDriver` command, by HTTP.
+fn command(port: u16, method: &str, path: &str, body: &Value) -> Result<Value> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let body = if method == "POST" { body.to_string() } else { String::new() };
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}")?;
+    let mut answer = BufReader::new(stream);
+    let (mut line, mut length) = (String::new(), 0);
+    while line != "\r\n" {
+        line.clear();
+        ensure!(answer.read_line(&mut line)? > 0, "no answer");
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().context("a length")?;
+        }
+    }
+    let mut body = vec![0; length];
+    answer.read_exact(&mut body)?;
+    let mut answer: Value = serde_json::from_slice(&body).context("no JSON")?;
+    let value = answer["value"].take();
+    match value["error"].as_str() {
+        Some(error) => bail!("{method} {path}: {error}: {}", value["message"]),
+        None => Ok(value),
+    }
+}

@@ -1,0 +1,94 @@
+//! A collector of traces that keeps what it gets: as little of OTLP over HTTP as a sender needs.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Listens on loopback until the process ends.
+pub struct Collector {
+    port: u16,
+    bodies: Arc<Mutex<Vec<String>>>,
+}
+
+impl Collector {
+    /// Begins to listen. Threads, so that it outlives a test's runtime.
+    pub fn start() -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let bodies: Arc<Mutex<Vec<String>>> = Arc::default();
+        let kept = bodies.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let kept = kept.clone();
+                thread::spawn(move || {
+                    if let Ok(body) = take(stream) {
+                        kept.lock().unwrap_or_else(PoisonError::into_inner).push(body);
+                    }
+                });
+            }
+        });
+        Ok(Self { port, bodies })
+    }
+
+    /// Its address, as programs are told it.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// All that was sent, as it came.
+    pub fn text(&self) -> String {
+        self.bodies.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+    }
+
+    /// All spans so far: the name of each, with its attributes by name.
+    pub fn spans(&self) -> Result<Vec<Value>> {
+        let mut spans = Vec::new();
+        for body in self.bodies.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let body: Value = serde_json::from_str(body).context("no JSON")?;
+            let sent = body.pointer("/resourceSpans/0/scopeSpans/0/spans").and_then(Value::as_array);
+            for span in sent.context("no spans")? {
+                let mut attributes = serde_json::Map::new();
+                for attribute in span["attributes"].as_array().into_iter().flatten() {
+                    let key = attribute["key"].as_str().context("no key")?;
+                    attributes.insert(key.to_owned(), attribute["value"]["stringValue"].clone());
+                }
+                attributes.insert("span".to_owned(), span["name"].clone());
+                spans.push(attributes.into());
+            }
+        }
+        Ok(spans)
+    }
+}
+
+/// Reads one request and answers it.
+fn take(stream: TcpStream) -> Result<String> {
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut reader = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let line = line.trim();
+        if line.is_empty() {
+            break;
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let answer =
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+    reader.into_inner().write_all(answer.as_bytes())?;
+    Ok(String::from_utf8(body)?)
+}

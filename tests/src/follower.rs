@@ -1,0 +1,129 @@
+//! Follows the stream behind the reconciler's page, as the page does: what it has been told so far, and all of it as text.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// What one stream has told.
+pub struct Follower {
+    stream: BufReader<TcpStream>,
+    /// All of it, as it came.
+    pub text: String,
+    /// The last word on which replica it is.
+    pub replica: Value,
+    rules: BTreeMap<u64, Value>,
+    namespaces: BTreeMap<String, BTreeMap<u64, Place>>,
+}
+
+/// How a rule stands in a namespace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    /// As the page numbers states.
+    pub state: u64,
+    /// Why, if there is more to say.
+    pub reason: Option<String>,
+    /// Since when, in seconds since 1970.
+    pub since: i64,
+}
+
+/// Numbers of states.
+pub const SYNCED: u64 = 0;
+/// See [`SYNCED`].
+pub const FAILED: u64 = 4;
+
+impl Follower {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self {
+            stream: BufReader::new(stream),
+            text: String::new(),
+            replica: Value::Null,
+            rules: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+        }
+    }
+
+    /// How the rule of that name stands in a namespace.
+    pub fn place(&self, rule: &str, namespace: &str) -> Option<&Place> {
+        let (number, _) = self.rules.iter().find(|(_, told)| told["name"] == rule)?;
+        self.namespaces.get(namespace)?.get(number)
+    }
+
+    /// What is told of the rule of that name.
+    pub fn rule(&self, name: &str) -> Option<&Value> {
+        self.rules.values().find(|told| told["name"] == name)
+    }
+
+    /// Takes in what is told until `is` holds.
+    ///
+    /// # Errors
+    /// When the stream ends, or is silent, or after `deadline`.
+    pub fn until(&mut self, deadline: Duration, what: &str, is: impl Fn(&Self) -> bool) -> Result<()> {
+        let until = Instant::now() + deadline;
+        while !is(self) {
+            if Instant::now() > until {
+                bail!("{what}: not within {deadline:?}; {:?}, {:?}", self.rules, self.namespaces);
+            }
+            self.next().with_context(|| format!("still waiting for: {what}"))?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<()> {
+        let (mut event, mut line) = (String::new(), String::new());
+        loop {
+            line.clear();
+            if self.stream.read_line(&mut line).context("silence")? == 0 {
+                bail!("the stream has ended");
+            }
+            self.text.push_str(&line);
+            match line.trim_end().split_once(": ") {
+                Some(("event", name)) => name.clone_into(&mut event),
+                Some(("data", data)) => return self.take(&event, &serde_json::from_str(data)?),
+                _ if line == "\n" => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    fn take(&mut self, event: &str, data: &Value) -> Result<()> {
+        if event == "replica" {
+            self.replica = data.clone();
+            return Ok(());
+        }
+        let list = |value: &Value| value.as_array().cloned().context("no list");
+        if data["anew"] == true {
+            self.rules.clear();
+            self.namespaces.clear();
+        }
+        for number in list(&data["ended"]["rules"])? {
+            self.rules.remove(&number.as_u64().context("no number")?);
+        }
+        for name in list(&data["ended"]["namespaces"])? {
+            self.namespaces.remove(name.as_str().context("no name")?);
+        }
+        for rule in list(&data["rules"])? {
+            self.rules.insert(rule["number"].as_u64().context("no number")?, rule);
+        }
+        for namespace in list(&data["namespaces"])? {
+            let places = list(&namespace[2])?;
+            let places = places.iter().map(|place| {
+                let reason = place[5].as_str().map(str::to_owned);
+                let told = Place {
+                    state: place[1].as_u64().context("no state")?,
+                    since: place[2].as_i64().context("no time")?,
+                    reason,
+                };
+                Ok((place[0].as_u64().context("no number")?, told))
+            });
+            let name = namespace[0].as_str().context("no name")?.to_owned();
+            self.namespaces.insert(name, places.collect::<Result<_>>()?);
+        }
+        Ok(())
+    }
+}

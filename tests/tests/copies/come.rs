@@ -1,0 +1,150 @@
+//! How copies come: where they are wanted, and under which names.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Api, ResourceExt as _};
+use mimeo_tests::scenario::{annotation, delete, label, of, relabel, rule, uid, value, version, wait_gone};
+use mimeo_tests::{create_namespace, unique};
+use serde_json::json;
+
+use crate::{BELONGS_TO, MANAGED_BY, STAGE, config_map};
+
+#[tokio::test]
+async fn existing_namespaces_are_filled_and_no_others() -> Result<()> {
+    let scene = STAGE.scene("fill").await?;
+    let namespaces = scene.namespaces(3).await?;
+    let source = scene.secret("registry", &[("token", "one"), ("user", "robin")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+
+    scene.wait_counts(&scene.tag, [3, 3, 0]).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let cluster = uid(&Api::<Namespace>::all(scene.client.clone()).get("kube-system").await?);
+    for namespace in &namespaces {
+        let copy = scene.secrets(namespace).get("registry").await?;
+        assert_eq!((&copy.data, &copy.type_), (&source.data, &source.type_));
+        assert_eq!(label(&copy, MANAGED_BY), Some("mimeo"));
+        assert_eq!(label(&copy, BELONGS_TO), Some(scene.tag.as_str()));
+        let rule = format!("ClusterReplication/{}", scene.tag);
+        assert_eq!(annotation(&copy, "mimeo.dev/rule"), Some(rule.as_str()));
+        let from = format!("v1/Secret/{}/registry", scene.home);
+        assert_eq!(annotation(&copy, "mimeo.dev/source"), Some(from.as_str()));
+        assert_eq!(annotation(&copy, "mimeo.dev/cluster"), Some(cluster.as_str()));
+        assert!(copy.finalizers().is_empty() && copy.owner_references().is_empty());
+        let managers: Vec<_> = copy.managed_fields().iter().map(|entry| entry.manager.as_deref()).collect();
+        assert_eq!(managers, [Some("mimeo")]);
+    }
+    assert_eq!(
+        version(&scene.secrets(&scene.home).get("registry").await?),
+        version(&source),
+        "the source is untouched"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_way_to_select_namespaces_selects_what_it_says() -> Result<()> {
+    let scene = STAGE.scene("select").await?;
+    let tag = &scene.tag;
+    let chosen = ["exact", "glob-a", "glob-b1", "p-1", "p-22"].map(|end| format!("{tag}-{end}"));
+    let passed_over = ["exactly", "glob-no", "p-x", "p-1x", "excluded"].map(|end| format!("{tag}-{end}"));
+    for name in chosen.iter().chain(&passed_over[..4]) {
+        create_namespace(&scene.client, name, &[]).await?;
+    }
+    create_namespace(&scene.client, &passed_over[4], &[("scene", tag), ("tier", "sandbox")]).await?;
+    let labelled = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    rule(tag)
+        .secret(&scene.home, "registry")
+        .target(json!({
+            "namespaces": [format!("{tag}-exact"), format!("{tag}-glob-*")],
+            "exclude": {"namespaces": [format!("{tag}-*-no")]},
+        }))
+        .target(json!({"namespacePattern": format!("{tag}-p-[0-9]+")}))
+        .target(json!({
+            "namespaceSelector": {"matchLabels": {"scene": tag}},
+            "exclude": {"namespaceSelector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["sandbox"]}]}},
+        }))
+        .create(&scene.client)
+        .await?;
+
+    scene.wait_counts(tag, [6, 6, 0]).await?;
+    let mut found = BTreeSet::new();
+    for name in chosen.iter().chain(&passed_over).chain([&labelled]) {
+        if scene.secrets(name).get_opt("registry").await?.is_some() {
+            found.insert(name.clone());
+        }
+    }
+    assert_eq!(found, chosen.into_iter().chain([labelled]).collect());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_systems_namespaces_are_reached_by_their_exact_names_alone() -> Result<()> {
+    let scene = STAGE.scene("system").await?;
+    let source = format!("{}-registry", scene.tag);
+    scene.secret(&source, &[("token", "one")]).await?;
+    let (wide, exact) = (format!("{}-wide", scene.tag), format!("{}-exact", scene.tag));
+    rule(&wide)
+        .secret(&scene.home, &source)
+        .to_label("kubernetes.io/metadata.name", "kube-public")
+        .target(json!({"namespaces": ["kube-publi?", "kube-syste*"]}))
+        .target(json!({"namespacePattern": "kube-node-lease"}))
+        .create(&scene.client)
+        .await?;
+    scene.wait_condition(&wide, "Ready", "True", "NoNamespaceMatches").await?;
+    scene.wait_counts(&wide, [0, 0, 0]).await?;
+
+    let named = rule(&exact).secret(&scene.home, &source).target(json!({"namespaces": ["kube-public"]}));
+    named.create(&scene.client).await?;
+    scene.wait_synced(&exact).await?;
+    scene.secrets("kube-public").get(&source).await?;
+    named.delete(&scene.client).await?;
+    wait_gone(scene.secrets("kube-public"), &source).await
+}
+
+#[tokio::test]
+async fn a_namespace_gets_its_copies_as_soon_as_it_matches() -> Result<()> {
+    let scene = STAGE.scene("match").await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "Ready", "True", "NoNamespaceMatches").await?;
+
+    let new = scene.namespace().await?;
+    scene.wait_secret(&new, "registry", |_| true).await?;
+
+    let old = unique(&scene.tag);
+    create_namespace(&scene.client, &old, &[]).await?;
+    relabel(&scene.client, &old, "scene", Some(&scene.tag)).await?;
+    scene.wait_secret(&old, "registry", |_| true).await?;
+
+    let namespaces: Api<Namespace> = Api::all(scene.client.clone());
+    delete(&namespaces, &new).await?;
+    wait_gone(namespaces, &new).await?;
+    create_namespace(&scene.client, &new, &[("scene", &scene.tag)]).await?;
+    scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn several_sources_come_under_names_that_tell_them_apart() -> Result<()> {
+    let scene = STAGE.scene("several").await?;
+    let namespace = scene.namespace().await?;
+    for name in ["one", "two"] {
+        scene.secret(name, &[("name", name)]).await?;
+    }
+    config_map(&scene, "one", &[("name", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "one").secret(&scene.home, "two");
+    let rule = rule.source("v1", "ConfigMap", &scene.home, "one").named("from-$(source.namespace)-$(source.name)");
+    rule.create(&scene.client).await?;
+
+    scene.wait_counts(&scene.tag, [3, 3, 0]).await?;
+    for name in ["one", "two"] {
+        let copy = scene.secrets(&namespace).get(&format!("from-{}-{name}", scene.home)).await?;
+        assert_eq!(value(&copy, "name").as_deref(), Some(name));
+    }
+    let copies: Api<ConfigMap> = of(&scene.client, &namespace);
+    copies.get(&format!("from-{}-one", scene.home)).await?;
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! Copies of any kind: of those that the server completes, and of those that come and go.
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use mimeo_tests::scenario::{SOON, any, apply, label, merge, rule, uid, wait_for, wait_gone};
+use mimeo_tests::{AuditEvent, eventually, install_crd};
+use serde_json::json;
+
+use crate::{MANAGED_BY, STAGE};
+
+#[tokio::test]
+async fn any_kind_is_copied_with_one_write_however_the_server_completes_it() -> Result<()> {
+    let scene = STAGE.scene("kinds").await?;
+    let namespace = scene.namespace().await?;
+    let pod =
+        json!({"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+    let selector = json!({"matchLabels": {"app": "web"}});
+    let sources = [
+        ("v1", "ConfigMap", "configmaps", json!({"data": {"a": "b"}, "binaryData": {"c": "AAEC"}})),
+        ("v1", "Service", "services", json!({"spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}})),
+        ("v1", "ServiceAccount", "serviceaccounts", json!({"imagePullSecrets": [{"name": "registry"}]})),
+        (
+            "v1",
+            "LimitRange",
+            "limitranges",
+            json!({"spec": {"limits": [{"type": "Container", "default": {"cpu": "0.5"}}]}}),
+        ),
+        (
+            "rbac.authorization.k8s.io/v1",
+            "Role",
+            "roles",
+            json!({"rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]}),
+        ),
+        (
+            "networking.k8s.io/v1",
+            "NetworkPolicy",
+            "networkpolicies",
+            json!({"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}),
+        ),
+        (
+            "apps/v1",
+            "Deployment",
+            "deployments",
+            json!({"spec": {"replicas": 1, "selector": selector, "template": pod}}),
+        ),
+    ];
+    let mut rule = scene.rule();
+    for (api_version, kind, _, content) in &sources {
+        let mut object = content.clone();
+        object["apiVersion"] = json!(api_version);
+        object["kind"] = json!(kind);
+        object["metadata"] = json!({"name": "web", "namespace": scene.home});
+        apply(&scene.client, &object).await?;
+        rule = rule.source(api_version, kind, &scene.home, "web");
+    }
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    rule.create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [sources.len(), sources.len(), 0]).await?;
+
+    for (api_version, kind, _, content) in &sources {
+        let of = |namespace| any(&scene.client, api_version, kind, Some(namespace));
+        let (mut source, mut copy) = (of(&scene.home)?.get("web").await?, of(&namespace)?.get("web").await?);
+        for object in [&mut source, &mut copy] {
+            // Each Service has an address of its own.
+            if let Some(spec) = object.data["spec"].as_object_mut().filter(|_| *kind == "Service") {
+                assert!(spec.remove("clusterIP").is_some() && spec.remove("clusterIPs").is_some());
+            }
+        }
+        for key in content.as_object().context("no object")?.keys() {
+            assert_eq!(copy.data[key], source.data[key], "{kind}");
+        }
+        assert_eq!(label(&copy, MANAGED_BY), Some("mimeo"), "{kind}");
+        assert!(copy.data.get("status").is_none_or(|status| *status == json!({}) || kind == &"Service"), "{kind}");
+    }
+    let writes = scene.setting.control_plane.audit_since(&mark).await?;
+    for (_, kind, plural, _) in &sources {
+        let writes = writes.iter().filter(|event| scene.setting.is_ours(event) && event.is_write());
+        let count = writes.filter(|event| event.namespace == namespace && event.resource == *plural).count();
+        assert_eq!(count, 1, "{kind}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_custom_resource_is_copied_once_its_definition_arrives() -> Result<()> {
+    let scene = STAGE.scene("custom").await?;
+    let namespace = scene.namespace().await?;
+    let group = format!("{}.example.com", scene.tag);
+    let api_version = format!("{group}/v1");
+    let rule = scene.rule().source(&api_version, "Widget", &scene.home, "first");
+    rule.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "KindNotServed").await?;
+
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
+    let widget = |size: u32| {
+        json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home},
+               "spec": {"size": size}})
+    };
+    apply(&scene.client, &widget(1)).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let copies = any(&scene.client, &api_version, "Widget", Some(&namespace))?;
+    let copy = copies.get("first").await?;
+    assert_eq!(copy.data["spec"], json!({"size": 1, "color": "red"}));
+
+    apply(&scene.client, &widget(2)).await?;
+    let copy = wait_for(copies.clone(), "first".into(), |copy| copy.data["spec"]["size"] == 2).await?;
+    merge(&copies, "first", json!({"spec": {"color": "blue"}})).await?;
+    let repaired = wait_for(copies.clone(), "first".into(), |copy| copy.data["spec"]["color"] == "red").await?;
+    assert_eq!(uid(&repaired), uid(&copy));
+    rule.delete(&scene.client).await?;
+    wait_gone(copies, "first").await
+}
+
+/// A kind of custom resources.
+fn widgets(group: &str) -> Result<CustomResourceDefinition> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("widgets.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget"},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {
+                        "size": {"type": "integer"}, "color": {"type": "string", "default": "red"},
+                    }},
+                    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                }}},
+            }],
+        },
+    }))?)
+}
+
+#[tokio::test]
+async fn the_watches_of_a_kind_close_with_its_last_rule() -> Result<()> {
+    let scene = STAGE.scene("close").await?;
+    let control_plane = &scene.setting.control_plane;
+    let namespace = scene.namespace().await?;
+    let group = format!("{}.example.com", scene.tag);
+    let api_version = format!("{group}/v1");
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    let widget =
+        json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home}});
+    apply(&scene.client, &widget).await?;
+
+    // How many watches of the kind are open, of the reconciler and of the webhook.
+    let start = control_plane.audit_mark().await?;
+    let open = async || -> Result<[usize; 2]> {
+        let ended = control_plane.watches_ended_since(&start).await?;
+        let begun = control_plane.audit_since(&start).await?;
+        let pair = &scene.setting.pair;
+        Ok([pair.reconciler_user(), pair.webhook_user()].map(|user| {
+            let of_kind = |event: &&AuditEvent| event.user == user.name() && event.group == group && event.code == 200;
+            let begun = begun.iter().filter(|event| event.verb == "watch").filter(of_kind).count();
+            begun - ended.iter().filter(of_kind).count()
+        }))
+    };
+    let [first, second] = ["one", "two"].map(|name| {
+        let rule = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+        rule.source(&api_version, "Widget", &scene.home, "first").named(name)
+    });
+    let copies = any(&scene.client, &api_version, "Widget", Some(&namespace))?;
+    for rule in [&first, &second] {
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    eventually(SOON, "both programs to watch the kind", || async {
+        let open = open().await?;
+        if open.iter().all(|open| *open > 0) { Ok(Some(())) } else { bail!("{open:?}") }
+    })
+    .await?;
+    first.delete(&scene.client).await?;
+    wait_gone(copies.clone(), "one").await?;
+    let left = open().await?;
+    assert!(left.iter().all(|open| *open > 0), "the other rule needs them: {left:?}");
+
+    second.delete(&scene.client).await?;
+    wait_gone(copies, "two").await?;
+    eventually(SOON, "the watches of the kind to be closed", || async {
+        let open = open().await?;
+        if open == [0, 0] { Ok(Some(())) } else { bail!("{open:?}") }
+    })
+    .await?;
+    // Nor are they opened again when the programs have other things to do, with kinds among them.
+    let closed = control_plane.audit_mark().await?;
+    let group = format!("{}-other.example.com", scene.tag);
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let other = scene.rule().secret(&scene.home, "registry");
+    let other = other.source(&format!("{group}/v1"), "Widget", &scene.home, "first");
+    other.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
+    scene.wait_secret(&namespace, "registry", |_| true).await?;
+    let events = control_plane.audit_since(&closed).await?;
+    let again: Vec<_> =
+        events.iter().filter(|event| scene.setting.is_ours(event) && event.uri.contains(&api_version)).collect();
+    assert!(again.is_empty(), "{again:#?}");
+    Ok(())
+}

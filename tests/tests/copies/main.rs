@@ -1,0 +1,33 @@
+//! How copies come, follow, heal and go, on a real API server, with both programs running.
+
+mod come;
+mod follow;
+mod go;
+mod kinds;
+mod policies;
+mod rendered;
+mod told;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use mimeo_tests::{
+    ControlPlane, Pair,
+    scenario::{Scene, Stage, apply},
+};
+use serde_json::json;
+
+/// Losses are collected for a second instead of ten: that long these tests wait.
+static STAGE: Stage =
+    Stage::new(|| ControlPlane::builder().audit(true), || Pair::builder().reconciler_args(["--deletion-delay", "1s"]));
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const BELONGS_TO: &str = "mimeo.dev/cluster-replication";
+const CONFIRM: &str = "mimeo.dev/confirm-deletion";
+
+async fn config_map(scene: &Scene<'_>, name: &str, data: &[(&str, &str)]) -> Result<()> {
+    let data: BTreeMap<_, _> = data.iter().copied().collect();
+    let metadata = json!({"name": name, "namespace": scene.home});
+    apply(&scene.client, &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})).await?;
+    Ok(())
+}

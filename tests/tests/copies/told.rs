@@ -1,0 +1,189 @@
+//! What a rule says of its copies: its plan, its status, and what failed.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams, PostParams};
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_tests::eventually;
+use mimeo_tests::scenario::{
+    SOON, Scene, any, apply, condition, delete, kubectl, put, relabel, value, version, wait_gone,
+};
+use serde_json::json;
+
+use crate::STAGE;
+
+#[tokio::test]
+async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<()> {
+    let scene = STAGE.scene("suspend").await?;
+    let [changed, left, new, taken] =
+        <[String; 4]>::try_from(scene.namespaces(4).await?).map_err(|_| anyhow!("not four"))?;
+    for name in [&new, &taken] {
+        relabel(&scene.client, name, "scene", None).await?;
+    }
+    scene.secret("registry", &[("token", "one")]).await?;
+    let lifted = scene.rule().secret(&scene.home, "registry");
+    let suspended = lifted.clone().set("suspend", json!(true));
+    suspended.create(&scene.client).await?;
+    let status = scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
+    assert_eq!(plan(&status), Some([2, 0, 0, 0]));
+    assert!(scene.secrets(&changed).get_opt("registry").await?.is_none());
+
+    lifted.replace(&scene.client).await?;
+    assert_eq!(plan(&scene.wait_synced(&scene.tag).await?), None);
+    suspended.replace(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
+    let before = scene.secrets(&changed).get("registry").await?;
+    let foreign = mimeo_tests::create_secret(&scene.client, &taken, "registry", &[("token", "theirs")]).await?;
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    relabel(&scene.client, &left, "scene", None).await?;
+    for name in [&new, &taken] {
+        relabel(&scene.client, name, "scene", Some(&scene.tag)).await?;
+    }
+    eventually(SOON, "the plan", || async {
+        let status = scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
+        if plan(&status) == Some([1, 1, 1, 1]) { Ok(Some(())) } else { bail!("{status:#?}") }
+    })
+    .await?;
+    let planned = planned(&scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?);
+    let mut named = [("Update", &changed), ("Delete", &left), ("Create", &new), ("Conflict", &taken)];
+    named.sort_by_key(|(_, namespace)| *namespace);
+    assert_eq!(planned, named.map(|(action, namespace)| format!("{action} Secret {namespace}/registry")));
+    assert_eq!(version(&scene.secrets(&changed).get("registry").await?), version(&before));
+    scene.secrets(&left).get("registry").await?;
+    assert!(scene.secrets(&new).get_opt("registry").await?.is_none());
+
+    lifted.replace(&scene.client).await?;
+    for name in [&changed, &new] {
+        scene.wait_secret(name, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    }
+    wait_gone(scene.secrets(&left), "registry").await?;
+    let status = scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
+    assert_eq!(plan(&status), None);
+    assert_eq!(version(&scene.secrets(&taken).get("registry").await?), version(&foreign));
+    Ok(())
+}
+
+/// Create, update, delete, conflict.
+fn plan(status: &ClusterReplicationStatus) -> Option<[i32; 4]> {
+    status.plan.as_ref().map(|plan| [plan.create, plan.update, plan.delete, plan.conflict])
+}
+
+/// The copies that the plan names.
+fn planned(status: &ClusterReplicationStatus) -> Vec<String> {
+    let copies = status.plan.iter().flat_map(|plan| &plan.copies);
+    copies.map(|copy| format!("{} {} {}/{}", copy.action, copy.kind, copy.namespace, copy.name)).collect()
+}
+
+#[tokio::test]
+async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
+    let scene = STAGE.scene("status").await?;
+    scene.namespaces(2).await?;
+    let control_plane = &scene.setting.control_plane;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    let status = scene.wait_condition(&scene.tag, "Ready", "False", "SourceNotFound").await?;
+    assert!(status.last_sync_time.is_none());
+    assert_eq!(status.sources[0].resource_version, None);
+
+    let source = scene.secret("registry", &[("token", "one")]).await?;
+    let name = format!("crepl/{}", scene.tag);
+    kubectl(control_plane, ["wait", "--for=condition=Ready", "--timeout=30s", &name])?;
+    let status = scene.wait_counts(&scene.tag, [2, 2, 0]).await?;
+    assert_eq!(status.observed_generation, Some(1));
+    assert!(status.last_sync_time.is_some() && status.failures.is_empty());
+    assert_eq!(status.sources[0].resource_version, Some(version(&source)));
+    let found = condition(&status, "SourcesFound").context("no SourcesFound")?;
+    assert_eq!((found.status.as_str(), found.reason.as_str()), ("True", "Found"));
+    let types: BTreeSet<_> = status.conditions.iter().map(|one| one.type_.as_str()).collect();
+    assert_eq!(types, ["Ready", "SourcesFound", "Authorized", "BarrierActive"].into_iter().collect());
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+
+    let table = kubectl(control_plane, ["get", "crepl", &scene.tag])?;
+    let (head, row) = table.split_once('\n').context("no row")?;
+    assert_eq!(words(head), ["NAME", "READY", "DESIRED", "SYNCED", "FAILED", "REASON", "AGE"]);
+    assert_eq!(words(row)[..6], [scene.tag.as_str(), "True", "2", "2", "0", "Synced"]);
+    let wide = kubectl(control_plane, ["get", "clusterreplication", &scene.tag, "-o", "wide"])?;
+    for column in ["MESSAGE", "LAST SYNC", "SUSPENDED"] {
+        assert!(wide.lines().next().is_some_and(|head| head.contains(column)), "{wide}");
+    }
+    assert!(kubectl(control_plane, ["get", "mimeo"])?.contains(&scene.tag), "the category");
+    Ok(())
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+#[tokio::test]
+async fn a_namespace_that_refuses_its_copy_delays_no_other_and_is_reported() -> Result<()> {
+    let scene = STAGE.scene("refuse").await?;
+    let namespaces = scene.namespaces(8).await?;
+    let [full, closed] = [&namespaces[2], &namespaces[5]];
+    exhaust(&scene, full).await?;
+    let policy = close(&scene, closed).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+
+    scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
+    let status = scene.wait_counts(&scene.tag, [8, 6, 2]).await?;
+    let failures: Vec<_> = status.failures.iter().map(|one| (one.namespace.as_str(), one.reason.as_str())).collect();
+    assert_eq!(failures, [(full.as_str(), "QuotaExceeded"), (closed.as_str(), "AdmissionDenied")]);
+    let told = serde_json::to_string(&status)?;
+    assert!(!told.contains("hunter2") && !told.contains("b25l"), "no server text for Secrets: {told}");
+
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    for namespace in namespaces.iter().filter(|name| ![full, closed].contains(name)) {
+        scene.wait_secret(namespace, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    }
+    assert!(scene.secrets(full).get_opt("registry").await?.is_none());
+
+    delete(&any(&scene.client, "v1", "ResourceQuota", Some(full))?, "none").await?;
+    delete(&any(&scene.client, ADMISSION, "ValidatingAdmissionPolicyBinding", None)?, &policy).await?;
+    scene.wait_synced(&scene.tag).await?;
+    Ok(())
+}
+
+const ADMISSION: &str = "admissionregistration.k8s.io/v1";
+
+/// A quota of no Secrets. Its status is what counts, and no controller runs here that would fill it in.
+async fn exhaust(scene: &Scene<'_>, namespace: &str) -> Result<()> {
+    let hard = json!({"hard": {"count/secrets": "0"}});
+    let metadata = json!({"name": "none", "namespace": namespace});
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard});
+    apply(&scene.client, &quota).await?;
+    let quotas = any(&scene.client, "v1", "ResourceQuota", Some(namespace))?;
+    let status = json!({"status": {"hard": {"count/secrets": "0"}, "used": {"count/secrets": "0"}}});
+    quotas.patch_status("none", &PatchParams::default(), &Patch::Merge(status)).await?;
+    wait_until_refused(scene, namespace).await
+}
+
+/// An admission policy against all Secrets, with a message that nobody should repeat.
+async fn close(scene: &Scene<'_>, namespace: &str) -> Result<String> {
+    let name = format!("{}.example.com", scene.tag);
+    let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"]}]);
+    let validations = json!([{"expression": "false", "message": "closed, says hunter2"}]);
+    let spec =
+        json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules}, "validations": validations});
+    let policy =
+        json!({"apiVersion": ADMISSION, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec});
+    apply(&scene.client, &policy).await?;
+    let only = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    let spec = json!({"policyName": name, "validationActions": ["Deny"], "matchResources": only});
+    let kind = "ValidatingAdmissionPolicyBinding";
+    let binding = json!({"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": name}, "spec": spec});
+    apply(&scene.client, &binding).await?;
+    wait_until_refused(scene, namespace).await?;
+    Ok(name)
+}
+
+async fn wait_until_refused(scene: &Scene<'_>, namespace: &str) -> Result<()> {
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let mut probe = Secret::default();
+    probe.metadata.name = Some("probe".to_owned());
+    eventually(SOON, "the refusal of Secrets", || async {
+        let answer = scene.secrets(namespace).create(&dry_run, &probe).await;
+        Ok(answer.is_err().then_some(()))
+    })
+    .await
+}

@@ -1,0 +1,188 @@
+//! The life of a Helm release on an API server that no node belongs to: the pods of its hooks are run here, by their own words.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    apps::v1::Deployment,
+    batch::v1::Job,
+    core::v1::{Pod, Secret},
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+};
+use kube::{
+    Api, Client,
+    api::{ListParams, Patch, PatchParams},
+};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::{
+    ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
+    scenario::{SOON, helm, kubectl, merge, rule, value, wait_for},
+};
+use serde_json::{Value, json};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/chart");
+
+struct Cluster {
+    control_plane: ControlPlane,
+    client: Client,
+}
+
+impl Cluster {
+    /// Runs Helm beside the test: it waits for what the test has to do.
+    fn helm(&self, args: &[&str]) -> Result<JoinHandle<Result<String>>> {
+        let mut command = helm()?;
+        command.env("KUBECONFIG", self.control_plane.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
+        Ok(spawn_blocking(move || {
+            let output = command.output()?;
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            ensure!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
+            Ok(text(&output.stdout))
+        }))
+    }
+
+    /// Does as a node would: runs the one container, as its service account.
+    async fn run(&self, pod: &Value) -> Result<()> {
+        let container = &pod["containers"][0];
+        let command: Vec<String> = serde_json::from_value(container["command"].clone())?;
+        let (program, args) = command.split_first().context("no command")?;
+        let account = pod["serviceAccountName"].as_str().context("no account")?;
+        let user = self.control_plane.user(&format!("system:serviceaccount:{NAMESPACE}:{account}"), &[])?;
+        let program = Program::new(program.trim_start_matches('/'));
+        let program = program.env("KUBECONFIG", user.kubeconfig().display().to_string());
+        let mut running = program.args(["--namespace", NAMESPACE]).args(args).start()?;
+        ensure!(running.wait(SOON).await?.success(), "{command:?}: {}", running.log()?);
+        Ok(())
+    }
+
+    async fn registrations(&self) -> Result<Vec<String>> {
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let mutating = mutating.list_metadata(&ListParams::default()).await?.items;
+        let validating = validating.list_metadata(&ListParams::default()).await?.items;
+        let names = mutating.into_iter().map(|one| one.metadata).chain(validating.into_iter().map(|one| one.metadata));
+        Ok(names.filter_map(|metadata| metadata.name).collect())
+    }
+
+    async fn holds(&self, namespace: &str, token: &str) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let is = move |copy: &Secret| value(copy, "token").as_deref() == Some(token);
+        wait_for(secrets, "registry".into(), is).await.map(drop)
+    }
+
+    async fn webhook_replicas(&self) -> Result<Option<i32>> {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        Ok(deployments.get("mimeo-webhook").await?.spec.context("no spec")?.replicas)
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing() -> Result<()> {
+    ensure!(Path::new(CHART).is_dir());
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, client } = &cluster;
+    cluster.helm(&["install", "mimeo", CHART, "--create-namespace"])?.await??;
+    // The programs in place of the pods, with the release's rights and no others, and strict.
+    let strict = ["--namespaces-failure-policy", "fail"];
+    let mut pair = Pair::builder().installed_rights().webhook_args(strict).start(control_plane).await?;
+
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})).create(client).await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    it_verifies_itself(&cluster).await?;
+    it_is_upgraded_and_rolled_back(&cluster).await?;
+    let sources: Api<Secret> = Api::namespaced(client.clone(), "platform");
+    merge(&sources, "registry", json!({"stringData": {"token": "two"}})).await?;
+    cluster.holds("team-a", "two").await?;
+
+    it_is_uninstalled(&cluster).await?;
+    // Not even the webhook that still runs holds anything up, or comes back; nor one that doesn't run.
+    create_namespace(client, "team-b", &[]).await?;
+    pair.stop_webhooks().await?;
+    create_namespace(client, "team-c", &[]).await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    cluster.holds("team-a", "two").await?;
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    rules.get("registry").await?;
+
+    // Over what stayed.
+    cluster.helm(&["install", "mimeo", CHART])?.await??;
+    rules.get("registry").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let kustomization = format!("{CHART}/../kustomize");
+    kubectl(&cluster.control_plane, ["apply", "-k", &kustomization])?;
+    let refused = cluster.helm(&["install", "mimeo", CHART])?.await?;
+    ensure!(refused.is_err(), "nobody asked for that");
+    let take = ["install", "mimeo", CHART, "--take-ownership", "--force-conflicts", "--set", "webhook.replicas=3"];
+    cluster.helm(&take)?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    // From then on as any release.
+    cluster.helm(&["upgrade", "mimeo", CHART, "--set", "webhook.replicas=2"])?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    Ok(())
+}
+
+async fn it_verifies_itself(cluster: &Cluster) -> Result<()> {
+    let testing = cluster.helm(&["test", "mimeo"])?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    let pod = wait_for(pods.clone(), "mimeo-verify".into(), |_: &Pod| true).await?;
+    cluster.run(&serde_json::to_value(pod.spec)?).await?;
+    let succeeded = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    pods.patch_status("mimeo-verify", &PatchParams::default(), &succeeded).await?;
+    let told = testing.await??;
+    ensure!(told.contains("Succeeded"), "{told}");
+    Ok(())
+}
+
+/// Nothing of it is in the way of what the webhook keeps in the cluster, be it another policy than the release's.
+async fn it_is_upgraded_and_rolled_back(cluster: &Cluster) -> Result<()> {
+    let before = cluster.registrations().await?;
+    ensure!(!before.is_empty());
+    cluster.helm(&["upgrade", "mimeo", CHART, "--set", "webhook.replicas=3"])?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    assert_eq!(cluster.registrations().await?, before);
+    Ok(())
+}
+
+async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
+    let client = &cluster.client;
+    let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
+    let jobs: Api<Job> = Api::namespaced(client.clone(), NAMESPACE);
+    let job = wait_for(jobs.clone(), "mimeo-unregister".into(), |_: &Job| true).await?;
+    let spec = serde_json::to_value(job.spec)?;
+    cluster.run(&spec["template"]["spec"]).await?;
+    // The Job did that and not the garbage collector: the owner is still there. And the webhook, which runs, has lost the right to
+    // undo it.
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    Api::<ClusterRole>::all(client.clone()).get("mimeo-webhook").await?;
+    ensure!(Api::<ClusterRoleBinding>::all(client.clone()).get_opt("mimeo-webhook").await?.is_none(), "it may");
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let condition = |name: &str| json!({"type": name, "status": "True", "lastTransitionTime": now});
+    let complete = json!({"status": {
+        "startTime": now, "completionTime": now, "succeeded": 1,
+        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
+    }});
+    jobs.patch_status("mimeo-unregister", &PatchParams::default(), &Patch::Merge(complete)).await?;
+    uninstalling.await??;
+
+    let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
+                 deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
+    eventually(SOON, "nothing to be left", || async {
+        let left = kubectl(&cluster.control_plane, ["get", kinds, "--all-namespaces", "--output=name"])?;
+        let left: Vec<&str> = left.lines().filter(|name| name.contains("mimeo")).collect();
+        if left.is_empty() { Ok(Some(())) } else { bail!("{left:?}") }
+    })
+    .await
+}

@@ -1,0 +1,335 @@
+//! What an operator sees of the programs from outside, on a real API server: who may see it, and that it is true.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::{
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    core::v1::ServiceAccount,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ObjectMeta, PostParams},
+};
+use mimeo_tests::{
+    Collector, ControlPlane, Pair, Replica, create_namespace, create_secret, eventually,
+    scenario::{SOON, Setting, apply, put, rule, value},
+    unique,
+};
+use serde_json::json;
+
+/// A token of a new service account.
+async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let metadata = ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() };
+    let account = ServiceAccount { metadata, ..ServiceAccount::default() };
+    accounts.create(&PostParams::default(), &account).await?;
+    let request = TokenRequest { spec: Some(TokenRequestSpec::default()), ..TokenRequest::default() };
+    let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+    answer.status.and_then(|status| status.token).context("no token")
+}
+
+/// Lets a service account do this with the path.
+async fn allow(client: &Client, namespace: &str, name: &str, path: &str, verbs: &[&str]) -> Result<()> {
+    let (group, version) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
+    let role = json!({
+        "apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name},
+        "rules": [{"nonResourceURLs": [path], "verbs": verbs}],
+    });
+    let binding = json!({
+        "apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": name}],
+    });
+    apply(client, &role).await?;
+    apply(client, &binding).await?;
+    Ok(())
+}
+
+fn code(answer: &str) -> &str {
+    answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or(answer)
+}
+
+#[tokio::test]
+async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
+    let control_plane = ControlPlane::builder().audit(true).start().await?;
+    let mark = control_plane.audit_mark().await?;
+    let args = ["--ops-auth", "token", "--debug-endpoints", "--log-level", "trace"];
+    let pair = Pair::builder().shipped_rights().webhook_args(args).reconciler_args(args);
+    let pair = pair.start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "monitoring", &[]).await?;
+    let prometheus = token(&client, "monitoring", "prometheus").await?;
+    let stranger = token(&client, "monitoring", "stranger").await?;
+    allow(&client, "monitoring", "prometheus", "/metrics", &["get"]).await?;
+    let operator = token(&client, "monitoring", "operator").await?;
+    allow(&client, "monitoring", "operator", "/debug/*", &["get", "put"]).await?;
+
+    for replica in pair.webhooks.iter().chain(&pair.reconciler) {
+        let get = |path, token| replica.ask("GET", path, token, "");
+        let metrics = eventually(SOON, "metrics", || async {
+            let answer = get("/metrics", Some(&prometheus))?;
+            if code(&answer) == "200" { Ok(Some(answer)) } else { bail!("{answer}") }
+        })
+        .await?;
+        ensure!(metrics.contains("mimeo_build_info"), "{metrics}");
+        for (who, token, want) in
+            [("nobody", None, "401"), ("a forger", Some("ey.J.x"), "401"), ("a stranger", Some(&*stranger), "403")]
+        {
+            let answer = get("/metrics", token)?;
+            ensure!(code(&answer) == want && !answer.contains("mimeo_"), "{who}: {answer}");
+        }
+        for path in ["/healthz", "/readyz"] {
+            ensure!(code(&get(path, None)?) == "200", "{path}");
+        }
+        let state = eventually(SOON, "the state", || async {
+            let answer = get("/debug/state", Some(&operator))?;
+            if code(&answer) == "200" { Ok(Some(answer)) } else { bail!("{answer}") }
+        })
+        .await?;
+        ensure!(state.contains(r#""primed":true"#), "{state}");
+        let put = |token| replica.ask("PUT", "/debug/log-level", token, "trace");
+        ensure!(code(&put(Some(&operator))?) == "200", "the operator may put");
+        for (who, token, want) in [("nobody", None, "401"), ("a Prometheus", Some(&*prometheus), "403")] {
+            for answer in [get("/debug/state", token)?, put(token)?] {
+                ensure!(code(&answer) == want && !answer.contains("primed"), "{who}: {answer}");
+            }
+        }
+        // As a Prometheus does, again and again.
+        for _ in 0..3 {
+            ensure!(code(&get("/metrics", Some(&prometheus))?) == "200");
+        }
+    }
+    let asked = control_plane.audit_since(&mark).await?;
+    let asked: Vec<_> =
+        asked.iter().filter(|event| event.user.contains("mimeo") && event.resource == "tokenreviews").collect();
+    ensure!(!asked.is_empty() && asked.iter().all(|event| event.code == 201), "{asked:#?}");
+    let log: String = pair.webhooks.iter().chain(&pair.reconciler).map(log).collect::<Result<_>>()?;
+    ensure!(log.contains("TRACE"), "it is told at all");
+    ensure!(![&prometheus, &stranger, &operator].iter().any(|token| log.contains(&token[..])), "a token is in the log");
+    Ok(())
+}
+
+fn log(replica: &Replica) -> Result<String> {
+    replica.program.log()
+}
+
+/// The lines of these metrics, by all that stands before the value.
+fn values(text: &str) -> BTreeMap<&str, f64> {
+    let lines = text.lines().filter(|line| line.starts_with("mimeo_"));
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+        .collect()
+}
+
+/// Waits until the metrics of a program are so.
+async fn metrics(replica: &Replica, what: &str, is: impl Fn(&BTreeMap<&str, f64>) -> bool) -> Result<String> {
+    eventually(SOON, what, || async {
+        let text = replica.metrics()?;
+        if is(&values(&text)) { Ok(Some(text)) } else { bail!("{text}") }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn numbers_are_exact() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let scene = setting.scene("numbers").await?;
+    let (webhook, reconciler) = (&setting.pair.webhooks[0], setting.pair.reconciler.as_ref().context("a reconciler")?);
+    scene.secret("registry", &[("token", "1")]).await?;
+    let namespaces = scene.namespaces(3).await?;
+    // In one namespace somebody else's has the name.
+    create_secret(&scene.client, &namespaces[0], "registry", &[]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
+    let of = |name: &str| format!("mimeo_{name}{{rule_kind=\"ClusterReplication\"");
+    let failed = format!("{},reason=\"Conflict\"}}", of("copies_failed"));
+    let (desired, synced) = (of("copies_desired") + "}", of("copies_synced") + "}");
+    let rules =
+        |ready, reason| format!("mimeo_rules{{kind=\"ClusterReplication\",ready=\"{ready}\",reason=\"{reason}\"}}");
+    let told = |values: &BTreeMap<&str, f64>| {
+        values.get(&*failed) == Some(&1.0) && values.get("mimeo_webhook_replicas") == Some(&1.0)
+    };
+    let text = metrics(reconciler, "the failed copy and the webhook's Lease", told).await?;
+    let seen = values(&text);
+    let lagged = "mimeo_copy_lag_seconds_count{rule_kind=\"ClusterReplication\"}";
+    let get = |name: &str| seen.get(name).copied();
+    assert_eq!((get(&desired), get(&synced)), (Some(3.0), Some(2.0)), "{text}");
+    assert_eq!(get(&rules("False", "CopiesFailed")), Some(1.0), "{text}");
+    for (name, want) in [
+        ("leader", 1.0),
+        ("deletions_held{rule_kind=\"ClusterReplication\"}", 0.0),
+        ("webhook_replicas", 1.0),
+        ("namespaces_waiting", 0.0),
+    ] {
+        assert_eq!(get(&format!("mimeo_{name}")), Some(want), "{name}: {text}");
+    }
+    assert_eq!(get("mimeo_copy_requests_total{verb=\"create\",result=\"done\"}"), Some(2.0), "{text}");
+    assert_eq!(get(lagged), Some(0.0), "nothing has changed yet: {text}");
+
+    // It is put right, and the source changes: two copies follow, the third is made anew.
+    scene.secrets(&namespaces[0]).delete("registry", &DeleteParams::default()).await?;
+    scene.wait_synced(&scene.tag).await?;
+    put(&scene.secrets(&scene.home), "registry", &[("token", "2")]).await?;
+    for namespace in &namespaces {
+        scene.wait_secret(namespace, "registry", |copy| value(copy, "token").as_deref() == Some("2")).await?;
+    }
+    let text = metrics(reconciler, "three followed", |values| values.get(lagged) == Some(&3.0)).await?;
+    let text = match values(&text).get(&*failed) {
+        None => text,
+        Some(_) => metrics(reconciler, "no failure", |values| !values.contains_key(&*failed)).await?,
+    };
+    assert_eq!(values(&text).get(&*rules("True", "Synced")), Some(&1.0), "{text}");
+
+    // A new namespace: whoever takes the mark off counts it, once.
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    let lag = |replica: &Replica| -> Result<f64> {
+        let text = replica.metrics()?;
+        Ok(values(&text).get("mimeo_namespace_lag_seconds_count").copied().unwrap_or_default())
+    };
+    let before = lag(webhook)? + lag(reconciler)?;
+    scene.namespace().await?;
+    eventually(SOON, "the namespace counts", || async {
+        let more = lag(webhook)? + lag(reconciler)? - before;
+        if more > 0.5 { Ok(Some(more)) } else { bail!("{more}") }
+    })
+    .await
+    .map(|more| assert!((more - 1.0).abs() < 0.1, "{more}"))?;
+
+    let text = webhook.metrics()?;
+    let expiry = values(&text).get("mimeo_certificate_expiry_timestamp_seconds").copied().context("no expiry")?;
+    let days = (expiry - f64::from(u32::try_from(jiff::Timestamp::now().as_second())?)) / 86_400.0;
+    assert!((85.0..91.0).contains(&days), "{days} days");
+    for text in [text, reconciler.metrics()?] {
+        let stale = |resource| {
+            values(&text).get(&*format!("mimeo_watch_staleness_seconds{{resource=\"{resource}\"}}")).copied()
+        };
+        for resource in ["namespaces", "secrets", "clusterreplications.mimeo.dev"] {
+            assert!(stale(resource).is_some_and(|seconds| seconds < 120.0), "{resource}: {text}");
+        }
+        assert!(![&scene.tag, &scene.home].iter().any(|name| text.contains(&name[..])), "an object is named: {text}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_readme_lists_every_metric_and_no_other() -> Result<()> {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md"))?;
+    let row = |line: &str| -> Option<(String, String)> {
+        let mut cells = line.strip_prefix("| `mimeo_")?.split(" | ");
+        Some((format!("mimeo_{}", cells.next()?.trim_end_matches('`')), cells.next()?.to_owned()))
+    };
+    let table: Vec<(String, String)> = readme.lines().filter_map(row).collect();
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let pair = Pair::builder().start(&control_plane).await?;
+    // A review: of hooks that were never asked nothing is told.
+    let rule = rule("first").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
+    rule.create(&control_plane.client().await?).await?;
+    for (replica, told) in [
+        (&pair.webhooks[0], &["webhook", "both"][..]),
+        (pair.reconciler.as_ref().context("a reconciler")?, &["leader", "reconciler", "both"]),
+    ] {
+        let text = replica.metrics()?;
+        let exposed = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        // A counter is known by its samples, as Prometheus shows it.
+        let exposed: BTreeSet<String> = exposed
+            .map(|(name, kind)| match kind {
+                "counter" => format!("{name}_total"),
+                "info" => format!("{name}_info"),
+                _ => name.to_owned(),
+            })
+            .collect();
+        let listed: BTreeSet<String> =
+            table.iter().filter(|(_, of)| told.contains(&&**of)).map(|(name, _)| name.clone()).collect();
+        assert_eq!(exposed, listed, "{told:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn debug_endpoints_are_off_unless_asked_for_and_change_what_is_logged() -> Result<()> {
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let pair = Pair::builder().reconciler_args(["--debug-endpoints"]).start(&control_plane).await?;
+    let (webhook, reconciler) = (&pair.webhooks[0], pair.reconciler.as_ref().context("a reconciler")?);
+    for path in ["/debug/state", "/debug/log-level"] {
+        assert_eq!(code(&webhook.ask("GET", path, None, "")?), "404", "{path}");
+    }
+    // This test is on the same machine; who isn't gets 403.
+    eventually(SOON, "the leader's state", || async {
+        let state = reconciler.ask("GET", "/debug/state", None, "")?;
+        let (_, body) = state.split_once("\r\n\r\n").context("no body")?;
+        let state: serde_json::Value = serde_json::from_str(body)?;
+        let told = state["engine"]["primed"] == true && state["watches"]["namespaces"]["silentSeconds"].is_u64();
+        if told && state["leading"] == true { Ok(Some(())) } else { bail!("{state}") }
+    })
+    .await?;
+    let debug = || Ok::<_, anyhow::Error>(reconciler.program.log()?.contains(" DEBUG "));
+    ensure!(!debug()?, "{}", reconciler.program.log()?);
+    let answer = reconciler.ask("PUT", "/debug/log-level", None, "debug")?;
+    ensure!(code(&answer) == "200" && answer.ends_with("debug\n"), "{answer}");
+    // The first rule with a kind has its copies watched, which is told at this level.
+    let rule = rule("loud").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
+    rule.create(&control_plane.client().await?).await?;
+    eventually(SOON, "a line of debug", || async { Ok(debug()?.then_some(())) }).await?;
+    ensure!(code(&reconciler.ask("PUT", "/debug/log-level", None, "a=loudly")?) == "400");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is_in_them() -> Result<()> {
+    let collector = Collector::start()?;
+    let args = ["--otlp-endpoint".to_owned(), collector.url()];
+    let pair = Pair::builder().webhook_args(args.clone()).reconciler_args(args);
+    let setting = Setting::start(ControlPlane::builder(), pair).await?;
+    let scene = setting.scene("traced").await?;
+    let secret = unique("hunter");
+    scene.secret("registry", &[("token", &secret)]).await?;
+    let namespaces = scene.namespaces(3).await?;
+    create_secret(&scene.client, &namespaces[0], "registry", &[("token", &secret)]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
+    let new = scene.namespace().await?;
+    scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_ref() == Some(&secret)).await?;
+
+    let count = |wanted: &[(&str, &str)]| -> Result<usize> {
+        let is = |span: &serde_json::Value| wanted.iter().all(|(key, value)| span[key] == *value);
+        Ok(collector.spans()?.iter().filter(|span| is(span)).count())
+    };
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    let done = [
+        ("span", "write"),
+        ("verb", "create"),
+        ("result", "done"),
+        ("rule", &*rule),
+        ("kind", "Secret"),
+        ("name", "registry"),
+    ];
+    eventually(SOON, "three writes", || async {
+        let seen = count(&done)?;
+        if seen == 3 { Ok(Some(())) } else { bail!("{seen}: {}", collector.text()) }
+    })
+    .await?;
+    for (what, wanted, times) in [
+        ("the copy of the new namespace", vec![("span", "write"), ("result", "done"), ("namespace", &*new)], 1),
+        ("the new namespace's mark", vec![("hook", "Namespaces"), ("verdict", "Patched"), ("name", &*new)], 1),
+        ("the rule", vec![("span", "review"), ("hook", "Rules"), ("operation", "Create"), ("name", &*scene.tag)], 1),
+    ] {
+        eventually(SOON, what, || async {
+            let seen = count(&wanted)?;
+            if seen == times { Ok(Some(())) } else { bail!("{what}: {seen}: {}", collector.text()) }
+        })
+        .await?;
+    }
+    // Tried again and again.
+    let conflict = count(&[("span", "write"), ("result", "conflict"), ("namespace", &*namespaces[0])])?;
+    ensure!(conflict > 0, "{}", collector.text());
+    let sent = collector.text();
+    let encoded = serde_json::to_value(k8s_openapi::ByteString(secret.clone().into_bytes()))?;
+    let encoded = encoded.as_str().context("no text")?.trim_end_matches('=');
+    ensure!(!sent.contains(&secret) && !sent.contains(&encoded[..encoded.len() - 1]), "a Secret's content was sent");
+    Ok(())
+}

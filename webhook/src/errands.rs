@@ -1,0 +1,145 @@
+//! What the program does besides being the webhook: errands of the chart's Jobs, which have no other image to run.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    rbac::v1::ClusterRoleBinding,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, PostParams},
+};
+use mimeo_api::ClusterReplication;
+use mimeo_core::registration::{NAME, POLICIES_NAME, SOURCES_NAME};
+use mimeo_runtime::client::{Fault, status, within};
+use serde::de::DeserializeOwned;
+use serde_json::{from_value, json};
+use tokio::time::{Instant, sleep};
+use tracing::info;
+
+/// For one request.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// For an errand, all in all.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long registrations must have stayed away: a write may have been under way when its right was taken, and
+/// API servers hear of that one after the other.
+const SETTLED: Duration = Duration::from_secs(3);
+/// By which the webhook may write its registrations.
+const BINDING: &str = "mimeo-webhook";
+
+/// What to do instead of serving.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum Errand {
+    /// Take the webhook registrations away, and the webhook's right to put them back: before Mimeo is removed
+    Unregister,
+    /// Verify that API servers reach the webhook, by a dry run that nobody but it would refuse
+    Verify,
+}
+
+impl Errand {
+    /// Runs it to its end.
+    pub(crate) async fn run(self, client: &Client, namespace: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Unregister => unregister(client).await,
+            Self::Verify => verify(client, namespace).await,
+        }
+    }
+}
+
+async fn unregister(client: &Client) -> anyhow::Result<()> {
+    // First, for a running webhook puts back what is deleted.
+    remove::<ClusterRoleBinding>(client, BINDING).await?;
+    let started = Instant::now();
+    let mut settled = started;
+    while settled.elapsed() < SETTLED {
+        if started.elapsed() > PATIENCE {
+            bail!("somebody writes the webhook registrations again and again");
+        }
+        for name in [NAME, POLICIES_NAME] {
+            if remove::<MutatingWebhookConfiguration>(client, name).await? {
+                settled = Instant::now();
+            }
+        }
+        for name in [NAME, SOURCES_NAME] {
+            if remove::<ValidatingWebhookConfiguration>(client, name).await? {
+                settled = Instant::now();
+            }
+        }
+        sleep(PAUSE).await;
+    }
+    info!("unregistered");
+    Ok(())
+}
+
+/// Deletes an object; false if there was none.
+async fn remove<K>(client: &Client, name: &str) -> anyhow::Result<bool>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let kind = K::kind(&());
+    match within(DEADLINE, Api::<K>::all(client.clone()).delete(name, &DeleteParams::default())).await {
+        Ok(_) => {
+            info!(%kind, name, "deleted");
+            Ok(true)
+        }
+        Err(error) if status(&error) == Some(404) => Ok(false),
+        Err(error) => bail!("failed to delete {kind} {name}: {}", Fault(&error)),
+    }
+}
+
+/// The rule would copy what its author, this program's account, may not read: a refusal for that has come all the way from the webhook.
+async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "mimeo-verify"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": "mimeo-verify"}],
+            "targets": [{"namespaces": ["mimeo-verify"]}],
+        },
+    });
+    let rule: ClusterReplication = from_value(rule).context("the rule")?;
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let started = Instant::now();
+    loop {
+        let told = match within(DEADLINE, rules.create(&params, &rule)).await {
+            Err(kube::Error::Api(refusal)) if is_the_webhooks(refusal.code, &refusal.message) => {
+                info!("the API server has asked the webhook");
+                return Ok(());
+            }
+            Err(error) => Fault(&error).to_string(),
+            Ok(_) => "the API server has asked nobody about a rule".to_owned(),
+        };
+        if started.elapsed() > PATIENCE {
+            bail!(told);
+        }
+        info!(told, "not yet");
+        sleep(PAUSE).await;
+    }
+}
+
+/// Whether the refusal is what the webhook has to say, not that it wasn't reached.
+fn is_the_webhooks(code: u16, message: &str) -> bool {
+    code == 403 && message.contains("rules.mimeo.dev") && message.contains("denied the request")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_webhooks_own_refusal_verifies_it() {
+        for (code, message, is) in [
+            (403, r#"admission webhook "rules.mimeo.dev" denied the request: Forbidden: user "x" may not"#, true),
+            (500, r#"failed calling webhook "rules.mimeo.dev": no endpoints available"#, false),
+            (403, r#"clusterreplications.mimeo.dev is forbidden: User "x" cannot create resource"#, false),
+            (403, r#"admission webhook "policy.example.com" denied the request: no"#, false),
+        ] {
+            assert_eq!(is_the_webhooks(code, message), is, "{message}");
+        }
+    }
+}
