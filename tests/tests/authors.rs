@@ -161,7 +161,8 @@ async fn a_spec_that_others_change_after_the_stamp_is_stamped_once_more() -> Res
     let name = unique(&scene.tag);
     let named = |kind: &str, spec: Value| json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec});
     let stamped = format!("has(object.metadata.annotations) && '{SEAL}' in object.metadata.annotations");
-    let mine = format!("object.metadata.name.startsWith('{}')", scene.tag);
+    // A rule of another scene may have no name yet, and what can't be evaluated refuses it.
+    let mine = format!("has(object.metadata.name) && object.metadata.name.startsWith('{}')", scene.tag);
     let rule = json!({
         "apiGroups": ["mimeo.dev"], "apiVersions": ["v1alpha1"], "resources": ["clusterreplications"],
         "operations": ["CREATE", "UPDATE"],
