@@ -13,9 +13,13 @@ use mimeo_core::{
     admission::{self, BarrierDecision, come_again, forbid},
     meta::Uid,
     names::MARK,
+    registration::is_exempt,
     review::{Request, Verdict},
 };
-use mimeo_runtime::client::{Fault, within};
+use mimeo_runtime::{
+    client::{Fault, within},
+    named,
+};
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, sleep_until},
@@ -30,7 +34,9 @@ const HELP_AFTER: Duration = Duration::from_millis(50);
 const PACE: Duration = Duration::from_millis(1);
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    let Some(namespace) = request.namespace.as_deref() else { return Verdict::ALLOW };
+    let Some(namespace) = request.namespace.as_deref().filter(|name| !is_exempt(name, &app.own_namespace)) else {
+        return Verdict::ALLOW;
+    };
     match wait(app, request, namespace, deadline).await {
         BarrierDecision::Admit { warnings } => {
             if !warnings.is_empty() {
@@ -129,9 +135,9 @@ async fn read(app: &App, namespace: &str, arrived: Instant, until: Instant) -> L
 
 async fn read_now(app: &App, namespace: &str, deadline: Duration) -> Live {
     let api: Api<Namespace> = Api::all(app.client.clone());
-    let meta = match within(deadline, api.get_metadata_opt(namespace)).await {
+    let meta = match within(deadline, named::read_metadata(&api, namespace)).await {
         Ok(None) => return Live::Unmarked,
-        Ok(Some(object)) => object.metadata,
+        Ok(Some(meta)) => meta,
         Err(error) => {
             warn!(namespace, error = %Fault(&error), "failed to read a namespace");
             return Live::Unknown;

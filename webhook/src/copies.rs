@@ -8,7 +8,10 @@ use mimeo_core::{
     drift,
     review::{Request, Verdict},
 };
-use mimeo_runtime::client::{Fault, within};
+use mimeo_runtime::{
+    client::{Fault, within},
+    named,
+};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -20,8 +23,8 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     });
     let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else { return Verdict::ALLOW };
     let api: Api<Namespace> = Api::all(app.client.clone());
-    match within(deadline.saturating_duration_since(Instant::now()), api.get_metadata_opt(namespace)).await {
-        Ok(Some(live)) if live.metadata.deletion_timestamp.is_none() => drift::refusal(request, &rule),
+    match within(deadline.saturating_duration_since(Instant::now()), named::read_metadata(&api, namespace)).await {
+        Ok(Some(live)) if live.deletion_timestamp.is_none() => drift::refusal(request, &rule),
         Ok(_) => Verdict::ALLOW,
         Err(error) => {
             warn!(namespace, error = %Fault(&error), "failed to read a namespace: a change of a copy is let through");

@@ -70,6 +70,8 @@ pub(crate) struct App {
     pub(crate) reads: Turns<Option<(Instant, Live)>>,
     /// For reviews under way.
     pub(crate) memory: Memory,
+    /// Where Mimeo itself runs.
+    pub(crate) own_namespace: String,
     /// Users who may change the mark.
     pub(crate) mimeo_users: Vec<String>,
     /// The one that this program is.

@@ -130,6 +130,7 @@ async fn main() -> anyhow::Result<()> {
         held: Semaphore::new(flags.hooks.barrier_max_held),
         reads: Turns::default(),
         memory: Memory::default(),
+        own_namespace: identity.namespace.clone(),
         mimeo_users,
         username,
     });

@@ -12,12 +12,15 @@ use kube::{
 use mimeo_core::{
     admission::{self, Mark, come_again},
     engine::Awaited,
+    meta,
     names::MARK,
-    review::{Request, Verdict},
+    registration::is_exempt,
+    review::{Request, Verdict, bad_request},
 };
 use mimeo_runtime::{
     client::{Fault, status, within},
     driver::Handle,
+    named,
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -31,6 +34,9 @@ const RESERVE: Duration = Duration::from_millis(100);
 const SPREADING: Duration = Duration::from_millis(50);
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
+    if request.name.as_deref().is_some_and(|name| is_exempt(name, &app.own_namespace)) {
+        return Verdict::ALLOW;
+    }
     let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
     let token = admission::token(&request.uid);
     let look = || {
@@ -84,15 +90,18 @@ fn note(request: &Request, mark: Mark) {
 /// instead, and its author reads again.
 async fn mark_first(app: &App, request: &Request, token: &str, deadline: Instant) -> Result<(), Verdict> {
     let name = request.name.as_deref().unwrap_or_default();
-    // An API server always says it. Without it the mark would land on whatever has the name, whoever asks.
-    let version = request.old_object.as_ref().and_then(|old| old["metadata"]["resourceVersion"].as_str());
-    let Some(version) = version else { return Ok(()) };
-    let patch = json!({"metadata": {"resourceVersion": version, "labels": {MARK: token}}});
+    // An API server always says it. Without it (and 0 is as good as none) the mark would land on whatever has the name, whoever asks.
+    let old = request.old_object.as_ref().and_then(|old| old["metadata"]["resourceVersion"].as_str());
+    let version = meta::version(old);
+    if version == 0 {
+        return Err(bad_request("an update of a namespace without its resourceVersion".into()));
+    }
+    let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {MARK: token}}});
     let api: Api<Namespace> = Api::all(app.client.clone());
     let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
     app.handle.with(|engine, now| engine.issue(token, Awaited::Labels, now));
     let left = deadline.saturating_duration_since(Instant::now());
-    match within(left, api.patch_metadata(name, &params, &Patch::Merge(patch))).await {
+    match within(left, named::patch(&api, name, &params, &Patch::Merge(patch))).await {
         Ok(_) => {
             info!(namespace = name, "namespace marked before its labels change");
             sleep(SPREADING).await;

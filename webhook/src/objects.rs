@@ -4,8 +4,8 @@
 
 use kube::Api;
 use mimeo_api::{FailurePolicy, TransformPolicy};
-use mimeo_core::review::{Request, Verdict};
-use mimeo_runtime::client::Fault;
+use mimeo_core::review::{Request, Verdict, is_name};
+use mimeo_runtime::{client::Fault, named};
 use tracing::warn;
 
 use crate::{hooks::App, policies::Known};
@@ -14,9 +14,12 @@ pub(crate) async fn decide(app: &App, name: &str, request: &Request) -> Verdict 
     if let Some(known) = app.policies.find(name) {
         return rewrite(&known, request);
     }
+    if !is_name(name) {
+        return Verdict::ALLOW;
+    }
     // Registered by another replica whose watch was quicker, or deleted just now.
     let api: Api<TransformPolicy> = Api::all(app.client.clone());
-    match api.get_opt(name).await {
+    match named::read(&api, name).await {
         Ok(Some(object)) => rewrite(&Known::new(object), request),
         Ok(None) => Verdict::ALLOW,
         Err(error) => {

@@ -25,6 +25,7 @@ use mimeo_core::{
     rule::{MOST_SOURCES, Refusal, Rule, RuleKind, SourceRef, SourceSelector},
     stamp,
 };
+use mimeo_runtime::named;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
@@ -210,7 +211,7 @@ impl Kinds {
 async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
     let read = async |source: &&SourceRef| {
         let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
-        let answer = timeout_at(deadline, api.get_metadata_opt(&source.name)).await.ok()?.ok()?;
+        let answer = timeout_at(deadline, named::read_metadata(&api, &source.name)).await.ok()?.ok()?;
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
     join_all(sources.iter().map(read)).await.into_iter().flatten().collect()

@@ -55,6 +55,9 @@ const COLLECTORS: [&str; 3] = [
     "system:serviceaccount:kube-system:generic-garbage-collector",
 ];
 
+/// What the names of the system's namespaces begin with.
+const SYSTEM: &str = "kube-";
+
 /// How long the API server waits for each hook, in seconds. The answers come from memory, or after at most a second of
 /// waiting for copies; the rest is for a busy machine. The server's default, 10, would let an address that swallows
 /// packets hold every namespace's creation that long.
@@ -64,6 +67,12 @@ const TIMEOUT_OF_A_WARNING: u32 = 1;
 /// Most sources of whose deletion the webhook is to be told. Their names stand in an expression that the API server evaluates for
 /// each deletion in their namespaces.
 pub const SOURCES: usize = 256;
+
+/// Whether no hook may concern itself with a namespace: the system's, and Mimeo's own. The API server asks about none of them
+/// ([`Registration::mutating`] says so); who else asks is told the same.
+pub fn is_exempt(namespace: &str, own_namespace: &str) -> bool {
+    namespace.starts_with(SYSTEM) || namespace == own_namespace
+}
 
 /// Resources that wait for copies unless the operator chooses others.
 pub fn default_barrier_resources() -> Vec<(String, String, String)> {
@@ -368,11 +377,11 @@ impl Registration {
         config
     }
 
-    /// A condition that leaves out the system's namespaces and Mimeo's own, by `request.name` or `request.namespace`.
+    /// A condition that leaves out what [`is_exempt`], by `request.name` or `request.namespace`.
     /// The field is missing where the server has yet to make the name up.
     fn not_exempt(&self, field: &str) -> Value {
         let own = cel_string(&self.own_namespace);
-        let exempt = format!("request.{field}.startsWith('kube-') || request.{field} == {own}");
+        let exempt = format!("request.{field}.startsWith('{SYSTEM}') || request.{field} == {own}");
         json!({"name": "not-an-exempt-namespace", "expression": format!("!(has(request.{field}) && ({exempt}))")})
     }
 
@@ -441,6 +450,16 @@ mod tests {
         registration.ca_bundle = Some("PEM".into());
         let service = json!({"namespace": "ns", "name": "svc", "port": 443, "path": "/mutate/namespaces"});
         assert_eq!(config(&registration), json!({"service": service, "caBundle": "UEVN"}));
+    }
+
+    #[test]
+    fn the_program_and_the_api_server_exempt_the_same() {
+        let condition = registration().not_exempt("name")["expression"].clone();
+        let named = "request.name.startsWith('kube-') || request.name == \"mimeo-system\"";
+        assert!(condition.as_str().unwrap().contains(named), "{condition}");
+        for (name, exempt) in [("kube-system", true), ("mimeo-system", true), ("kubernetes", false), ("team", false)] {
+            assert_eq!(is_exempt(name, "mimeo-system"), exempt, "{name}");
+        }
     }
 
     #[test]

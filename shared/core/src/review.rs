@@ -14,7 +14,7 @@ mod decode;
 mod encode;
 
 pub use self::{
-    decode::{Decoded, Undecodable, decode},
+    decode::{Decoded, Undecodable, decode, is_name},
     encode::{encode, encode_unread},
 };
 
@@ -33,9 +33,10 @@ pub struct Request {
     pub resource: GroupVersionResource,
     /// As in `status`, `finalize`.
     pub sub_resource: Option<String>,
-    /// Name of the object. `None` while the API server has yet to make it up from [`Self::generate_name`].
+    /// Name of the object, which a path can have as a segment; of a namespace a DNS label. `None` while the API server has yet to
+    /// make it up from [`Self::generate_name`].
     pub name: Option<String>,
-    /// Namespace of the object; of a namespace it is the namespace itself.
+    /// Namespace of the object, a DNS label; of a namespace it is the namespace itself.
     pub namespace: Option<String>,
     /// What is done.
     pub operation: Operation,

@@ -18,6 +18,7 @@ pub mod identity;
 pub mod lease;
 pub mod limiter;
 pub mod metrics;
+pub mod named;
 pub mod observer;
 pub mod reach;
 pub mod seal;

@@ -12,7 +12,7 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
-use crate::kind::GroupVersionKind;
+use crate::{kind::GroupVersionKind, rule::syntax};
 
 /// What is kept of an object. `managedFields`, which grow with it, are not.
 const KEPT: &[&str] = &["apiVersion", "kind", "metadata", "type"];
@@ -38,6 +38,13 @@ const KEPT_MEMORY: usize = 4 << 20;
 /// Most memory for one user's groups and extra, in bytes: some thousands of groups.
 const USER_MEMORY: usize = 1 << 20;
 
+/// Longest uid of a review, kind, resource and the like, in bytes; real ones are far shorter.
+const WORD_LENGTH: usize = 253;
+/// Longest name of an object. Those of most kinds have 253 bytes at most; to those of Roles the API server sets no limit.
+const NAME_LENGTH: usize = 1 << 10;
+/// Longest name and uid of a user.
+const USER_NAME_LENGTH: usize = 1 << 10;
+
 /// Not a review. Says where reading stopped, never what stood there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an AdmissionReview of {API_VERSION}: {why}")]
@@ -54,6 +61,11 @@ pub struct Decoded {
     pub memory: usize,
 }
 
+/// Whether anything can have that name: it is one segment of a path. (The API server takes no other, and takes `%2F` for a slash.)
+pub fn is_name(text: &str) -> bool {
+    text.len() <= NAME_LENGTH && syntax::path_segment(text).is_ok()
+}
+
 /// Reads the body of an admission request.
 pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
     let undecodable = |why| Undecodable { why };
@@ -62,6 +74,7 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
         return Err(undecodable("another apiVersion or kind".into()));
     }
     let asked = review.request.ok_or_else(|| undecodable("no request in it".into()))?;
+    asked.check().map_err(|why| undecodable(why.into()))?;
     let own = *asked.kind.group == *mimeo_api::names::GROUP;
     let kept = if own { KEPT_OF_OWN } else { KEPT };
     let mut memory = if own { asked.user_info.memory() } else { 0 };
@@ -248,6 +261,30 @@ struct Asked<'a> {
     dry_run: bool,
 }
 
+impl Asked<'_> {
+    /// Whether all that it names could be: names come to stand in URLs, logs and answers, and anybody may send some.
+    fn check(&self) -> Result<(), &'static str> {
+        let AskedKind { group, version, kind } = &self.kind;
+        let resource = &self.resource;
+        let words = [&*self.uid, group, version, kind, &resource.group, &resource.version, &resource.resource];
+        if words.into_iter().chain(self.sub_resource.as_deref()).any(|word| word.len() > WORD_LENGTH) {
+            return Err("a uid, kind or resource that is too long");
+        }
+        if [&self.user_info.username].into_iter().chain(&self.user_info.uid).any(|name| name.len() > USER_NAME_LENGTH) {
+            return Err("a user whose name is too long");
+        }
+        let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
+        let namespaces = self.namespace.iter().chain(self.name.iter().filter(|_| names_namespace));
+        if namespaces.into_iter().any(|name| syntax::dns_label(name).is_err()) {
+            return Err("a namespace's name that can't be one");
+        }
+        if !self.name.iter().all(|name| is_name(name)) {
+            return Err("a name that can't be one");
+        }
+        Ok(())
+    }
+}
+
 #[derive(Deserialize)]
 struct AskedKind {
     #[serde(default)]
@@ -295,7 +332,7 @@ pub(super) fn find_uid(body: &[u8]) -> Option<String> {
     let search = Search { path: &["request", "uid"], found: &mut found };
     // An error only means that reading stopped; what had been found by then counts.
     let _stopped = search.deserialize(&mut serde_json::Deserializer::from_slice(body));
-    found
+    found.filter(|uid| uid.len() <= WORD_LENGTH)
 }
 
 /// Notes the string at `path` as it passes by.
@@ -418,6 +455,51 @@ mod tests {
         assert!(refused.to_string().ends_with("a user with too many groups"), "{refused}");
         review["request"]["kind"]["group"] = "".into();
         assert!(decoded(&review).user.groups.is_empty(), "nobody else's groups are looked at");
+    }
+
+    #[test]
+    fn what_cannot_be_a_name_is_no_review() {
+        let resource = json!({"group": "", "version": "v1", "resource": "namespaces"});
+        let too_long = json!("n".repeat(5_000));
+        for (field, bad) in [
+            ("namespace", json!("mallory/configmaps/mallory")),
+            ("namespace", json!("..")),
+            ("namespace", json!("a.b")),
+            ("namespace", json!("a?b")),
+            ("namespace", json!("a%2fb")),
+            ("namespace", json!("n".repeat(64))),
+            ("name", json!("kube-system/secrets/x")),
+            ("name", json!(".")),
+            ("name", json!("..")),
+            ("name", json!("a%2fb")),
+            ("name", json!("a\nb")),
+            ("name", too_long.clone()),
+            ("uid", too_long.clone()),
+            ("subResource", too_long.clone()),
+            ("kind", json!({"group": too_long, "version": "v1", "kind": "Secret"})),
+            ("resource", json!({"group": "", "version": "v1", "resource": too_long})),
+            ("userInfo", json!({"username": too_long})),
+            ("userInfo", json!({"username": "ann", "uid": too_long})),
+        ] {
+            let mut review = review();
+            review["request"][field] = bad.clone();
+            let refused = decode(review.to_string().as_bytes()).expect_err(field);
+            assert!(refused.why.contains("can't be one") || refused.why.contains("too long"), "{field}: {refused}");
+            let answer = encode_unread(review.to_string().as_bytes(), &bad_request(refused.to_string()));
+            assert!(answer.len() < 1_000, "{field}");
+        }
+        for (name, resource, good) in [
+            ("system:node ä", json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
+            (&"n".repeat(300), json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
+            ("a.b", json!({"group": "example.com", "version": "v1", "resource": "namespaces"}), true),
+            ("a.b", resource.clone(), false),
+            ("team-a", resource, true),
+        ] {
+            let mut review = review();
+            review["request"]["name"] = name.into();
+            review["request"]["resource"] = resource;
+            assert_eq!(decode(review.to_string().as_bytes()).is_ok(), good, "{name}");
+        }
     }
 
     #[test]

@@ -68,7 +68,12 @@ pub(crate) fn object_name(group: &str, text: &str) -> Checked {
         return dns_subdomain(text);
     }
     length(text, SUBDOMAIN_LENGTH)?;
-    if text == "." || text == ".." || text.chars().any(|c| matches!(c, '/' | '%') || c.is_control()) {
+    path_segment(text)
+}
+
+/// What the API server takes as a name of anything at all: one segment of a path.
+pub(crate) fn path_segment(text: &str) -> Checked {
+    if matches!(text, "" | "." | "..") || text.chars().any(|c| matches!(c, '/' | '%') || c.is_control()) {
         return Err(format!("{text:?} can't be a name: not \".\" or \"..\", no \"/\", no \"%\""));
     }
     Ok(())

@@ -1,0 +1,108 @@
+//! Reads and patches one object by a name that somebody else gave.
+//!
+//! [`kube::Api`] puts a name into the URL as it is: by `a/configmaps/b` another kind of object would be read, or written. Here a name
+//! is one segment of the path or no request is made, and no answer counts that is about another object.
+
+use std::{fmt::Debug, io};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+};
+use mimeo_core::review::is_name;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::call::encode;
+
+/// The object of that name; none if there isn't one.
+///
+/// # Errors
+/// What the request fails with; or that there can be no such name.
+pub async fn read<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let found = api.get_opt(&segment(name)?).await?;
+    found.map(|object| meant(name, object.meta()).map(|()| object)).transpose()
+}
+
+/// Its metadata alone.
+///
+/// # Errors
+/// As for [`read`].
+pub async fn read_metadata<K>(api: &Api<K>, name: &str) -> kube::Result<Option<ObjectMeta>>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let found = api.get_metadata_opt(&segment(name)?).await?;
+    found.map(|object| meant(name, &object.metadata).map(|()| object.metadata)).transpose()
+}
+
+/// Changes the object of that name.
+///
+/// # Errors
+/// As for [`read`].
+pub async fn patch<K, P>(api: &Api<K>, name: &str, params: &PatchParams, patch: &Patch<P>) -> kube::Result<ObjectMeta>
+where
+    K: Clone + DeserializeOwned + Debug,
+    P: Serialize + Debug,
+{
+    let written = api.patch_metadata(&segment(name)?, params, patch).await?;
+    meant(name, &written.metadata).map(|()| written.metadata)
+}
+
+/// A name as it stands in a path. A slash can't be written in it: API servers look at the path as it is once decoded.
+fn segment(name: &str) -> kube::Result<String> {
+    if is_name(name) { Ok(encode(name)) } else { Err(refused("nothing can have that name")) }
+}
+
+fn meant(name: &str, found: &ObjectMeta) -> kube::Result<()> {
+    if found.name.as_deref() == Some(name) {
+        return Ok(());
+    }
+    Err(refused("the answer is about another object"))
+}
+
+fn refused(why: &'static str) -> kube::Error {
+    kube::Error::Service(io::Error::other(why).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{Script, Server};
+
+    fn object(name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    }
+
+    #[tokio::test]
+    async fn a_name_is_one_segment_and_an_answer_is_about_what_was_asked_for() {
+        let scripts = ["team", "other", "other", "x"].map(|name| Script::json(200, &object(name)));
+        let server = Server::start(scripts).await;
+        let api: Api<Namespace> = Api::all(server.client());
+        assert_eq!(read_metadata(&api, "team").await.expect("read").expect("there").name.as_deref(), Some("team"));
+        assert!(read(&api, "team").await.is_err(), "another object");
+        let change: Patch<Value> = Patch::Merge(json!({}));
+        assert!(patch(&api, "team", &PatchParams::default(), &change).await.is_err(), "another object");
+        let maps: Api<ConfigMap> = Api::namespaced(server.client(), "team");
+        assert!(read(&maps, "x?y#z").await.is_err(), "another object");
+        for name in ["", ".", "..", "team/configmaps/x", "team%2Fconfigmaps%2Fx", "../nodes/x"] {
+            assert!(read_metadata(&api, name).await.is_err(), "{name:?}");
+            assert!(patch(&api, name, &PatchParams::default(), &change).await.is_err(), "{name:?}");
+        }
+        assert_eq!(
+            server.requests(),
+            [
+                "GET /api/v1/namespaces/team",
+                "GET /api/v1/namespaces/team",
+                "PATCH /api/v1/namespaces/team?",
+                "GET /api/v1/namespaces/team/configmaps/x%3Fy%23z",
+            ]
+        );
+    }
+}
