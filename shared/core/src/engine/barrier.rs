@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Engine, Namespace, Role, RuleState, Tick,
+    Awaited, Engine, Namespace, Role, RuleState, Tick,
     namespaces::Mark,
     work::{Errand, Timer},
 };
@@ -21,26 +21,6 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
 const SETTLING: Duration = Duration::from_millis(250);
-
-/// What a mark that this replica set waits for, before it is this replica's to redeem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Awaited {
-    /// The namespace, which is being created.
-    Namespace,
-    /// The labels that an update gives it. They may never come: the update may yet be refused.
-    Labels,
-}
-
-/// A mark that this replica set and has not seen yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Issued {
-    awaited: Awaited,
-    /// It is forgotten then: the request may have been refused.
-    until: Tick,
-}
-
-/// At most this many: whoever can reach the webhook could issue any number.
-const ISSUED: usize = 10_000;
 
 /// What still holds a namespace's pods.
 #[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
@@ -107,15 +87,12 @@ impl Engine {
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.
     pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
         self.at(now);
-        self.issued.retain(|_, issued| issued.until > now);
-        if self.issued.len() < ISSUED {
-            self.issued.insert(token.into(), Issued { awaited, until: self.now + Duration::from_mins(1) });
-        }
+        self.issued.add(token, awaited, self.now);
     }
 
     /// Whether this replica issued that token, and hasn't seen it on a namespace yet.
     pub fn issued(&self, token: &str) -> bool {
-        self.issued.contains_key(token)
+        self.issued.contains(token)
     }
 
     /// A pod waits in this namespace: whoever marked it, this replica helps.
@@ -153,8 +130,8 @@ impl Engine {
             }
             _ => {
                 entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false });
-                if let Some(issued) = self.issued.remove(&token) {
-                    entry.claim = Some(match issued.awaited {
+                if let Some(awaited) = self.issued.redeem(&token) {
+                    entry.claim = Some(match awaited {
                         Awaited::Namespace => soon,
                         Awaited::Labels => self.now + self.settings.takeover,
                     });

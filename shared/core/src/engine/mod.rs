@@ -24,6 +24,7 @@
 //! - `sweep`: losses that nobody confirmed
 //! - `record`: what is written down before a kind's first copy
 //! - `barrier`: namespaces that wait for their copies
+//! - `issued`: marks that this replica set and has not seen yet
 //!
 //! What is done about it:
 //! - `work`: the queue, the timers and the back-off
@@ -52,6 +53,7 @@ mod consent;
 mod copies;
 mod decide;
 mod demand;
+mod issued;
 mod kinds;
 mod namespaces;
 mod numbers;
@@ -83,7 +85,8 @@ pub use self::{
     absent::{RuleRead, SourceRead},
     announce::Announcement,
     authorized::Inquiry,
-    barrier::{Awaited, Progress},
+    barrier::Progress,
+    issued::Awaited,
     demand::Demand,
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
     preview::{Contest, Preview},
@@ -199,7 +202,7 @@ pub struct Engine {
     /// How often a namespace was planned.
     planned: u64,
     /// Tokens of marks that this replica set and has not seen yet.
-    issued: BTreeMap<Box<str>, barrier::Issued>,
+    issued: issued::Issued,
     inject_delay: Duration,
     /// Since when a namespace has had the mark that this process is taking off.
     unmarking: BTreeMap<Arc<str>, Tick>,
@@ -285,7 +288,7 @@ impl Engine {
             work: work::Work::default(),
             dirty: BTreeSet::new(),
             planned: 0,
-            issued: BTreeMap::new(),
+            issued: issued::Issued::default(),
             inject_delay: Duration::from_millis(1),
             unmarking: BTreeMap::new(),
             copy_lag: BTreeMap::new(),
