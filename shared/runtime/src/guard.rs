@@ -16,7 +16,7 @@ use std::{
 use axum::{
     Extension, Router,
     extract::{Request, State},
-    http::{HeaderMap, Method, StatusCode, header::AUTHORIZATION},
+    http::{HeaderMap, Method, StatusCode, header::{AUTHORIZATION, HOST}, uri::Authority},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
@@ -71,7 +71,8 @@ impl Guard {
     }
 
     /// The same where more is shown than may be left open: without tokens to ask for, only whoever connects from this machine (or
-    /// Pod, as `kubectl port-forward` does) gets through.
+    /// Pod, as `kubectl port-forward` does) gets through, and calls it by one of its own names: a page from elsewhere may give
+    /// its name this machine's address, and have a browser here ask in its stead.
     pub fn confine(&self, router: Router) -> Router {
         match &self.0 {
             Some(_) => self.protect(router),
@@ -87,10 +88,17 @@ pub(crate) struct Peer(pub(crate) SocketAddr);
 async fn from_here(Extension(Peer(peer)): Extension<Peer>, request: Request, next: Next) -> Response {
     // Not all of 127.0.0.0/8: proxies of service meshes hand visitors from elsewhere on from other addresses in it.
     let ip = peer.ip().to_canonical();
-    if ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST {
+    if (ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST) && calls_it_local(request.headers()) {
         return next.run(request).await;
     }
-    (StatusCode::FORBIDDEN, "only for visitors from this machine, unless --ops-auth asks for tokens\n").into_response()
+    let message = "only for visitors from this machine, by the name localhost, unless --ops-auth asks for tokens\n";
+    (StatusCode::FORBIDDEN, message).into_response()
+}
+
+/// Whether `Host` is a name that nobody can give to an address of their choice.
+fn calls_it_local(headers: &HeaderMap) -> bool {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    host.is_some_and(|host| matches!(host.host(), "localhost" | "127.0.0.1" | "[::1]"))
 }
 
 async fn pass(State(reviewer): State<Arc<Reviewer>>, request: Request, next: Next) -> Response {
@@ -253,7 +261,11 @@ mod tests {
     }
 
     async fn visit(router: &Router, path: &str, authorization: &str) -> u16 {
-        let mut request = http::Request::get(path);
+        visit_host(router, path, authorization, "localhost:8080").await
+    }
+
+    async fn visit_host(router: &Router, path: &str, authorization: &str, host: &str) -> u16 {
+        let mut request = http::Request::get(path).header(HOST, host);
         if !authorization.is_empty() {
             request = request.header(AUTHORIZATION, authorization);
         }
@@ -352,6 +364,19 @@ mod tests {
         ] {
             let router = confined.clone().layer(Extension(Peer(peer.parse().expect("an address"))));
             assert_eq!(visit(&router, "/debug/x", "").await, want, "{peer}");
+        }
+        let here = confined.layer(Extension(Peer(([127, 0, 0, 1], 9).into())));
+        for (host, want) in [
+            ("localhost", 200),
+            ("127.0.0.1:1", 200),
+            ("[::1]:8080", 200),
+            ("rebound.example.com:8080", 403),
+            ("localhost.example.com", 403),
+            ("localhost@example.com", 403),
+            ("10.0.0.7:8080", 403),
+            ("", 403),
+        ] {
+            assert_eq!(visit_host(&here, "/debug/x", "", host).await, want, "{host}");
         }
         let server = Server::start([]).await;
         let by_token = Guard::by_token(server.client()).confine(routes());
