@@ -2,7 +2,7 @@
 //!
 //! Fails closed: what can't be asked isn't held.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use futures::future::try_join_all;
 use kube::Client;
@@ -15,17 +15,65 @@ use mimeo_runtime::{
     authority::is_allowed,
     client::{Fault, status},
 };
-use tokio::time::Instant;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tracing::warn;
 
-/// Reviews at once. The API server answers each from memory.
+/// Questions of one review at once. The API server answers each from memory.
 const PARALLEL: usize = 16;
+/// Of all reviews: whoever reaches the port can send as many as he likes, of rules that give rise to hundreds each.
+const AT_ONCE: usize = 32;
+
+/// What the API server is asked on behalf of rules under review: so much at once, in turn.
+#[derive(Debug)]
+pub(crate) struct Questions(Semaphore);
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self(Semaphore::new(AT_ONCE))
+    }
+}
+
+impl Questions {
+    /// The answer to one of them; none if there is none in time.
+    pub(crate) async fn ask<T>(&self, question: impl Future<Output = T>, deadline: Instant) -> Option<T> {
+        let turn = async {
+            let _turn = self.0.acquire().await;
+            question.await
+        };
+        timeout_at(deadline, turn).await.ok()
+    }
+
+    /// Whether the user holds the right.
+    ///
+    /// # Errors
+    /// Nobody could say: that isn't "no".
+    pub(crate) async fn may(
+        &self,
+        client: &Client,
+        user: &User,
+        right: &Right,
+        deadline: Instant,
+    ) -> kube::Result<bool> {
+        let late = || Err(kube::Error::Service(io::Error::from(io::ErrorKind::TimedOut).into()));
+        let question = Box::pin(is_allowed(client, user, right, deadline));
+        self.ask(question, deadline).await.unwrap_or_else(late)
+    }
+}
 
 /// Asks for all that is needed, at most twice in a row: for each need, and where that is denied, for what is enough instead.
 ///
 /// # Errors
 /// The refusal, with what is missing; or that nobody could say.
-pub(crate) async fn check(client: &Client, user: &User, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
+pub(crate) async fn check(
+    client: &Client,
+    questions: &Questions,
+    user: &User,
+    needs: &[Need],
+    deadline: Instant,
+) -> Result<(), Verdict> {
     let mut answers: BTreeMap<&Right, bool> = BTreeMap::new();
     loop {
         let open = match find(needs, |right| answers.get(right).copied()) {
@@ -39,7 +87,7 @@ pub(crate) async fn check(client: &Client, user: &User, needs: &[Need], deadline
             Finding::Ask(open) => open,
         };
         for some in open.chunks(PARALLEL) {
-            let asked = some.iter().map(|right| is_allowed(client, user, right, deadline));
+            let asked = some.iter().map(|right| questions.may(client, user, right, deadline));
             let answered = try_join_all(asked).await.map_err(|error| unanswered(user, &error))?;
             answers.extend(some.iter().copied().zip(answered));
         }
@@ -60,7 +108,14 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use std::{convert::Infallible, sync::Arc, sync::Mutex, time::Duration};
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Duration,
+    };
 
     use kube::client::Body;
     use serde_json::{Value, json};
@@ -111,7 +166,7 @@ mod tests {
     }
 
     async fn checked(client: &Client, needs: &[Need], time: Duration) -> Result<(), (u16, String)> {
-        match check(client, &ann(), needs, Instant::now() + time).await {
+        match check(client, &Questions::default(), &ann(), needs, Instant::now() + time).await {
             Err(Verdict::Deny { code, message, .. }) => Err((code, message)),
             other => other.map_err(|verdict| (0, format!("{verdict:?}"))),
         }
@@ -143,6 +198,21 @@ mod tests {
         refused(403, "user \"ann\" may not get secrets/registry in namespace c;", one_more);
         let many = checked(&client, &vec![need(&[]); 7], SOON).await;
         assert!(many.unwrap_err().1.contains(" and 2 more;"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_much_is_asked_at_once_and_no_more() {
+        let (questions, asked) = (Questions::default(), AtomicUsize::new(0));
+        let silent = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        let all = (0..3 * AT_ONCE).map(|_| questions.ask(silent(), Instant::now() + SOON));
+        let mut all = Box::pin(futures::future::join_all(all));
+        assert!(futures::poll!(&mut all).is_pending());
+        assert_eq!(asked.load(Ordering::Relaxed), AT_ONCE);
+        assert!(all.await.iter().all(Option::is_none), "none has an answer in time");
+        assert_eq!(questions.ask(async { 7 }, Instant::now() + SOON).await, Some(7), "each gives its turn back");
     }
 
     #[tokio::test]

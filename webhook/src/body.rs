@@ -1,89 +1,18 @@
 //! A review's body: read within the request's time, and within the memory that there is for all of them together.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
-
 use axum::body::Body;
 use futures::StreamExt;
 use mimeo_core::{
     admission::come_again,
     review::{Decoded, Request, Undecodable, bad_request, decode, encode_unread},
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
-use crate::metrics::Word;
+use crate::{memory::Room, metrics::Word};
 
 /// Object and old object travel together, each up to etcd's 1.5 MiB and grown by JSON's escapes; API servers send no more than
 /// this.
 const BODY_LIMIT: usize = 7 << 20;
-/// Memory for all reviews at once, in bytes: four of the largest bodies, or some 2,000 of the usual size. The limit in
-/// `manifests/chart/values.yaml` reckons with it.
-const MEMORY: usize = 64 << 20;
-/// What a request takes besides its body.
-const REQUEST: usize = 16 << 10;
-/// How often the log tells that there is too little of it.
-const TELL_EVERY: Duration = Duration::from_secs(10);
-
-/// The memory for all reviews.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    permits: Semaphore,
-    /// When it was told last that there is too little.
-    told: Mutex<Option<Instant>>,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self { permits: Semaphore::new(MEMORY), told: Mutex::default() }
-    }
-}
-
-impl Memory {
-    /// Room for one more request; none if there is none. Nobody waits for it: those who have it may be waiting, too.
-    pub(crate) fn room(&self) -> Option<Room<'_>> {
-        let all = &self.permits;
-        let mut room = Room { all, held: all.try_acquire_many(0).ok()? };
-        room.grow(REQUEST).then_some(room)
-    }
-
-    /// Whether it is time to tell that there is too little: not for each of the many requests of which that is true.
-    pub(crate) fn lack_is_news(&self) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
-        if news {
-            *told = Some(Instant::now());
-        }
-        news
-    }
-}
-
-/// What one request holds of it, until dropped.
-#[derive(Debug)]
-pub(crate) struct Room<'a> {
-    all: &'a Semaphore,
-    held: SemaphorePermit<'a>,
-}
-
-impl Room<'_> {
-    /// Takes that many bytes more; false if they aren't there.
-    fn grow(&mut self, bytes: usize) -> bool {
-        let more = u32::try_from(bytes).ok().and_then(|bytes| self.all.try_acquire_many(bytes).ok());
-        more.map(|more| self.held.merge(more)).is_some()
-    }
-
-    /// Holds that many bytes from now on instead of the body's; false if they aren't there.
-    pub(crate) fn hold_instead(&mut self, bytes: usize) -> bool {
-        let held = self.held.num_permits();
-        let wanted = REQUEST + bytes;
-        drop(self.held.split(held.saturating_sub(wanted)));
-        self.grow(wanted.saturating_sub(held))
-    }
-}
 
 /// Why there is no review, and what there is of it.
 #[derive(Debug)]
@@ -131,7 +60,7 @@ impl Unread {
 pub(crate) async fn receive(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Request, Unread> {
     let body = read(body, room, deadline).await?;
     match decode(&body) {
-        Ok(Decoded { request, memory }) if room.hold_instead(memory) => Ok(request),
+        Ok(Decoded { request, memory }) if room.hold_instead(memory, deadline).await => Ok(request),
         Ok(_) => Err(Unread { why: Why::NoRoom, begun: body }),
         Err(undecodable) => Err(Unread { why: Why::Undecodable(undecodable), begun: body }),
     }
@@ -141,7 +70,11 @@ pub(crate) async fn receive(body: Body, room: &mut Room<'_>, deadline: Instant) 
 async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<u8>, Unread> {
     let (mut stream, mut begun) = (body.into_data_stream(), Vec::new());
     let why = loop {
-        let piece = match timeout_at(deadline, stream.next()).await {
+        let piece = tokio::select! {
+            piece = timeout_at(deadline, stream.next()) => piece,
+            () = room.over() => break Why::NoRoom,
+        };
+        let piece = match piece {
             Ok(None) => return Ok(begun),
             Ok(Some(Ok(piece))) => piece,
             Ok(Some(Err(_))) => break Why::BrokenOff,
@@ -152,7 +85,7 @@ async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<
             break Why::TooLarge;
         }
         // A vector that grows has up to twice the room that it needs.
-        if !room.grow(2 * piece.len()) {
+        if !room.grow(2 * piece.len(), deadline).await {
             break Why::NoRoom;
         }
     };
@@ -162,13 +95,15 @@ async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use std::convert::Infallible;
+    use std::{convert::Infallible, net::IpAddr, time::Duration};
 
     use futures::stream;
     use serde_json::Value;
 
     use super::*;
+    use crate::memory::Memory;
 
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const UID: &str = r#"{"request":{"uid":"u-1","#;
 
     /// A body of these pieces that then stalls.
@@ -194,52 +129,30 @@ mod tests {
     async fn a_body_of_the_largest_size_is_read_and_a_larger_one_refused() {
         let memory = Memory::default();
         let largest = vec![b' '; BODY_LIMIT];
-        let mut room = memory.room().unwrap();
+        let mut room = memory.room(HERE, soon()).await.unwrap();
         assert!(read(largest.clone().into(), &mut room, soon()).await.unwrap() == largest);
         let pieces = vec![UID.into(), largest];
         answered(&read(stalling(pieces), &mut room, soon()).await.unwrap_err(), Why::TooLarge, 400);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_stalls_is_given_up_and_holds_nothing_any_more() {
+    async fn a_body_that_stalls_is_given_up() {
         let memory = Memory::default();
-        let mut room = memory.room().unwrap();
+        let mut room = memory.room(HERE, soon()).await.unwrap();
         let late = read(stalling(vec![UID.into()]), &mut room, soon()).await.unwrap_err();
         answered(&late, Why::Late, 400);
-        drop(room);
-        assert_eq!(memory.permits.available_permits(), MEMORY);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn four_of_the_largest_are_held_and_the_fifth_comes_again() {
+    async fn what_stalls_comes_again_when_others_have_no_room() {
         let memory = Memory::default();
-        let mut rooms: Vec<_> = (0..5).map(|_| memory.room().unwrap()).collect();
-        let (fifth, others) = rooms.split_last_mut().unwrap();
-        for room in others {
-            read(vec![b' '; BODY_LIMIT].into(), room, soon()).await.unwrap();
-        }
-        let body = || stalling(vec![UID.into(), vec![b' '; BODY_LIMIT - UID.len()]]);
-        answered(&read(body(), fifth, soon()).await.unwrap_err(), Why::NoRoom, 429);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lack_of_room_is_told_now_and_then() {
-        let memory = Memory::default();
-        assert_eq!([memory.lack_is_news(), memory.lack_is_news()], [true, false]);
-        tokio::time::advance(TELL_EVERY).await;
-        assert_eq!([memory.lack_is_news(), memory.lack_is_news()], [true, false]);
-    }
-
-    #[test]
-    fn what_is_kept_of_a_review_is_held_instead_of_its_body() {
-        let memory = Memory::default();
-        let mut room = memory.room().unwrap();
-        assert!(room.grow(1_000) && room.hold_instead(200));
-        assert_eq!(memory.permits.available_permits(), MEMORY - REQUEST - 200);
-        assert!(room.hold_instead(5_000) && !room.hold_instead(MEMORY));
-        assert_eq!(memory.permits.available_permits(), MEMORY - REQUEST - 5_000);
-        drop(room);
-        let rooms: Vec<_> = std::iter::from_fn(|| memory.room()).collect();
-        assert_eq!(rooms.len(), MEMORY / REQUEST);
+        let stalled = async || {
+            let mut room = memory.room(HERE, soon()).await.unwrap();
+            read(stalling(vec![UID.into(), vec![b' '; BODY_LIMIT - UID.len()]]), &mut room, soon()).await
+        };
+        let five = futures::future::join_all([(); 5].map(|()| stalled()));
+        let unread: Vec<Unread> = five.await.into_iter().map(Result::unwrap_err).collect();
+        answered(&unread[0], Why::NoRoom, 429);
+        answered(&unread[4], Why::Late, 400);
     }
 }

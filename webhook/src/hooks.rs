@@ -1,6 +1,10 @@
 //! From bytes to bytes: the routes, what every hook has in common, and what all of them know.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -13,13 +17,16 @@ use axum::{
 use kube::Client;
 use mimeo_core::{
     admission::come_again,
-    registration::{BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH, STAMPS_PATH},
+    registration::{
+        BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH, STAMPS_PATH, TIMEOUT,
+    },
     review::{Request, Verdict, encode},
 };
 use mimeo_runtime::{
     discovery::Discovery,
     driver::Handle,
     duration,
+    guard::Peer,
     seal::Keyring,
     trace::{Began, Parent, Traces},
 };
@@ -31,20 +38,21 @@ use tokio::{
 use tracing::warn;
 
 use crate::{
+    authority::Questions,
     barrier::{self, Live},
-    body::{Memory, Room, Why, receive},
+    body::{Why, receive},
     copies,
+    memory::{Memory, Room},
     metrics::{Answers, Hook, Word},
     namespaces, objects,
+    paced::Paced,
     policies::Policies,
     rules, sources, stamps,
     turns::Turns,
 };
 
-/// The API server's own default, should it not say how long it waits.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest that it can be told to.
-const LONGEST: Duration = Duration::from_secs(30);
+/// How long API servers wait, and so does whoever else says that he waits longer.
+const LONGEST: Duration = TIMEOUT;
 
 /// What the hooks know and share.
 pub(crate) struct App {
@@ -68,8 +76,14 @@ pub(crate) struct App {
     pub(crate) held: Semaphore,
     /// Reads of namespaces: when each began, and what it showed.
     pub(crate) reads: Turns<Option<(Instant, Live)>>,
+    /// What they have the API server asked.
+    pub(crate) questions: Questions,
     /// For reviews under way.
     pub(crate) memory: Memory,
+    /// That there was none for one.
+    pub(crate) no_room: Paced,
+    /// That something else was wrong with one.
+    pub(crate) no_review: Paced,
     /// Where Mimeo itself runs.
     pub(crate) own_namespace: String,
     /// Users who may change the mark.
@@ -98,6 +112,8 @@ struct Asked {
     timeout: Option<String>,
     /// The trace that it makes of this request, if it traces.
     parent: Parent,
+    /// Where it asks from.
+    peer: Option<IpAddr>,
 }
 
 /// What it adds to the URL.
@@ -111,7 +127,8 @@ impl<S: Sync> FromRequestParts<S> for Asked {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let Query(Added { timeout }) = Query::try_from_uri(&parts.uri)?;
-        Ok(Self { timeout, parent: Parent::of(&parts.headers) })
+        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| peer.ip().to_canonical());
+        Ok(Self { timeout, parent: Parent::of(&parts.headers), peer })
     }
 }
 
@@ -119,7 +136,7 @@ impl Asked {
     /// When the answer must be on its way.
     fn deadline(&self, arrived: Instant) -> Instant {
         let told = self.timeout.as_deref().and_then(|text| duration::parse(text).ok());
-        let timeout = told.map_or(TIMEOUT, |told| told.min(LONGEST));
+        let timeout = told.map_or(LONGEST, |told| told.min(LONGEST));
         let margin = (timeout / 10).max(Duration::from_millis(200));
         arrived + timeout.saturating_sub(margin)
     }
@@ -190,7 +207,7 @@ struct Review<'a> {
     parent: Parent,
     deadline: Instant,
     request: Request,
-    _room: Room<'a>,
+    room: Room<'a>,
 }
 
 impl<'a> Review<'a> {
@@ -202,12 +219,13 @@ impl<'a> Review<'a> {
         let (arrived, began, parent) = (Instant::now(), Began::now(), asked.parent);
         let deadline = asked.deadline(arrived);
         // Its uid isn't known before it is read, for which there is no room.
-        let Some(mut room) = app.memory.room() else {
+        let peer = asked.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let Some(mut room) = app.memory.room(peer, deadline).await else {
             Self::unread(app, hook, arrived, &Why::NoRoom);
             return Err(StatusCode::TOO_MANY_REQUESTS.into_response());
         };
         match receive(body, &mut room, deadline).await {
-            Ok(request) => Ok(Self { app, hook, arrived, began, parent, deadline, request, _room: room }),
+            Ok(request) => Ok(Self { app, hook, arrived, began, parent, deadline, request, room }),
             Err(unread) => {
                 Self::unread(app, hook, arrived, &unread.why);
                 Err(json(unread.answer()))
@@ -217,7 +235,8 @@ impl<'a> Review<'a> {
 
     /// Tells and counts one that isn't read.
     fn unread(app: &App, hook: Hook, arrived: Instant, why: &Why) {
-        if *why != Why::NoRoom || app.memory.lack_is_news() {
+        let told = if *why == Why::NoRoom { &app.no_room } else { &app.no_review };
+        if told.is_news() {
             warn!(?hook, error = %why, "no review");
         }
         app.metrics.answered(hook, why.word(), arrived.elapsed());
@@ -226,7 +245,11 @@ impl<'a> Review<'a> {
     /// Answers with what is decided, in time.
     async fn answer(&self, decision: impl Future<Output = Verdict>) -> Response {
         let late = || come_again("Mimeo has no answer in time".into());
-        let verdict = timeout_at(self.deadline, decision).await.unwrap_or_else(|_| late());
+        let verdict = tokio::select! {
+            biased;
+            verdict = timeout_at(self.deadline, decision) => verdict.unwrap_or_else(|_| late()),
+            () = self.room.over() => come_again(Why::NoRoom.to_string()),
+        };
         self.app.metrics.answered(self.hook, Word::of(&verdict), self.arrived.elapsed());
         self.trace(&verdict);
         json(encode(&self.request.uid, &verdict))
@@ -275,11 +298,11 @@ mod tests {
             (Some("5s"), 4_500),
             (Some("1s"), 800),
             (Some("100ms"), 0),
-            (None, 9_000),
-            (Some("x"), 9_000),
-            (Some("1h"), 27_000),
+            (None, 4_500),
+            (Some("x"), 4_500),
+            (Some("1h"), 4_500),
         ] {
-            let asked = Asked { timeout: timeout.map(Into::into), parent: Parent::None };
+            let asked = Asked { timeout: timeout.map(Into::into), parent: Parent::None, peer: None };
             assert_eq!(asked.deadline(now) - now, Duration::from_millis(want), "{timeout:?}");
         }
     }

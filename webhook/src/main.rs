@@ -7,9 +7,11 @@ mod copies;
 mod errands;
 mod flags;
 mod hooks;
+mod memory;
 mod metrics;
 mod namespaces;
 mod objects;
+mod paced;
 mod policies;
 mod register;
 mod rules;
@@ -52,10 +54,12 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    body::Memory,
+    authority::Questions,
     flags::Flags,
     hooks::{App, router},
+    memory::Memory,
     metrics::Answers,
+    paced::Paced,
     policies::Registrar,
     register::{Kept, MANAGER, Wanted},
     turns::Turns,
@@ -129,7 +133,10 @@ async fn main() -> anyhow::Result<()> {
         barrier_wait: flags.hooks.barrier_wait,
         held: Semaphore::new(flags.hooks.barrier_max_held),
         reads: Turns::default(),
+        questions: Questions::default(),
         memory: Memory::default(),
+        no_room: Paced::default(),
+        no_review: Paced::default(),
         own_namespace: identity.namespace.clone(),
         mimeo_users,
         username,

@@ -28,7 +28,7 @@ use mimeo_core::{
 use mimeo_runtime::named;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::{authority, hooks::App, stamps::key, warnings};
@@ -144,7 +144,7 @@ async fn check_policy(app: &App, request: &Request, object: &Value, deadline: In
 }
 
 async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
-    let checked = authority::check(&app.client, &request.user, needs, deadline).await;
+    let checked = authority::check(&app.client, &app.questions, &request.user, needs, deadline).await;
     if let Err(Verdict::Deny { message, .. }) = &checked {
         let name = request.name.as_deref().or_else(|| request.generate_name()).unwrap_or_default();
         info!(kind = %request.kind.kind, name, message, "author refused");
@@ -160,7 +160,7 @@ pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: 
     let rule = parse_rule(request, object)?;
     let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-    authority::check(&app.client, &request.user, &needs, deadline).await
+    authority::check(&app.client, &app.questions, &request.user, &needs, deadline).await
 }
 
 /// Whether the stamp is of just this spec and user: the object is as it will be stored.
@@ -184,12 +184,12 @@ impl Kinds {
             if found.contains_key(gvk) {
                 continue;
             }
-            match timeout_at(deadline, app.discovery.find(gvk)).await {
-                Ok(Ok(resource)) => {
+            match app.questions.ask(app.discovery.find(gvk), deadline).await {
+                Some(Ok(resource)) => {
                     found.insert(gvk.clone(), resource);
                 }
-                Ok(Err(error)) => debug!(%gvk, %error, "cannot look a kind up"),
-                Err(_) => break,
+                Some(Err(error)) => debug!(%gvk, %error, "cannot look a kind up"),
+                None => break,
             }
         }
         Self(found)
@@ -211,7 +211,7 @@ impl Kinds {
 async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
     let read = async |source: &&SourceRef| {
         let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
-        let answer = timeout_at(deadline, named::read_metadata(&api, &source.name)).await.ok()?.ok()?;
+        let answer = app.questions.ask(named::read_metadata(&api, &source.name), deadline).await?.ok()?;
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
     join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
@@ -253,7 +253,7 @@ async fn select<'a>(app: &App, rule: &'a Rule, reach: &Reach, kinds: &Kinds, dea
         let api = api_of(app, &selector.namespace, &kinds.resource(&selector.gvk)?);
         let labels = selector.selector.to_query();
         let list = ListParams::default().labels(&labels).limit(LISTED);
-        let found = timeout_at(deadline, api.list_metadata(&list)).await.ok()?.ok()?;
+        let found = app.questions.ask(api.list_metadata(&list), deadline).await?.ok()?;
         let foreign = |metadata: &ObjectMeta| {
             let metadata = serde_json::to_value(metadata).ok();
             Lineage::of(metadata.as_ref()).admits(&rule.id)

@@ -15,7 +15,7 @@ use mimeo_core::{
     rights::{self, Program, ProgramRight},
     rule::{Retain, Rule, SourceRef},
 };
-use mimeo_runtime::{authority::is_allowed, client::Fault};
+use mimeo_runtime::client::Fault;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -101,7 +101,7 @@ pub(crate) async fn missing_rights(
 /// The right, if any of the program's users lacks it; in doubt they don't.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
-        match is_allowed(&app.client, &user, &need.right(), deadline).await {
+        match app.questions.may(&app.client, &user, &need.right(), deadline).await {
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {

@@ -9,7 +9,10 @@
 //! The filters are as narrow as the job: what doesn't match costs the API server no call. Nothing is exempt by a label of
 //! a namespace, since anyone who may create one can set any.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use k8s_openapi::ByteString;
 use mimeo_api::FailurePolicy;
@@ -58,11 +61,11 @@ const COLLECTORS: [&str; 3] = [
 /// What the names of the system's namespaces begin with.
 const SYSTEM: &str = "kube-";
 
-/// How long the API server waits for each hook, in seconds. The answers come from memory, or after at most a second of
+/// How long the API server waits for each hook. The answers come from memory, or after at most a second of
 /// waiting for copies; the rest is for a busy machine. The server's default, 10, would let an address that swallows
 /// packets hold every namespace's creation that long.
-const TIMEOUT: u32 = 5;
-/// The same for a warning: nobody is to wait long for one.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for a warning, in seconds: nobody is to wait long for one.
 const TIMEOUT_OF_A_WARNING: u32 = 1;
 /// Most sources of whose deletion the webhook is to be told. Their names stand in an expression that the API server evaluates for
 /// each deletion in their namespaces.
@@ -206,7 +209,7 @@ impl Registration {
             "matchConditions": conditions,
             "failurePolicy": self.namespaces_failure_policy,
             "sideEffects": "NoneOnDryRun",
-            "timeoutSeconds": TIMEOUT,
+            "timeoutSeconds": TIMEOUT.as_secs(),
             "matchPolicy": "Equivalent",
             // A later hook may add the label by which a rule matches.
             "reinvocationPolicy": "IfNeeded",
@@ -237,7 +240,7 @@ impl Registration {
             ],
             "failurePolicy": FailurePolicy::Fail,
             "sideEffects": "NoneOnDryRun",
-            "timeoutSeconds": TIMEOUT,
+            "timeoutSeconds": TIMEOUT.as_secs(),
             "matchPolicy": "Equivalent",
             "reinvocationPolicy": "Never",
             "admissionReviewVersions": ["v1"],
@@ -274,7 +277,7 @@ impl Registration {
             "objectSelector": {},
             "failurePolicy": FailurePolicy::Fail,
             "sideEffects": "None",
-            "timeoutSeconds": TIMEOUT,
+            "timeoutSeconds": TIMEOUT.as_secs(),
             "matchPolicy": "Equivalent",
             "admissionReviewVersions": ["v1"],
         })
@@ -323,7 +326,7 @@ impl Registration {
             ],
             "failurePolicy": FailurePolicy::Ignore,
             "sideEffects": "None",
-            "timeoutSeconds": TIMEOUT,
+            "timeoutSeconds": TIMEOUT.as_secs(),
             "matchPolicy": "Equivalent",
             "admissionReviewVersions": ["v1"],
         })
@@ -343,7 +346,7 @@ impl Registration {
                 "matchConditions": [self.not_exempt("namespace")],
                 "failurePolicy": policy.failure_policy,
                 "sideEffects": "None",
-                "timeoutSeconds": TIMEOUT,
+                "timeoutSeconds": TIMEOUT.as_secs(),
                 "matchPolicy": "Equivalent",
                 "reinvocationPolicy": "IfNeeded",
                 "admissionReviewVersions": ["v1"],

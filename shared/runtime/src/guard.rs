@@ -16,7 +16,11 @@ use std::{
 use axum::{
     Extension, Router,
     extract::{Request, State},
-    http::{HeaderMap, Method, StatusCode, header::{AUTHORIZATION, HOST}, uri::Authority},
+    http::{
+        HeaderMap, Method, StatusCode,
+        header::{AUTHORIZATION, HOST},
+        uri::Authority,
+    },
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
@@ -83,7 +87,7 @@ impl Guard {
 
 /// Where a connection comes from; an extension of its requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub struct Peer(pub SocketAddr);
 
 async fn from_here(Extension(Peer(peer)): Extension<Peer>, request: Request, next: Next) -> Response {
     // Not all of 127.0.0.0/8: proxies of service meshes hand visitors from elsewhere on from other addresses in it.

@@ -33,6 +33,8 @@ const KEPT_OF_METADATA: &[&str] = &[
     "annotations",
     "finalizers",
 ];
+/// What of it is as short as a name, and stands in logs.
+const IDENTITY: &[&str] = &["name", "generateName", "namespace", "uid", "resourceVersion"];
 /// Most memory for what is kept of one object, in bytes: a rule as large as its schema allows takes half of it.
 const KEPT_MEMORY: usize = 4 << 20;
 /// Most memory for one user's groups and extra, in bytes: some thousands of groups.
@@ -85,6 +87,9 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
     let mut keep = |object: Option<&RawValue>| {
         let Some(object) = object else { return Ok(None) };
         let object = Object::pick(object, kept).map_err(|error| undecodable(place(&error)))?;
+        if object.metadata.iter().any(|(key, text)| IDENTITY.contains(key) && text.get().len() > NAME_LENGTH) {
+            return Err(undecodable("an object with a name that can't be one".into()));
+        }
         memory += object.memory();
         if object.memory() > KEPT_MEMORY {
             return Err(undecodable("an object with too many values".into()));
@@ -274,8 +279,8 @@ impl Asked<'_> {
             return Err("a user whose name is too long");
         }
         let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
-        let namespaces = self.namespace.iter().chain(self.name.iter().filter(|_| names_namespace));
-        if namespaces.into_iter().any(|name| syntax::dns_label(name).is_err()) {
+        let mut namespaces = self.namespace.iter().chain(self.name.iter().filter(|_| names_namespace));
+        if namespaces.any(|name| syntax::dns_label(name).is_err()) {
             return Err("a namespace's name that can't be one");
         }
         if !self.name.iter().all(|name| is_name(name)) {
@@ -488,9 +493,22 @@ mod tests {
             let answer = encode_unread(review.to_string().as_bytes(), &bad_request(refused.to_string()));
             assert!(answer.len() < 1_000, "{field}");
         }
+        for field in IDENTITY {
+            let mut review = review();
+            review["request"]["object"]["metadata"][field] = too_long.clone();
+            assert!(decode(review.to_string().as_bytes()).is_err(), "{field}");
+        }
         for (name, resource, good) in [
-            ("system:node ä", json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
-            (&"n".repeat(300), json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
+            (
+                "system:node ä",
+                json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}),
+                true,
+            ),
+            (
+                &*"n".repeat(300),
+                json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}),
+                true,
+            ),
             ("a.b", json!({"group": "example.com", "version": "v1", "resource": "namespaces"}), true),
             ("a.b", resource.clone(), false),
             ("team-a", resource, true),

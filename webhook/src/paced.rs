@@ -1,0 +1,39 @@
+//! What the log tells now and then, however often it happens: anybody who reaches the port can make it happen thousands of times.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+const EVERY: Duration = Duration::from_secs(10);
+
+/// When it was told last.
+#[derive(Debug, Default)]
+pub(crate) struct Paced(Mutex<Option<Instant>>);
+
+impl Paced {
+    /// Whether it is time to tell again; then it counts as told.
+    pub(crate) fn is_news(&self) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = told.is_none_or(|told| told.elapsed() >= EVERY);
+        if news {
+            *told = Some(Instant::now());
+        }
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_told_now_and_then() {
+        let paced = Paced::default();
+        assert_eq!([paced.is_news(), paced.is_news()], [true, false]);
+        tokio::time::advance(EVERY).await;
+        assert_eq!([paced.is_news(), paced.is_news()], [true, false]);
+    }
+}
