@@ -1,0 +1,205 @@
+//! Rules as somebody might write them.
+
+use super::chance::Chance;
+use crate::{
+    server::{Key, Res},
+    spec::{
+        By, Data, Exclude, Keep, Keys, Op, Pattern, Piece, Policy, Retention, RuleSpec, Selector, Strategy, Target,
+        Text, Transform, Typed,
+    },
+};
+
+const GLOBS: [&str; 9] = ["t*", "t?", "*", "team-*", "kube-*", "?", "*-a", "t?0", "q*"];
+const EXACT: [&str; 8] = ["t0", "t1", "t10", "team-a", "kube-system", "kube-public", "q", "p"];
+pub const TYPES: [&str; 2] = ["Opaque", "example.com/other"];
+
+/// What rules name as their sources. The last two are where copies of the first can be.
+pub fn sources() -> [Key; 6] {
+    [
+        Key::new(Res::Secret, "p", "s0"),
+        Key::new(Res::ConfigMap, "p", "s0"),
+        Key::new(Res::Secret, "q", "s1"),
+        Key::new(Res::Widget, "p", "w0"),
+        Key::new(Res::Secret, "t0", "s0"),
+        Key::new(Res::ConfigMap, "t1", "s0"),
+    ]
+}
+
+fn pattern(chance: &mut Chance) -> Pattern {
+    let all = [
+        Pattern::All(vec![Pattern::Text("t"), Pattern::Digits]),
+        Pattern::All(vec![Pattern::Text("t"), Pattern::Rest]),
+        Pattern::Either(vec![Pattern::Text("t0"), Pattern::Text("team")]),
+        Pattern::All(vec![Pattern::Either(vec![Pattern::Text("t"), Pattern::Text("team-")]), Pattern::Rest]),
+        Pattern::Text("t1"),
+        Pattern::Rest,
+        Pattern::All(vec![Pattern::Text("kube-"), Pattern::Rest]),
+    ];
+    chance.of(&all)
+}
+
+fn selector(chance: &mut Chance) -> Selector {
+    let label = |chance: &mut Chance| chance.of(&[("team", "a"), ("team", "b"), ("tier", "gold")]);
+    let expression = |chance: &mut Chance| {
+        let op = chance.of(&[Op::In, Op::NotIn, Op::Exists, Op::DoesNotExist]);
+        let key = chance.of(&["team", "tier"]);
+        let values = chance.of(&[vec!["a"], vec!["a", "b"], vec!["gold", "b"]]);
+        (key, op, if matches!(op, Op::In | Op::NotIn) { values } else { Vec::new() })
+    };
+    match chance.below(4) {
+        0 => Selector::default(),
+        1 => Selector { labels: vec![label(chance)], expressions: Vec::new() },
+        2 => Selector { labels: Vec::new(), expressions: vec![expression(chance)] },
+        _ => Selector { labels: chance.few(1, label), expressions: chance.few(2, expression) },
+    }
+}
+
+fn by(chance: &mut Chance) -> By {
+    match chance.below(10) {
+        0..=2 => By::Selector(selector(chance)),
+        3 | 4 => By::Selector(Selector::default()),
+        5 | 6 => By::Pattern(pattern(chance)),
+        _ => {
+            let mut names: Vec<&str> =
+                chance.few(2, |chance| if chance.percent(50) { chance.of(&GLOBS) } else { chance.of(&EXACT) });
+            names.push(chance.of(&EXACT));
+            names.sort_unstable();
+            names.dedup();
+            By::Names(names)
+        }
+    }
+}
+
+fn exclude(chance: &mut Chance) -> Exclude {
+    match chance.below(4) {
+        0 => Exclude { names: vec![chance.of(&EXACT)], ..Exclude::default() },
+        1 => Exclude { names: vec![chance.of(&GLOBS[3..])], selector: Some(selector(chance)), ..Exclude::default() },
+        2 => Exclude { pattern: Some(pattern(chance)), ..Exclude::default() },
+        _ => Exclude { selector: Some(selector(chance)), ..Exclude::default() },
+    }
+}
+
+/// A text with variables, safe as the value of a label and as part of a name.
+fn text(chance: &mut Chance, begin: Vec<Piece>) -> Text {
+    let variable = |chance: &mut Chance| {
+        chance.of(&[
+            Piece::SourceName,
+            Piece::SourceNamespace,
+            Piece::NamespaceName,
+            Piece::NamespaceName,
+            Piece::NamespaceLabel("team"),
+            Piece::NamespaceLabel("team"),
+            Piece::Unknown("namespace.uid"),
+        ])
+    };
+    let mut pieces = begin;
+    if chance.percent(if pieces.is_empty() { 50 } else { 35 }) {
+        let piece = variable(chance);
+        let rare = matches!(piece, Piece::Unknown(_)) && chance.percent(70);
+        pieces.push(Piece::Text("-"));
+        pieces.push(if rare { Piece::SourceName } else { piece });
+    }
+    pieces.insert(0, Piece::Text("x"));
+    Text(pieces)
+}
+
+/// Names of copies. Every source of a rule comes to a name of its own.
+fn name(chance: &mut Chance, several: bool) -> Text {
+    match chance.below(4) {
+        0 if !several => Text(vec![Piece::Text("shared")]),
+        1 if !several => text(chance, Vec::new()),
+        2 => Text(vec![Piece::SourceName, Piece::Text("-x")]),
+        _ => text(chance, vec![Piece::SourceName]),
+    }
+}
+
+fn target(chance: &mut Chance, several: bool) -> Target {
+    Target { by: by(chance), exclude: chance.some(25, exclude), name: chance.some(30, |chance| name(chance, several)) }
+}
+
+fn keys(chance: &mut Chance, annotations: bool) -> Keys {
+    let globs = ["a*", "app", "*", "example.com/*", "note", "no?e", "*owner"];
+    let value = |chance: &mut Chance| {
+        let mut value = text(chance, Vec::new());
+        if annotations && chance.percent(30) {
+            value.0.push(Piece::Literal(["HOME", "other.name"][chance.below(2)]));
+        }
+        value
+    };
+    let mut set: Vec<(&str, Text)> =
+        chance.few(2, |chance| (chance.of(&["app", "note", "example.com/set"]), value(chance)));
+    set.sort_by_key(|(key, _)| *key);
+    set.dedup_by_key(|(key, _)| *key);
+    let one = |chance: &mut Chance| chance.of(&globs);
+    Keys {
+        include: chance.some(30, |chance| sorted(chance.few(2, one))),
+        exclude: if chance.percent(30) { sorted(chance.few(2, one)) } else { Vec::new() },
+        set,
+    }
+}
+
+fn sorted(mut globs: Vec<&'static str>) -> Vec<&'static str> {
+    globs.sort_unstable();
+    globs.dedup();
+    globs
+}
+
+fn transform(chance: &mut Chance, kinds: &[Res]) -> Transform {
+    let secrets = kinds.iter().all(|kind| *kind == Res::Secret);
+    let data = kinds.iter().all(|kind| *kind != Res::Widget);
+    let globs = ["a*", "*", "b", "?", "c*"];
+    let one = |chance: &mut Chance| chance.of(&globs);
+    let made = Data {
+        include: chance.some(30, |chance| sorted(chance.few(2, one))),
+        exclude: if chance.percent(30) { sorted(chance.few(1, one)) } else { Vec::new() },
+        rename: if chance.percent(40) {
+            vec![chance.of(&[("a", "new-a"), ("b", "new-b"), ("c1", "new-c")])]
+        } else {
+            Vec::new()
+        },
+    };
+    Transform {
+        type_: chance.some(15, |chance| chance.of(&TYPES)).filter(|_| secrets),
+        labels: if chance.percent(35) { keys(chance, false) } else { Keys::default() },
+        annotations: if chance.percent(35) { keys(chance, true) } else { Keys::default() },
+        data: if data && chance.percent(35) { made } else { Data::default() },
+    }
+}
+
+fn keep(chance: &mut Chance) -> Keep {
+    if chance.percent(30) { Keep::Retain } else { Keep::Delete }
+}
+
+pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
+    let all = sources();
+    let mut named = match chance.below(14) {
+        0..=4 => vec![all[0].clone()],
+        5 => vec![all[1].clone()],
+        6 => vec![all[2].clone()],
+        7 => vec![all[3].clone()],
+        8 => vec![all[0].clone(), all[2].clone()],
+        9 => vec![all[0].clone(), all[1].clone(), all[3].clone()],
+        10 | 11 => vec![all[4].clone()],
+        12 => vec![all[5].clone()],
+        _ => vec![all[0].clone(), all[5].clone()],
+    };
+    if chance.percent(30) {
+        named.reverse();
+    }
+    let kinds: Vec<Res> = named.iter().map(|key| key.res).collect();
+    let several = named.len() > 1;
+    let mut targets = vec![target(chance, several)];
+    targets.extend(chance.some(25, |chance| target(chance, several)));
+    let strategy = [Strategy::CreateOnce, Strategy::Replace, Strategy::Apply][chance.below(6).min(2)];
+    Box::new(RuleSpec {
+        sources: named,
+        targets,
+        transform: transform(chance, &kinds),
+        strategy,
+        conflict: chance.of(&[Policy::Fail, Policy::Fail, Policy::Adopt, Policy::Overwrite]),
+        retention: Retention { rule_deleted: keep(chance), unmatched: keep(chance), source_deleted: keep(chance) },
+        grace: chance.of(&[0, 0, 5]),
+        suspend: chance.percent(6),
+        typed: Typed::default(),
+    })
+}

@@ -1,0 +1,156 @@
+//! What becomes of a cell that a rule has.
+
+use super::{Model, Object, Silence, State, is_content};
+use crate::{
+    render::{Content, Withheld},
+    server::Key,
+    spec::{Policy, RuleSpec, Strategy},
+    tables::{Coverage, Found, Then, Why},
+};
+
+impl Model {
+    fn found(&self, key: &Key, rule: &str, copy: &Content, coverage: &mut Coverage) -> Found {
+        let Some(object) = self.objects.get(key) else { return Found::Nothing };
+        let content = |fields: &Content| -> Content {
+            fields.iter().filter(|(path, _)| is_content(path)).map(|(a, b)| (a.clone(), b.clone())).collect()
+        };
+        let keys = object.fields.keys().filter_map(|path| path.strip_prefix("ann/").or(path.strip_prefix("label/")));
+        let marks = keys.filter(|key| coverage.marks(key)).count() > 0;
+        match object {
+            _ if object.deleting => Found::Deleting,
+            _ if object.ours() && object.rule() == Some(rule) => Found::Own,
+            _ if object.ours() => Found::Others,
+            _ if self.is_source(key) => Found::Source,
+            _ if content(&object.values()) == content(copy) => Found::Same,
+            _ if marks => Found::Marked,
+            _ => Found::Foreign,
+        }
+    }
+
+    /// One cell that the rule has.
+    pub(super) fn wanted(
+        &mut self,
+        key: &Key,
+        rule: &str,
+        source: &Key,
+        contested: bool,
+        coverage: &mut Coverage,
+    ) -> Result<State, Silence> {
+        let spec = self.rules[rule].spec.clone();
+        let seed = (self.namespaces[&key.namespace].id, rule.to_owned(), key.clone());
+        let seeded = spec.strategy == Strategy::CreateOnce && self.seeded.contains(&seed);
+        if spec.suspend {
+            coverage.other("suspended");
+            return Ok(if seeded { State::Synced } else { State::Open });
+        }
+        let there = self.objects.contains_key(key);
+        let once = spec.strategy == Strategy::CreateOnce && !seeded && there;
+        if spec.strategy == Strategy::CreateOnce && !seeded && !there && self.emptied.contains(key) {
+            return Err("whether a seed was there before it was taken away");
+        }
+        if seeded && self.objects.get(key).is_some_and(Object::ours) && !self.objects.contains_key(source) {
+            self.end(key, Why::SourceDeleted, rule, spec.retention.source_deleted, coverage)?;
+        }
+        let copy = match self.copy(rule, source, key, coverage) {
+            _ if seeded => Content::new(),
+            Ok(None) | Err(_) if once => return Err("what counts as created where nothing could be"),
+            Ok(None) => return self.sourceless(key, rule, source, coverage),
+            Err(Withheld::Unset) => {
+                coverage.other("variable unset in content");
+                return Ok(State::Failed("VariableUnset"));
+            }
+            Err(Withheld::Refused) => {
+                coverage.other("source refused");
+                return Ok(State::Open);
+            }
+            Ok(Some(copy)) => copy,
+        };
+        if self.objects.get(source).is_some_and(|source| source.deleting) {
+            return Err("a source that is being deleted");
+        }
+        if self.objects.get(source).is_some_and(Object::ours) {
+            coverage.other("a chain of rules");
+        }
+        let found = self.found(key, rule, &copy, coverage);
+        let object = self.objects.get(key);
+        if self.may_be_source(key) && object.is_some_and(|object| !object.ours()) {
+            return Err("the source of a rule that is refused");
+        }
+        if object.is_some_and(Object::blurred) {
+            return Err("whose a field is that nobody owns");
+        }
+        // Without an entry it is taken back if it has the content, as under Adopt.
+        let stripped = object.is_some_and(|object| object.stripped() && !object.ours());
+        let mut conflict = spec.conflict;
+        if stripped && conflict == Policy::Fail && spec.strategy != Strategy::CreateOnce {
+            coverage.other(if found == Found::Same { "taken back by its content" } else { "not taken back" });
+            conflict = if found == Found::Same { Policy::Adopt } else { Policy::Fail };
+        } else if object.is_some_and(|object| object.ours() && !object.owned()) {
+            coverage.other("taken back by its uid");
+        }
+        let then = coverage.cell(spec.strategy, seeded, found, conflict);
+        let state = match then {
+            Then::Write if self.changes_type(key, &copy) && contested => {
+                // Between its end and its beginning it carries no mark.
+                return Err("whose a copy is that is made anew");
+            }
+            Then::Write
+                if self.changes_type(key, &copy) && object.is_some_and(|object| object.ours() && !object.shown()) =>
+            {
+                return Err("a copy that no watch shows and that can't be changed in place");
+            }
+            Then::Write => self.write(key, &copy, &spec, coverage),
+            Then::Created => State::Synced,
+            Then::Conflict => State::Failed("Conflict"),
+            Then::Silent => return Err("how a seed is counted"),
+        };
+        match spec.strategy {
+            Strategy::CreateOnce if state == State::Synced => drop(self.seeded.insert(seed)),
+            Strategy::Apply | Strategy::Replace if then == Then::Write => drop(self.seeded.remove(&seed)),
+            _ => {}
+        }
+        Ok(state)
+    }
+
+    /// Whether what is there would have to become another type of Secret.
+    fn changes_type(&self, key: &Key, copy: &Content) -> bool {
+        let type_ = self.objects.get(key).and_then(|object| object.value("type"));
+        type_.is_some_and(|type_| Some(type_) != copy.get("type").map(String::as_str))
+    }
+
+    fn write(&mut self, key: &Key, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> State {
+        let typed = self.changes_type(key, copy);
+        let object = self.objects.entry(key.clone()).or_default();
+        if typed && !object.ours() && spec.conflict == Policy::Adopt {
+            coverage.other("not adopted for its type");
+            return State::Failed("Invalid");
+        }
+        if typed {
+            // What can't be changed in place is deleted and created anew.
+            coverage.other("replaced for its type");
+            self.remove(key);
+            if self.objects.contains_key(key) {
+                coverage.other("waits for a finalizer");
+                return State::Failed("Conflict");
+            }
+        }
+        self.objects.entry(key.clone()).or_default().apply(copy, spec.strategy, coverage);
+        State::Synced
+    }
+
+    /// A cell whose source isn't there.
+    fn sourceless(&mut self, key: &Key, rule: &str, source: &Key, coverage: &mut Coverage) -> Result<State, Silence> {
+        coverage.other("source missing");
+        let Some(copy) = self.objects.get(key).filter(|object| object.ours() && !object.deleting) else {
+            return Ok(State::Open);
+        };
+        let Key { res, namespace, name } = source;
+        let of_this = copy.value("ann/mimeo.dev/source") == Some(&format!("{}/{namespace}/{name}", res.gvk()));
+        if copy.rule() != Some(rule) || !of_this {
+            return Err("another copy where the source is missing");
+        }
+        let keep = self.rules[rule].spec.retention.source_deleted;
+        self.end(key, Why::SourceDeleted, rule, keep, coverage)?;
+        Ok(State::Open)
+    }
+}

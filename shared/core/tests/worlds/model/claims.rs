@@ -1,0 +1,109 @@
+//! Which cells rules want, and who has one that several want.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Claims, Model, Namespace, Object, Silence, State, Told, count};
+use crate::{
+    render::{self, Place},
+    select::selects,
+    server::Key,
+    spec::{RuleSpec, Text},
+    tables::Coverage,
+};
+
+impl Model {
+    /// The cells that a rule wants, each with its source.
+    pub(super) fn claim(
+        &self,
+        name: &str,
+        spec: &RuleSpec,
+        claims: &mut Claims,
+        told: &mut Told,
+        coverage: &mut Coverage,
+    ) {
+        for (namespace, Namespace { labels, ending, .. }) in &self.namespaces {
+            if *ending {
+                coverage.other("a terminating namespace");
+                continue;
+            }
+            let mut unnamed: Vec<(&Key, &Text)> = Vec::new();
+            for target in &spec.targets {
+                if !selects(target, namespace, labels, coverage) {
+                    continue;
+                }
+                for source in &spec.sources {
+                    let place = Place { source, namespace, labels };
+                    let copy =
+                        target.name.as_ref().map_or_else(|| Ok(source.name.clone()), |text| render::fill(text, &place));
+                    let Ok(copy) = copy else {
+                        let which = (source, target.name.as_ref().expect("a source's own name has no variable"));
+                        if unnamed.contains(&which) {
+                            continue;
+                        }
+                        unnamed.push(which);
+                        coverage.other("variable unset in name");
+                        // A source that gives no copy comes first.
+                        let object = self.objects.get(source).map(Object::values);
+                        let gives = object.is_some_and(|object| !render::uncopied(spec, source.res, &object));
+                        told.nameless.insert((namespace.clone(), source.res));
+                        let state = if gives { State::Failed("VariableUnset") } else { State::Open };
+                        count(told, &Key::new(source.res, namespace, ""), state);
+                        continue;
+                    };
+                    let key = Key::new(source.res, namespace, &copy);
+                    if spec.sources.contains(&key) {
+                        coverage.other("a source's own cell");
+                        continue;
+                    }
+                    claims.entry(key).or_default().entry(name.to_owned()).or_insert_with(|| source.clone());
+                }
+            }
+        }
+    }
+
+    /// Whether something is, by way of its copies, a source of itself.
+    pub(super) fn circular(&self, claims: &Claims) -> bool {
+        let mut feeds: Vec<(&Key, &Key)> = Vec::new();
+        for (key, rules) in claims.iter().filter(|(key, _)| self.is_source(key)) {
+            feeds.extend(rules.values().map(|source| (source, key)));
+        }
+        // What nothing feeds, feeds nothing in a circle.
+        loop {
+            let before = feeds.len();
+            let fed: BTreeSet<&Key> = feeds.iter().map(|(_, key)| *key).collect();
+            feeds.retain(|(source, _)| fed.contains(source));
+            if feeds.len() == before {
+                return before > 0;
+            }
+        }
+    }
+
+    pub(super) fn winner(
+        &self,
+        key: &Key,
+        rules: &BTreeMap<String, Key>,
+        coverage: &mut Coverage,
+    ) -> Result<String, Silence> {
+        let copy = self.objects.get(key).filter(|object| object.ours());
+        if rules.len() > 1 && copy.is_some_and(|copy| !copy.shown()) {
+            return Err("whose a copy is that no watch shows");
+        }
+        if rules.len() > 1
+            && self.objects.get(key).is_some_and(|object| object.stripped() || object.ours() && !object.owned())
+        {
+            return Err("whose a copy is whose entry is gone");
+        }
+        let marked = copy.and_then(Object::rule).filter(|rule| rules.contains_key(*rule));
+        let oldest = rules.keys().map(|name| self.rules[name].born).min().expect("no claim without a rule");
+        let mut eldest = rules.keys().filter(|name| self.rules[*name].born == oldest);
+        let first = eldest.next().expect("one is the oldest");
+        if rules.len() > 1 {
+            coverage.other(match marked {
+                Some(_) => "won by mark",
+                None if eldest.next().is_some() => "won by name",
+                None => "won by age",
+            });
+        }
+        Ok(marked.unwrap_or(first).to_owned())
+    }
+}

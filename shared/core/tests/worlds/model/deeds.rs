@@ -1,0 +1,208 @@
+//! What people do, chosen among what there is, and what it does to the cluster by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Claims, Model, Namespace, Object, Owned, Rule, Told, is_content};
+use crate::{
+    render,
+    select::Labels,
+    server::{Key, Res},
+    spec::{Event, Fields, RuleSpec},
+    tables::Coverage,
+};
+
+/// What is done to the cluster, with everything chosen.
+#[derive(Clone, Debug)]
+pub enum Deed {
+    Namespace(String, Labels),
+    EndNamespace(String),
+    Reap(String),
+    Create(Key, Fields),
+    Change(Key, Vec<(String, Option<String>)>),
+    Remove(Key),
+    Release(Key),
+    Disown(Key),
+    Clear(Key),
+    Share(Key),
+    Rule(String, Box<RuleSpec>),
+    DeleteRule(String),
+    Restart,
+}
+
+impl Model {
+    /// The places that there are to choose from.
+    fn places(&self) -> Vec<Key> {
+        let mut claims = Claims::new();
+        for (name, rule) in self.rules.iter().filter(|(_, rule)| !render::refused(&rule.spec)) {
+            self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut Coverage::default());
+        }
+        let all: BTreeSet<&Key> = self.objects.keys().chain(claims.keys()).collect();
+        all.into_iter().cloned().collect()
+    }
+
+    /// What the event comes to here and now, if to anything.
+    pub fn choose(&self, event: &Event) -> Option<Deed> {
+        let place = |nth: &usize| {
+            let places = self.places();
+            (!places.is_empty()).then(|| places[nth % places.len()].clone())
+        };
+        let there = |nth: &usize| place(nth).filter(|key| self.objects.contains_key(key));
+        let labels = |labels: &[(&str, &str)]| -> Labels {
+            labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        match event {
+            Event::Namespace(name, wanted) => {
+                let ending = self.namespaces.get(*name).is_some_and(|namespace| namespace.ending);
+                (!ending).then(|| Deed::Namespace((*name).to_owned(), labels(wanted)))
+            }
+            Event::EndNamespace(name) => self.open(name).then(|| Deed::EndNamespace((*name).to_owned())),
+            Event::Reap(name) => {
+                let ending = self.namespaces.get(*name).is_some_and(|namespace| namespace.ending);
+                ending.then(|| Deed::Reap((*name).to_owned()))
+            }
+            Event::Source(key, fields) => match self.objects.get(key) {
+                None => self.open(&key.namespace).then(|| Deed::Create(key.clone(), typed(key, fields.clone()))),
+                Some(object) => {
+                    let mut changes: BTreeMap<String, Option<String>> = BTreeMap::new();
+                    if !object.ours() {
+                        changes.extend(object.fields.keys().map(|path| (path.clone(), None)));
+                    }
+                    changes.extend(fields.iter().map(|(path, value)| (path.clone(), Some(value.clone()))));
+                    // Nobody can change a Secret's type.
+                    changes.remove("type");
+                    Some(Deed::Change(key.clone(), changes.into_iter().collect()))
+                }
+            },
+            Event::DeleteSource(key) => self.objects.contains_key(key).then(|| Deed::Remove(key.clone())),
+            Event::Rule(name, spec) => Some(Deed::Rule((*name).to_owned(), spec.clone())),
+            Event::DeleteRule(name) => self.rules.contains_key(*name).then(|| Deed::DeleteRule((*name).to_owned())),
+            Event::Suspend(name) => {
+                let spec = &self.rules.get(*name)?.spec;
+                let spec = RuleSpec { suspend: !spec.suspend, ..spec.clone() };
+                Some(Deed::Rule((*name).to_owned(), Box::new(spec)))
+            }
+            Event::Foreign(nth, content, more) => {
+                let key = place(nth).filter(|key| !self.objects.contains_key(key) && self.open(&key.namespace))?;
+                let mut fields = content.clone().unwrap_or_else(|| self.content_for(&key));
+                fields.extend(more.iter().cloned());
+                let fields = fields.into_iter().map(|(path, value)| (fitting(&key, &path), value)).collect();
+                Some(Deed::Create(key.clone(), typed(&key, fields)))
+            }
+            Event::Edit(nth, path, value) => {
+                let key = there(nth)?;
+                let change = (fitting(&key, path), value.clone());
+                Some(Deed::Change(key, vec![change]))
+            }
+            Event::Delete(nth) => there(nth).map(Deed::Remove),
+            Event::Release(nth) => there(nth).map(Deed::Release),
+            Event::Disown(nth) => there(nth).filter(|key| self.objects[key].owned()).map(Deed::Disown),
+            Event::Clear(nth) => there(nth).filter(|key| self.objects[key].owned()).map(Deed::Clear),
+            Event::Share(nth) => there(nth).map(Deed::Share),
+            Event::Restart => Some(Deed::Restart),
+        }
+    }
+
+    /// The content of the copy that a rule wants here.
+    fn content_for(&self, key: &Key) -> Fields {
+        let mut coverage = Coverage::default();
+        let mut claims = Claims::new();
+        for (name, rule) in self.rules.iter().filter(|(_, rule)| !render::refused(&rule.spec)) {
+            self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut coverage);
+        }
+        let Some((rule, source)) = claims.get(key).and_then(|claims| claims.first_key_value()) else {
+            return Vec::new();
+        };
+        let copy = self.copy(rule, source, key, &mut coverage);
+        let copy = copy.ok().flatten().unwrap_or_default();
+        copy.into_iter().filter(|(path, _)| is_content(path)).collect()
+    }
+
+    pub fn act(&mut self, deed: &Deed, coverage: &mut Coverage) {
+        self.clock += 1;
+        match deed {
+            Deed::Namespace(name, labels) => {
+                let id = self.namespaces.get(name).map_or(self.clock, |namespace| namespace.id);
+                let mut labels = labels.clone();
+                labels.insert("kubernetes.io/metadata.name".to_owned(), name.clone());
+                self.namespaces.insert(name.clone(), Namespace { id, labels, ending: false });
+            }
+            Deed::EndNamespace(name) => {
+                self.namespaces.get_mut(name).expect("chosen because it is there").ending = true;
+            }
+            Deed::Reap(name) => {
+                self.namespaces.remove(name);
+                self.objects.retain(|key, _| key.namespace != *name);
+            }
+            Deed::Create(key, fields) => drop(self.objects.insert(key.clone(), Object::theirs(fields))),
+            Deed::Change(key, changes) => {
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                for (path, value) in changes {
+                    match value {
+                        Some(value) if object.value(path) == Some(value) => {}
+                        Some(value) => drop(
+                            object
+                                .fields
+                                .insert(path.clone(), Owned { value: value.clone(), mine: false, theirs: true }),
+                        ),
+                        None => drop(object.fields.remove(path)),
+                    }
+                }
+                if object.deleting && !object.held() {
+                    self.objects.remove(key);
+                }
+            }
+            Deed::Remove(key) => {
+                self.emptied.insert(key.clone());
+                self.remove(key);
+            }
+            Deed::Release(key) => {
+                self.emptied.insert(key.clone());
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                object.fields.retain(|path, _| !path.starts_with("fin/"));
+                if object.deleting {
+                    self.objects.remove(key);
+                }
+            }
+            Deed::Disown(key) => {
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                object.fields.values_mut().for_each(|field| (field.mine, field.theirs) = (false, true));
+            }
+            Deed::Clear(key) => {
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                object.fields.values_mut().for_each(|field| (field.mine, field.theirs) = (false, false));
+            }
+            Deed::Share(key) => {
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                object.fields.values_mut().for_each(|field| field.theirs = true);
+            }
+            Deed::Rule(name, spec) => {
+                let born = self.rules.get(name).map_or(self.steps, |rule| rule.born);
+                self.rules.insert(name.clone(), Rule { spec: (**spec).clone(), born });
+            }
+            Deed::DeleteRule(name) => {
+                let rule = self.rules.remove(name).expect("chosen because it is there");
+                self.last.insert(name.clone(), rule.spec);
+            }
+            Deed::Restart => {
+                coverage.other("restart");
+                self.objects.values_mut().for_each(|object| object.known = false);
+            }
+        }
+    }
+}
+
+/// The path as this kind has it.
+fn fitting(key: &Key, path: &str) -> String {
+    match key.res {
+        Res::Widget => path.replace("data/", "spec/"),
+        _ => path.replace("spec/", "data/"),
+    }
+}
+
+/// With the type that the server gives a Secret.
+fn typed(key: &Key, mut fields: Fields) -> Fields {
+    if key.res == Res::Secret && !fields.iter().any(|(path, _)| path == "type") {
+        fields.push(("type".to_owned(), "Opaque".to_owned()));
+    }
+    fields
+}

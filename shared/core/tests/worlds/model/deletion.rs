@@ -1,0 +1,87 @@
+//! What becomes of a copy that is no longer wanted.
+
+use std::collections::BTreeMap;
+
+use super::{Claims, Model, Namespace, Rule, Silence, State};
+use crate::{
+    render::{self, Place},
+    select::selects,
+    server::Key,
+    spec::{KINDS, Keep, Strategy},
+    tables::{Coverage, End, Why},
+};
+
+impl Model {
+    /// A copy that is no longer wanted.
+    pub(super) fn end(
+        &mut self,
+        key: &Key,
+        why: Why,
+        rule: &str,
+        keep: Keep,
+        coverage: &mut Coverage,
+    ) -> Result<(), Silence> {
+        let idle = |rule: &Rule| rule.spec.suspend || render::refused(&rule.spec);
+        let suspended = self.rules.get(rule).is_some_and(idle);
+        let spec = self.rules.get(rule).map(|rule| &rule.spec).or_else(|| self.last.get(rule));
+        let seed = (self.namespaces[&key.namespace].id, rule.to_owned(), key.clone());
+        if self.seeded.contains(&seed) && spec.is_some_and(|spec| spec.strategy != Strategy::CreateOnce) {
+            return Err("what was created once by a rule that applies now");
+        }
+        let once = self.seeded.contains(&seed) || spec.is_some_and(|spec| spec.strategy == Strategy::CreateOnce);
+        let object = &self.objects[key];
+        match coverage.unwanted(why, suspended, once, self.is_source(key), keep) {
+            End::Stays => Ok(()),
+            End::Silent => Err("what is superseded and retained"),
+            End::Goes if self.may_be_source(key) => Err("the source of a rule that is refused"),
+            End::Goes if !object.shown() => Err("the end of a copy that no watch shows"),
+            End::Goes => {
+                if object.held() {
+                    coverage.other("waits for a finalizer");
+                }
+                self.remove(key);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn unwanted(
+        &mut self,
+        key: &Key,
+        states: &BTreeMap<Key, (String, State)>,
+        claims: &Claims,
+        coverage: &mut Coverage,
+    ) -> Result<(), Silence> {
+        let object = &self.objects[key];
+        if !KINDS.contains(&key.res) || !object.ours() || object.deleting || !self.open(&key.namespace) {
+            return Ok(());
+        }
+        let Some(name) = object.rule().map(str::to_owned) else { return Err("a copy without its rule's mark") };
+        let Some(Rule { spec, .. }) = self.rules.get(&name) else {
+            let last = self.last.get(&name).ok_or("a copy of a rule that never was")?;
+            if object.value("ann/mimeo.dev/retention").map(str::to_owned) != render::retention_mark(last) {
+                return Err("a policy that its copies were never told of");
+            }
+            let keep = last.retention.rule_deleted;
+            return self.end(key, Why::RuleDeleted, &name, keep, coverage);
+        };
+        let keep = spec.retention.unmatched;
+        let Namespace { labels, .. } = &self.namespaces[&key.namespace];
+        let selected = spec.targets.iter().any(|target| selects(target, &key.namespace, labels, coverage));
+        if !selected || spec.suspend || render::refused(spec) {
+            return self.end(key, Why::Unmatched, &name, keep, coverage);
+        }
+        // What supersedes it must have a name, and be there.
+        let place = |source| Place { source, namespace: &key.namespace, labels };
+        let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
+        if names.any(|name| spec.sources.iter().any(|source| render::fill(name, &place(source)).is_err())) {
+            return Err("what is superseded by nothing yet");
+        }
+        let here = |other: &&Key| other.namespace == key.namespace;
+        let others = claims.iter().filter(|(other, rules)| here(other) && rules.contains_key(&name));
+        if others.map(|(other, _)| &states[other]).any(|(winner, state)| *winner != name || *state != State::Synced) {
+            return Err("what is superseded by nothing yet");
+        }
+        self.end(key, Why::Superseded, &name, keep, coverage)
+    }
+}

@@ -1,0 +1,119 @@
+//! An object of the model: who owns which of its fields, and what a write makes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    render::{Content, OPAQUE},
+    spec::Strategy,
+    tables::{Coverage, Has, Held, Rest},
+};
+
+/// A field, and who owns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owned {
+    pub value: String,
+    pub mine: bool,
+    pub theirs: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Object {
+    pub fields: BTreeMap<String, Owned>,
+    pub deleting: bool,
+    /// Whether the program that runs has seen it with a field of Mimeo's.
+    pub known: bool,
+}
+
+pub fn is_content(path: &str) -> bool {
+    path == "type" || ["data/", "binaryData/", "spec/"].iter().any(|part| path.starts_with(part))
+}
+
+impl Object {
+    pub fn theirs(fields: &[(String, String)]) -> Self {
+        let owned = |value: &String| Owned { value: value.clone(), mine: false, theirs: true };
+        let fields = fields.iter().map(|(path, value)| (path.clone(), owned(value))).collect();
+        Self { fields, ..Self::default() }
+    }
+
+    /// Ours is what has a field that Mimeo owns, or had one when it was last seen.
+    pub fn ours(&self) -> bool {
+        self.known || self.owned()
+    }
+
+    pub fn owned(&self) -> bool {
+        self.fields.values().any(|field| field.mine)
+    }
+
+    /// Whether nobody owns anything in it.
+    pub fn ownerless(&self) -> bool {
+        self.fields.values().all(|field| !field.mine && !field.theirs)
+    }
+
+    /// Whether all says that it is a copy, but that nobody owns anything in it.
+    pub fn stripped(&self) -> bool {
+        let marks = ["rule", "checksum", "cluster"];
+        self.ownerless()
+            && self.shown()
+            && marks.iter().all(|mark| self.fields.contains_key(&format!("ann/mimeo.dev/{mark}")))
+    }
+
+    pub fn value(&self, path: &str) -> Option<&str> {
+        self.fields.get(path).map(|field| field.value.as_str())
+    }
+
+    pub fn values(&self) -> Content {
+        self.fields.iter().map(|(path, field)| (path.clone(), field.value.clone())).collect()
+    }
+
+    /// The rule whose mark it carries.
+    pub fn rule(&self) -> Option<&str> {
+        self.value("ann/mimeo.dev/rule")?.strip_prefix("ClusterReplication/")
+    }
+
+    pub fn shown(&self) -> bool {
+        self.value("label/app.kubernetes.io/managed-by") == Some("mimeo")
+    }
+
+    pub fn held(&self) -> bool {
+        self.fields.keys().any(|path| path.starts_with("fin/"))
+    }
+
+    /// What has an owner and what has none: of the latter nobody sees what becomes.
+    pub fn blurred(&self) -> bool {
+        let owner = |field: &&Owned| field.mine || field.theirs;
+        !self.ownerless() && self.fields.values().filter(owner).count() < self.fields.len()
+    }
+
+    /// Becomes the copy.
+    pub fn apply(&mut self, copy: &Content, strategy: Strategy, coverage: &mut Coverage) {
+        // Where nobody owns anything, nobody can tell whose a field was.
+        let goes = strategy == Strategy::Replace || self.ownerless();
+        self.known = true;
+        let paths: BTreeSet<String> = self.fields.keys().chain(copy.keys()).cloned().collect();
+        for path in paths {
+            let (was, wanted) = (self.fields.get(&path).cloned(), copy.get(&path));
+            let has = match (&was, wanted) {
+                (_, None) => Has::Unwanted,
+                (None, Some(_)) => Has::Nothing,
+                (Some(was), Some(wanted)) if was.value == *wanted => Has::Equal,
+                (Some(_), Some(_)) => Has::Other,
+            };
+            let (mine, theirs) = was.as_ref().map_or((false, false), |was| (was.mine, was.theirs));
+            // Finalizers are for those to remove who set them.
+            let rest = if goes && !path.starts_with("fin/") { Rest::Goes } else { Rest::Stays };
+            let held = coverage.field(has, mine, theirs, rest);
+            let value = || wanted.cloned().expect("the copy has it");
+            match held {
+                Held::Mine => drop(self.fields.insert(path, Owned { value: value(), mine: true, theirs: false })),
+                Held::Shared => drop(self.fields.insert(path, Owned { value: value(), mine: true, theirs: true })),
+                Held::Theirs => drop(self.fields.get_mut(&path).map(|field| field.mine = false)),
+                Held::Gone => drop(self.fields.remove(&path)),
+            }
+        }
+    }
+}
+
+/// Whether a value is what the model has; what is Mimeo's own affair only has to be there.
+pub fn agrees(path: &str, model: &str, server: &str) -> bool {
+    model == OPAQUE || path == "ann/mimeo.dev/retention" || model == server
+}

@@ -1,0 +1,107 @@
+//! Which namespaces, and how copies are called there.
+
+use serde_json::{Value, json};
+
+use super::Text;
+
+/// A regular expression, as a tree, so that what it matches needs no engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    Text(&'static str),
+    Digits,
+    Rest,
+    All(Vec<Pattern>),
+    Either(Vec<Pattern>),
+}
+
+impl Pattern {
+    /// Alternatives have no group around them where nothing is beside them: what must match is the whole of a name all the same.
+    pub fn text(&self) -> String {
+        let join = |parts: &[Self], by: &str| parts.iter().map(Self::text).collect::<Vec<_>>().join(by);
+        match self {
+            Self::Text(text) => (*text).to_owned(),
+            Self::Digits => "[0-9]+".to_owned(),
+            Self::Rest => ".*".to_owned(),
+            Self::All(parts) => parts
+                .iter()
+                .map(|part| if matches!(part, Self::Either(_)) { format!("({})", part.text()) } else { part.text() })
+                .collect(),
+            Self::Either(parts) => join(parts, "|"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    pub labels: Vec<(&'static str, &'static str)>,
+    pub expressions: Vec<(&'static str, Op, Vec<&'static str>)>,
+}
+
+impl Selector {
+    pub fn json(&self) -> Value {
+        let labels: serde_json::Map<String, Value> =
+            self.labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        let expression = |(key, op, values): &(&str, Op, Vec<&str>)| match op {
+            Op::In | Op::NotIn => json!({"key": key, "operator": format!("{op:?}"), "values": values}),
+            Op::Exists | Op::DoesNotExist => json!({"key": key, "operator": format!("{op:?}")}),
+        };
+        json!({"matchLabels": labels, "matchExpressions": self.expressions.iter().map(expression).collect::<Vec<_>>()})
+    }
+}
+
+/// How a target selects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum By {
+    Names(Vec<&'static str>),
+    Pattern(Pattern),
+    Selector(Selector),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclude {
+    pub names: Vec<&'static str>,
+    pub pattern: Option<Pattern>,
+    pub selector: Option<Selector>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub by: By,
+    pub exclude: Option<Exclude>,
+    pub name: Option<Text>,
+}
+
+impl Target {
+    pub fn json(&self) -> Value {
+        let mut target = match &self.by {
+            By::Names(names) => json!({"namespaces": names}),
+            By::Pattern(pattern) => json!({"namespacePattern": pattern.text()}),
+            By::Selector(selector) => json!({"namespaceSelector": selector.json()}),
+        };
+        if let Some(Exclude { names, pattern, selector }) = &self.exclude {
+            let mut exclude = json!({});
+            if !names.is_empty() {
+                exclude["namespaces"] = json!(names);
+            }
+            if let Some(pattern) = pattern {
+                exclude["namespacePattern"] = pattern.text().into();
+            }
+            if let Some(selector) = selector {
+                exclude["namespaceSelector"] = selector.json();
+            }
+            target["exclude"] = exclude;
+        }
+        if let Some(name) = &self.name {
+            target["name"] = name.text().into();
+        }
+        target
+    }
+}

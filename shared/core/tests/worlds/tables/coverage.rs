@@ -1,0 +1,185 @@
+//! Looking up what the tables say, with a count of the rows that were reached.
+
+use std::{collections::BTreeMap, fmt::Debug};
+
+use super::{
+    CARRIED, CELL, COPY_MARKS, Cell, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has, Held, Marked,
+    Nothing, OTHERS, Others, Own, Pattern, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source,
+    SourceDeleted, Superseded, Then, UNWANTED, Unmatched, Unwanted, Way, Why, holds,
+};
+use crate::spec::{
+    Keep::{self, Delete, Retain},
+    Policy::{self, Adopt, Fail, Overwrite},
+    Strategy::{self, Apply, CreateOnce, Replace},
+};
+
+fn is_selection(Selection(ways, system, out, _): &Selection, case: (Way, bool, bool)) -> bool {
+    holds(ways, &case.0) && holds(system, &case.1) && holds(out, &case.2)
+}
+
+fn is_cell(Cell(strategies, once, found, policies, _): &Cell, case: (Strategy, bool, Found, Policy)) -> bool {
+    holds(strategies, &case.0) && holds(once, &case.1) && holds(found, &case.2) && holds(policies, &case.3)
+}
+
+fn is_unwanted(row: &Unwanted, case: (Why, bool, bool, bool, Keep)) -> bool {
+    let Unwanted(whys, suspended, once, named, keep, _) = row;
+    holds(whys, &case.0)
+        && holds(suspended, &case.1)
+        && holds(once, &case.2)
+        && holds(named, &case.3)
+        && holds(keep, &case.4)
+}
+
+fn is_field(Field(has, mine, theirs, rest, _): &Field, case: (Has, bool, bool, Rest)) -> bool {
+    holds(has, &case.0) && holds(mine, &case.1) && holds(theirs, &case.2) && holds(rest, &case.3)
+}
+
+/// How often each row was reached, and what else is to be.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    selection: Vec<u64>,
+    cell: Vec<u64>,
+    unwanted: Vec<u64>,
+    field: Vec<u64>,
+    carried: Vec<u64>,
+    marks: Vec<u64>,
+    pub others: BTreeMap<&'static str, u64>,
+    /// Stories that end where the documents are silent, by what about.
+    pub silent: BTreeMap<&'static str, u64>,
+    /// What the rules' condition Ready said.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self {
+            selection: vec![0; SELECTION.len()],
+            cell: vec![0; CELL.len()],
+            unwanted: vec![0; UNWANTED.len()],
+            field: vec![0; FIELD.len()],
+            carried: vec![0; CARRIED.len()],
+            marks: vec![0; COPY_MARKS.len()],
+            others: OTHERS.iter().map(|what| (*what, 0)).collect(),
+            silent: BTreeMap::new(),
+            reasons: BTreeMap::new(),
+        }
+    }
+}
+
+/// The row that holds, counted.
+fn the_one<'a, R>(rows: &'a [R], hits: &mut [u64], holds: impl Fn(&R) -> bool) -> &'a R {
+    let at = rows.iter().position(holds).expect("some row holds for any case");
+    hits[at] += 1;
+    &rows[at]
+}
+
+impl Coverage {
+    pub fn selection(&mut self, way: Way, system: bool, out: bool) -> bool {
+        the_one(&SELECTION, &mut self.selection, |row| is_selection(row, (way, system, out))).3
+    }
+
+    pub fn cell(&mut self, strategy: Strategy, once: bool, found: Found, policy: Policy) -> Then {
+        the_one(&CELL, &mut self.cell, |row| is_cell(row, (strategy, once, found, policy))).4
+    }
+
+    pub fn unwanted(&mut self, why: Why, suspended: bool, once: bool, named: bool, keep: Keep) -> End {
+        the_one(&UNWANTED, &mut self.unwanted, |row| is_unwanted(row, (why, suspended, once, named, keep))).5
+    }
+
+    pub fn field(&mut self, has: Has, mine: bool, theirs: bool, rest: Rest) -> Held {
+        the_one(&FIELD, &mut self.field, |row| is_field(row, (has, mine, theirs, rest))).4
+    }
+
+    /// Whether copies get a label or annotation of this key.
+    pub fn carried(&mut self, key: &str) -> bool {
+        let Some(at) = CARRIED.iter().position(|(known, _)| *known == key) else {
+            // Replicators' marks are not, and neither are Mimeo's own; what nobody knows is.
+            return !COPY_MARKS.contains(&(key, true)) && !key.starts_with("mimeo.dev/");
+        };
+        self.carried[at] += 1;
+        CARRIED[at].1
+    }
+
+    /// Whether an annotation of this key is a replicator's mark on a copy.
+    pub fn marks(&mut self, key: &str) -> bool {
+        let Some(at) = COPY_MARKS.iter().position(|(known, _)| *known == key) else { return key == "mimeo.dev/rule" };
+        self.marks[at] += 1;
+        COPY_MARKS[at].1
+    }
+
+    pub fn other(&mut self, what: &'static str) {
+        *self.others.get_mut(what).expect("it is in OTHERS") += 1;
+    }
+
+    pub fn add(&mut self, more: &Self) {
+        let pairs = [
+            (&mut self.selection, &more.selection),
+            (&mut self.cell, &more.cell),
+            (&mut self.unwanted, &more.unwanted),
+            (&mut self.field, &more.field),
+            (&mut self.carried, &more.carried),
+            (&mut self.marks, &more.marks),
+        ];
+        for (mine, theirs) in pairs {
+            mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
+        }
+        more.reasons.iter().for_each(|(reason, count)| *self.reasons.entry(reason.clone()).or_default() += count);
+        for (mine, theirs) in [(&mut self.others, &more.others), (&mut self.silent, &more.silent)] {
+            theirs.iter().for_each(|(what, count)| *mine.entry(what).or_default() += count);
+        }
+    }
+
+    /// Every row with how often it was reached.
+    pub fn rows(&self) -> Vec<(String, u64)> {
+        fn of<R: Debug>(rows: &[R], hits: &[u64]) -> Vec<(String, u64)> {
+            rows.iter().zip(hits).map(|(row, hits)| (format!("{row:?}"), *hits)).collect()
+        }
+        let mut all = of(&SELECTION, &self.selection);
+        all.extend(of(&CELL, &self.cell));
+        all.extend(of(&UNWANTED, &self.unwanted));
+        all.extend(of(&FIELD, &self.field));
+        all.extend(of(&CARRIED, &self.carried));
+        all.extend(of(&COPY_MARKS, &self.marks));
+        all.extend(self.others.iter().map(|(what, hits)| ((*what).to_owned(), *hits)));
+        all
+    }
+}
+
+#[test]
+fn of_each_table_exactly_one_row_holds_for_any_case() {
+    fn one<R: Debug, C: Copy + Debug>(rows: &[R], case: C, holds: impl Fn(&R, C) -> bool) {
+        let those: Vec<&R> = rows.iter().filter(|row| holds(row, case)).collect();
+        assert_eq!(those.len(), 1, "{case:?}: {those:?}");
+    }
+    let either = [false, true];
+    for way in [Way::No, Exact, Glob, Pattern, Selector] {
+        for system in either {
+            either.iter().for_each(|out| one(&SELECTION, (way, system, *out), is_selection));
+        }
+    }
+    for strategy in [Apply, Replace, CreateOnce] {
+        for once in either {
+            for found in [Nothing, Own, Others, Same, Marked, Foreign, Source, Deleting] {
+                for policy in [Fail, Adopt, Overwrite] {
+                    one(&CELL, (strategy, once, found, policy), is_cell);
+                }
+            }
+        }
+    }
+    for why in [RuleDeleted, Unmatched, Superseded, SourceDeleted] {
+        for (suspended, once) in [(false, false), (false, true), (true, false), (true, true)] {
+            for named in either {
+                [Delete, Retain]
+                    .iter()
+                    .for_each(|keep| one(&UNWANTED, (why, suspended, once, named, *keep), is_unwanted));
+            }
+        }
+    }
+    for has in [Has::Nothing, Has::Equal, Has::Other, Has::Unwanted] {
+        for mine in either {
+            for theirs in either {
+                [Rest::Stays, Rest::Goes].iter().for_each(|rest| one(&FIELD, (has, mine, theirs, *rest), is_field));
+            }
+        }
+    }
+}
