@@ -78,13 +78,15 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             }
             Answer::Unrecorded(clear)
         }
-        Errand::RecordCrd(_, uid) => {
-            server.note(|notes| notes.crd = Some(uid.to_string()));
+        Errand::RecordCrd(kind, uid) => {
+            server.note(|notes| drop(notes.crds.insert(*kind, uid.to_string())));
             Answer::Noted
         }
         Errand::ConfirmRule(id) => {
-            let found = server.get(&Key::new(Res::Rule, "", &id.name)).is_some();
-            Answer::Rule(RuleRead { found, homeless: false, crd: server.crd().map(|uid| uid.as_str().into()) })
+            let found = server.get(&Key::of(id)).is_some();
+            let home = id.namespace.as_deref().map(|home| server.namespace(home));
+            let homeless = home.is_some_and(|home| home.is_none_or(|home| home.deleting));
+            Answer::Rule(RuleRead { found, homeless, crd: server.crd_of(id.kind).map(Into::into) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
         Errand::ReadSource(source) => {

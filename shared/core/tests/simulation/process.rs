@@ -6,22 +6,20 @@ use std::{
     time::Duration,
 };
 
-use mimeo_api::ClusterReplication;
+use mimeo_api::ReplicationGrant;
 use mimeo_core::{
     authority::Right,
     engine::{Action, Engine, Errand, Member, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
+    grant::Grant,
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
     render::Precondition,
     review::User,
-    rule::{Rule, RuleId, RuleKind, SourceRef, SourceSelector},
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
 };
 use serde_json::{Value, json};
 
-use super::{
-    server::{Key, Object, Pre, Res, Server, flatten},
-    spec::RuleSpec,
-};
+use super::server::{Key, Object, Pre, Res, Server, flatten};
 
 pub const CLUSTER: &str = "00000000-0000-4000-8000-00000000c1a5";
 
@@ -39,6 +37,8 @@ pub enum Topic {
     Crd,
     /// Whether a kind is served.
     Kind(Res),
+    Replications,
+    Grants,
 }
 
 impl Topic {
@@ -46,6 +46,8 @@ impl Topic {
         match self {
             Self::Rules => Some(Res::Rule),
             Self::Namespaces => Some(Res::Namespace),
+            Self::Replications => Some(Res::Replication),
+            Self::Grants => Some(Res::Grant),
             Self::Copies(res) | Self::Source(res, ..) => Some(*res),
             Self::Selected(selector) => Some(Res::of(&selector.gvk.group, &selector.gvk.kind)),
             Self::Notes | Self::Crd | Self::Kind(_) => None,
@@ -232,6 +234,11 @@ impl Process {
         for topic in [Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd] {
             process.watches.insert(topic.clone(), Watch::open(&topic, server));
         }
+        for topic in [Topic::Replications, Topic::Grants] {
+            if topic.res().is_some_and(|res| server.served(res)) {
+                process.watches.insert(topic.clone(), Watch::open(&topic, server));
+            }
+        }
         process
     }
 
@@ -257,7 +264,8 @@ impl Process {
             )
         }));
         wanted.extend(demand.selectors.into_keys().map(Topic::Selected));
-        self.watches.retain(|topic, _| wanted.contains(topic));
+        let tenants = [Topic::Replications, Topic::Grants];
+        self.watches.retain(|topic, _| wanted.contains(topic) || tenants.contains(topic));
         for topic in wanted {
             self.watches.entry(topic).or_insert_with_key(|topic| Watch::open(topic, server));
         }
@@ -305,6 +313,8 @@ impl Process {
             }
             Topic::Selected(selector) => self.tell_selected(selector, &message, now),
             Topic::Rules => self.tell_rule(&message, now),
+            Topic::Replications => self.tell_replication(&message, now),
+            Topic::Grants => self.tell_grant(&message, now),
             Topic::Namespaces => self.tell_namespace(&message, now),
             Topic::Copies(res) => self.tell_copy(*res, &message, now),
             Topic::Source(res, namespace, name) => self.tell_source(*res, namespace, name, &message, now),
@@ -335,7 +345,9 @@ impl Process {
     fn ask(&mut self, now: Tick) {
         let right = Right { verb: "get", group: "".into(), resource: "secrets".into(), namespace: None, name: None };
         for inquiry in &self.engine.open_inquiries(false) {
-            let spec = self.view.rules.get(&*inquiry.rule.name).and_then(|rule| rule.spec.as_ref());
+            let platforms = inquiry.rule.kind == RuleKind::ClusterReplication;
+            let rule = self.view.rules.get(&*inquiry.rule.name).filter(|_| platforms);
+            let spec = rule.and_then(|rule| rule.spec.as_ref());
             let denied = spec.is_some_and(|spec| spec.author_may() == Some(false));
             let missing: &[&Right] = if denied { &[&right] } else { &[] };
             self.engine.answered(inquiry, Ok(missing), now);
@@ -344,12 +356,18 @@ impl Process {
 
     fn tell_crd(&mut self, server: &Server, now: Tick) {
         let (Some(notes), Some(crd)) = (self.view.notes, self.view.crd) else { return };
-        let text = |uid: &Option<String>| uid.as_deref().map(Into::into);
-        self.engine.crd(RuleKind::ClusterReplication, text(&server.crds[crd]), text(&server.notes[notes].crd), now);
+        let text = |uid: Option<&String>| uid.map(|uid| uid.as_str().into());
+        let noted = &server.notes[notes].crds;
+        let platforms = RuleKind::ClusterReplication;
+        self.engine.crd(platforms, text(server.crds[crd].as_ref()), text(noted.get(&platforms)), now);
+        let tenants = RuleKind::Replication;
+        if let Some(uid) = server.crd_of(tenants) {
+            self.engine.crd(tenants, text(Some(&uid)), text(noted.get(&tenants)), now);
+        }
     }
 
     fn tell_rule(&mut self, message: &Message, now: Tick) {
-        let id = |name: &str| RuleId { kind: RuleKind::ClusterReplication, namespace: None, name: name.into() };
+        let id = |name: &str| Key::new(Res::Rule, "", name).id();
         match message {
             Message::Listing => self.shown(&Topic::Rules).clear(),
             Message::Applied(object) => {
@@ -373,7 +391,49 @@ impl Process {
                     &shown.iter().map(|name| id(name)).collect(),
                     now,
                 );
-                self.engine.rules_unserved(RuleKind::Replication, now);
+                if !self.watches.contains_key(&Topic::Replications) {
+                    self.engine.rules_unserved(RuleKind::Replication, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_replication(&mut self, message: &Message, now: Tick) {
+        let topic = Topic::Replications;
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                let id = object.key.id();
+                self.shown(&topic).insert(id.to_string());
+                self.engine.rule_applied(id, parse(object), Some(User::default()), object.status.clone(), now);
+            }
+            Message::Gone(object) => self.engine.rule_gone(&object.key.id(), now),
+            Message::Listed(_) => {
+                let listed: BTreeSet<RuleId> =
+                    self.shown(&topic).iter().map(|id| id.parse().expect("as it was written")).collect();
+                self.engine.rules_listed(RuleKind::Replication, &listed, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_grant(&mut self, message: &Message, now: Tick) {
+        let topic = Topic::Grants;
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                let Key { namespace, name, .. } = &object.key;
+                self.shown(&topic).insert(format!("{namespace}/{name}"));
+                let spec = (**object.grant.as_ref().expect("a grant has a spec")).clone();
+                let grant = Grant::parse(&ReplicationGrant { metadata: object.meta(), spec });
+                self.engine.grant_applied(namespace, name, grant, now);
+            }
+            Message::Gone(object) => self.engine.grant_gone(&object.key.namespace, &object.key.name, now),
+            Message::Listed(_) => {
+                let listed = self.shown(&topic).iter().filter_map(|path| path.split_once('/'));
+                let listed = listed.map(|(namespace, name)| (namespace.into(), name.into())).collect();
+                self.engine.grants_listed(&listed, now);
             }
             _ => {}
         }
@@ -575,8 +635,6 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
     Ok((flatten(&body), pre))
 }
 
-/// The rule as the API server shows it.
-pub fn parse(object: &Object) -> Result<Rule, Vec<mimeo_core::rule::Refusal>> {
-    let spec: &RuleSpec = object.spec.as_ref().expect("a rule has a spec");
-    Rule::parse(&ClusterReplication { metadata: object.meta(), spec: spec.typed(), status: object.status.clone() })
+fn parse(object: &Object) -> Result<Rule, Vec<Refusal>> {
+    object.spec.as_ref().expect("a rule has a spec").parse(object)
 }

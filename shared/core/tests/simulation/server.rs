@@ -11,10 +11,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta, Status, Time},
     jiff::Timestamp,
 };
-use mimeo_api::ClusterReplicationStatus;
+use mimeo_api::{ClusterReplicationStatus, ReplicationGrantSpec};
 use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     names,
+    rule::{RuleId, RuleKind},
 };
 use serde_json::{Map, Value, json};
 
@@ -25,6 +26,9 @@ use super::spec::RuleSpec;
 pub enum Res {
     Namespace,
     Rule,
+    /// A rule that lives in a namespace.
+    Replication,
+    Grant,
     Secret,
     ConfigMap,
     Widget,
@@ -38,6 +42,8 @@ impl Res {
         let (api, kind) = match self {
             Self::Namespace => ("v1", "Namespace"),
             Self::Rule => ("mimeo.dev/v1alpha1", "ClusterReplication"),
+            Self::Replication => ("mimeo.dev/v1alpha1", "Replication"),
+            Self::Grant => ("mimeo.dev/v1alpha1", "ReplicationGrant"),
             Self::Secret => ("v1", "Secret"),
             Self::ConfigMap => ("v1", "ConfigMap"),
             Self::Widget => ("example.com/v1", "Widget"),
@@ -70,6 +76,22 @@ impl Key {
     pub fn new(res: Res, namespace: &str, name: &str) -> Self {
         Self { res, namespace: namespace.into(), name: name.into() }
     }
+
+    /// Of a rule.
+    pub fn of(id: &RuleId) -> Self {
+        let res = match id.kind {
+            RuleKind::ClusterReplication => Res::Rule,
+            RuleKind::Replication => Res::Replication,
+        };
+        Self::new(res, id.namespace.as_deref().unwrap_or_default(), &id.name)
+    }
+
+    /// The rule that it is of.
+    pub fn id(&self) -> RuleId {
+        let kind = if self.res == Res::Rule { RuleKind::ClusterReplication } else { RuleKind::Replication };
+        let namespace = (!self.namespace.is_empty()).then(|| self.namespace.as_str().into());
+        RuleId { kind, namespace, name: self.name.as_str().into() }
+    }
 }
 
 impl std::fmt::Display for Key {
@@ -99,6 +121,7 @@ pub struct Object {
     pub entries: Vec<Entry>,
     /// Of a rule.
     pub spec: Option<Rc<RuleSpec>>,
+    pub grant: Option<Rc<ReplicationGrantSpec>>,
     pub status: Option<ClusterReplicationStatus>,
     pub generation: i64,
     /// Seconds of the clock when it was created.
@@ -278,10 +301,11 @@ pub struct Server {
     uids: u64,
     /// Seconds of the clock.
     pub seconds: u64,
+    /// Kinds that it doesn't know. Rules of namespaces, and grants, are served where a test wants them.
     pub unserved: BTreeSet<Res>,
     /// Namespaces whose quota is used up.
     pub full: BTreeSet<String>,
-    /// What the kinds `ConfigMap` said, version by version: kinds, uid of the CRD, confirmations.
+    /// What the kinds `ConfigMap` said, version by version: kinds, uids of the CRDs, confirmations.
     pub notes: Vec<Notes>,
     /// Uid of the rules' CRD, version by version.
     pub crds: Vec<Option<String>>,
@@ -298,13 +322,14 @@ pub struct Server {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
     pub kinds: BTreeSet<GroupVersionKind>,
-    pub crd: Option<String>,
+    pub crds: BTreeMap<RuleKind, String>,
     pub confirmed: Vec<String>,
 }
 
 impl Server {
     pub fn new() -> Self {
-        let mut server = Self { notes: vec![Notes::default()], ..Self::default() };
+        let unserved = BTreeSet::from([Res::Replication, Res::Grant]);
+        let mut server = Self { notes: vec![Notes::default()], unserved, ..Self::default() };
         let crd = server.uid();
         server.crds.push(Some(crd));
         server
@@ -333,6 +358,14 @@ impl Server {
 
     pub fn crd(&self) -> Option<&String> {
         self.crds.last().and_then(Option::as_ref)
+    }
+
+    /// The CRD that rules of a kind live under now. That of Replications is never another one.
+    pub fn crd_of(&self, kind: RuleKind) -> Option<String> {
+        match kind {
+            RuleKind::ClusterReplication => self.crd().cloned(),
+            RuleKind::Replication => self.served(Res::Replication).then(|| "tenants".to_owned()),
+        }
     }
 
     pub fn noted(&self) -> &Notes {
@@ -370,6 +403,7 @@ impl Server {
             fields: BTreeMap::new(),
             entries: Vec::new(),
             spec: None,
+            grant: None,
             status: None,
             generation: 1,
             created: self.seconds,
@@ -407,14 +441,14 @@ impl Server {
         true
     }
 
-    /// Creates a rule.
-    pub fn create_rule(&mut self, name: &str, spec: RuleSpec) -> bool {
-        let key = Key::new(Res::Rule, "", name);
-        if !self.served(Res::Rule) || self.objects.contains_key(&key) {
+    /// Creates a rule or a grant, as it is described.
+    pub fn declare(&mut self, key: &Key, describe: impl FnOnce(&mut Object)) -> bool {
+        if !self.served(key.res) || self.objects.contains_key(key) {
             return false;
         }
-        let object = Object { spec: Some(Rc::new(spec)), ..self.fresh(&key) };
-        self.put(&key, Some(object));
+        let mut object = self.fresh(key);
+        describe(&mut object);
+        self.put(key, Some(object));
         true
     }
 
@@ -689,12 +723,11 @@ impl Server {
     }
 
     /// A rule's status.
-    pub fn status(&mut self, rule: &str, status: ClusterReplicationStatus) -> bool {
-        let key = Key::new(Res::Rule, "", rule);
-        let Some(old) = self.get(&key).cloned() else { return false };
+    pub fn status(&mut self, key: &Key, status: ClusterReplicationStatus) -> bool {
+        let Some(old) = self.get(key).cloned() else { return false };
         self.writes.push(Write { key: key.clone(), verb: "status" });
         if old.status.as_ref() != Some(&status) {
-            self.put(&key, Some(Object { status: Some(status), ..(*old).clone() }));
+            self.put(key, Some(Object { status: Some(status), ..(*old).clone() }));
         }
         true
     }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use mimeo_api::ClusterReplicationSpec;
-use mimeo_core::names;
+use mimeo_api::{ClusterReplication, ClusterReplicationSpec};
+use mimeo_core::{
+    names,
+    rule::{Refusal, Rule},
+};
 use serde_json::{Value, json};
 
-use super::server::Res;
+use super::server::{Object, Res};
 
 /// The sources that rules may name. No copy ever gets a source's name in its namespace, so no copy is a source.
 pub const SOURCES: [(Res, &str, &str); 5] = [
@@ -206,7 +209,12 @@ impl RuleSpec {
         (!parts.is_empty()).then(|| parts.join(","))
     }
 
-    /// As the API server shows it.
+    /// The rule as the API server shows it.
+    pub fn parse(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
+        Rule::parse(&ClusterReplication { metadata: object.meta(), spec: self.typed(), status: object.status.clone() })
+    }
+
+    /// Its spec.
     pub fn typed(&self) -> ClusterReplicationSpec {
         serde_json::from_value(self.json()).expect("the CRD's schema lets it pass")
     }

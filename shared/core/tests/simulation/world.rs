@@ -421,7 +421,7 @@ impl World {
                     self.clock.as_secs_f64(),
                     update.status.copies
                 ));
-                if !good || !self.server.status(&name, update.status) {
+                if !good || !self.server.status(&Key::of(&update.id), update.status) {
                     self.programs[program].engine.status_failed(&update.id, now);
                 }
             }
@@ -669,7 +669,7 @@ impl World {
             }
             Act::PutRule(index, spec) => {
                 let key = rule(*index);
-                let created = self.server.create_rule(&key.name, (**spec).clone());
+                let created = self.server.declare(&key, |object| object.spec = Some(Rc::new((**spec).clone())));
                 if created {
                     self.facts.lost.remove(&key.name);
                 }

@@ -32,6 +32,7 @@ impl Cluster {
     pub fn new() -> Self {
         let clock = Duration::from_secs(1000);
         let mut server = Server::new();
+        server.unserved.clear();
         server.seconds = clock.as_secs();
         let process = Process::new(Role::Keeper, 4, clock, &server);
         Self { server, process, clock }
@@ -39,7 +40,6 @@ impl Cluster {
 
     /// What people do. Tells whether it could be done.
     pub fn act(&mut self, deed: &Deed) -> bool {
-        let rule = |name: &str| Key::new(Res::Rule, "", name);
         let namespace = |name: &str| Key::new(Res::Namespace, "", name);
         let server = &mut self.server;
         match deed {
@@ -97,12 +97,16 @@ impl Cluster {
                 true
             }
             Deed::Rule(name, spec) => {
-                if !server.create_rule(name, (**spec).clone()) {
-                    server.edit(&rule(name), "user", |object| object.spec = Some(Rc::new((**spec).clone())));
-                }
+                let describe = |object: &mut Object| object.spec = Some(Rc::new((**spec).clone()));
+                let _ = server.declare(name, describe) || server.edit(name, "user", describe);
                 true
             }
-            Deed::DeleteRule(name) => server.remove(&rule(name)),
+            Deed::Grant(key, spec) => {
+                let describe = |object: &mut Object| object.grant = Some(Rc::new(spec.typed()));
+                let _ = server.declare(key, describe) || server.edit(key, "user", describe);
+                true
+            }
+            Deed::DeleteRule(key) | Deed::Revoke(key) => server.remove(key),
             Deed::Restart => {
                 self.process = Process::new(Role::Keeper, 4, self.clock, &self.server);
                 true
@@ -157,7 +161,7 @@ impl Cluster {
         let updates = self.process.engine.statuses(now, wall);
         let any = !updates.is_empty();
         for update in updates {
-            self.server.status(&update.id.name, update.status);
+            self.server.status(&Key::of(&update.id), update.status);
         }
         any
     }
@@ -185,7 +189,7 @@ impl Cluster {
     // ---- comparing ----
 
     /// Where the cluster is not what the model has.
-    pub fn compare(&self, model: &Model, told: &BTreeMap<String, Told>) -> Vec<String> {
+    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {
         // The simulation's server knows no object that is given away; here the comparison shows what was harmed.
         let violations = self.server.violations.iter().filter(|what| !what.ends_with("never ours"));
         let mut faults: Vec<String> = violations.cloned().collect();
@@ -201,8 +205,7 @@ impl Cluster {
             }
         }
         for (name, told) in told {
-            let rule = self.server.get(&Key::new(Res::Rule, "", name));
-            match rule.and_then(|rule| rule.status.as_ref()) {
+            match self.server.get(name).and_then(|rule| rule.status.as_ref()) {
                 Some(status) => {
                     faults.extend(misstatements(told, status).into_iter().map(|what| format!("{name}: {what}")));
                 }
@@ -214,7 +217,7 @@ impl Cluster {
 
     /// Ready's reason, rule by rule.
     pub fn reasons(&self) -> BTreeSet<String> {
-        let statuses = self.server.of(Res::Rule).filter_map(|rule| rule.status.as_ref());
+        let statuses = self.server.objects.values().filter_map(|rule| rule.status.as_ref());
         statuses.filter_map(ready).collect()
     }
 }
@@ -258,6 +261,7 @@ fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> 
         let all = [
             (told.desired == 0, "NoNamespaceMatches"),
             (told.sourceless || told.unread, "SourceNotFound"),
+            (told.ungranted, "NotAuthorized"),
             (told.failed > 0 || told.unread, "CopiesFailed"),
         ];
         reasons.extend(all.into_iter().filter(|(holds, _)| *holds).map(|(_, reason)| reason));

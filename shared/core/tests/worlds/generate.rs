@@ -3,11 +3,13 @@
 mod chance;
 mod rules;
 mod shrink;
+mod tenants;
 
 pub use self::shrink::smaller;
 use self::{
     chance::Chance,
     rules::{TYPES, rule, sources},
+    tenants::{fitting_grants, some_grant, tenants_rule},
 };
 use super::{
     server::{Key, Res},
@@ -18,6 +20,10 @@ use super::{
 const HOMES: [&str; 2] = ["p", "q"];
 const NAMESPACES: [&str; 6] = ["t0", "t1", "t10", "team-a", "kube-system", "kube-public"];
 const RULES: [&str; 3] = ["r0", "r1", "r2"];
+
+fn platforms(rule: &str) -> Key {
+    Key::new(Res::Rule, "", rule)
+}
 
 fn labels(chance: &mut Chance) -> Vec<(&'static str, &'static str)> {
     let team = chance.some(65, |chance| ("team", chance.of(&["a", "b"])));
@@ -106,18 +112,26 @@ fn edit(chance: &mut Chance) -> Event {
     Event::Edit(chance.below(64), path.to_owned(), value)
 }
 
-fn event(chance: &mut Chance) -> Event {
+/// What happens, in a world in which namespaces have rules of their own or in one in which they haven't.
+fn event(chance: &mut Chance, tenants: bool) -> Event {
     let nth = chance.below(64);
-    let name = chance.of(&RULES);
+    let tenants = tenants && chance.percent(50);
+    let name = if tenants { tenants::key(chance) } else { platforms(chance.of(&RULES)) };
     let which = sources();
     let key = &which[[0, 0, 0, 1, 2, 3, 4, 5][chance.below(8)]];
+    if tenants && chance.percent(30) {
+        return if chance.percent(60) { Event::Revoke(nth) } else { some_grant(chance) };
+    }
     match chance.below(42) {
         0..=5 => source(chance, key),
         6..=8 => Event::DeleteSource(key.clone()),
         9..=13 => Event::Namespace(chance.of(&NAMESPACES), labels(chance)),
         14 => Event::EndNamespace(chance.of(&NAMESPACES)),
         15 => Event::Reap(chance.of(&NAMESPACES)),
-        16..=19 => Event::Rule(name, rule(chance)),
+        16..=19 => {
+            let spec = if tenants { tenants_rule(chance, &name) } else { rule(chance) };
+            Event::Rule(name, spec)
+        }
         20..=22 => Event::DeleteRule(name),
         23 | 24 => Event::Suspend(name),
         25..=28 => foreign(chance),
@@ -146,16 +160,26 @@ pub fn story(seed: u64) -> Story {
             first.push(source(chance, key));
         }
     }
-    let rules = 1 + chance.below(3);
-    first.extend(RULES[..rules].iter().map(|name| Event::Rule(name, rule(chance))));
+    let tenants = chance.percent(45);
+    let rules = if tenants { chance.below(3) } else { 1 + chance.below(3) };
+    first.extend(RULES[..rules].iter().map(|name| Event::Rule(platforms(name), rule(chance))));
+    if tenants {
+        for _ in 0..=chance.below(2) {
+            let name = tenants::key(chance);
+            let spec = tenants_rule(chance, &name);
+            first.extend(fitting_grants(chance, &name, &spec));
+            first.push(Event::Rule(name, spec));
+        }
+        first.extend(chance.few(1, some_grant));
+    }
     first.extend(chance.few(2, foreign));
     let mut steps = vec![first];
     for _ in 0..chance.below(6) {
-        let mut step = vec![event(chance)];
+        let mut step = vec![event(chance, tenants)];
         // Who comes after it knows nothing of whose it was.
         let forgotten = matches!(step[0], Event::Clear(_) | Event::Disown(_)) && chance.percent(60);
         step.extend(forgotten.then_some(Event::Restart));
-        step.extend(chance.some(25, event));
+        step.extend(chance.some(25, |chance| event(chance, tenants)));
         steps.push(step);
     }
     Story(steps)

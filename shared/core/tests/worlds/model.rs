@@ -2,6 +2,7 @@
 
 mod cell;
 mod claims;
+mod consent;
 mod deeds;
 mod deletion;
 mod object;
@@ -17,7 +18,7 @@ use super::{
     render::{self, Content, Place, Withheld},
     select::Labels,
     server::{Key, Res},
-    spec::RuleSpec,
+    spec::{Access, GrantSpec, RuleSpec},
     tables::Coverage,
 };
 
@@ -56,6 +57,8 @@ pub struct Told {
     /// Whether a source is missing, or refused.
     pub sourceless: bool,
     pub unread: bool,
+    /// Whether another namespace doesn't let it read or write something.
+    pub ungranted: bool,
     /// Where copies have no name, and of which kind.
     nameless: BTreeSet<(String, Res)>,
     pub desired: usize,
@@ -65,17 +68,19 @@ pub struct Told {
     pub reasons: BTreeSet<(String, String, &'static str)>,
 }
 
-type Claims = BTreeMap<Key, BTreeMap<String, Key>>;
+/// The cells that rules want: by whom, and copied from where.
+type Claims = BTreeMap<Key, BTreeMap<Key, Key>>;
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub namespaces: BTreeMap<String, Namespace>,
     pub objects: BTreeMap<Key, Object>,
-    pub rules: BTreeMap<String, Rule>,
+    pub rules: BTreeMap<Key, Rule>,
+    grants: BTreeMap<Key, GrantSpec>,
     /// Of deleted rules, as they were.
-    last: BTreeMap<String, RuleSpec>,
+    last: BTreeMap<Key, RuleSpec>,
     /// What was created once: namespace, rule, copy.
-    seeded: BTreeSet<(usize, String, Key)>,
+    seeded: BTreeSet<(usize, Key, Key)>,
     clock: usize,
     steps: usize,
     /// What was taken away in this step.
@@ -97,24 +102,35 @@ impl Model {
     }
 
     /// The copy of this source here; none without a source.
-    fn copy(&self, rule: &str, source: &Key, key: &Key, coverage: &mut Coverage) -> Result<Option<Content>, Withheld> {
+    fn copy(&self, rule: &Key, source: &Key, key: &Key, coverage: &mut Coverage) -> Result<Option<Content>, Withheld> {
         let Some(object) = self.objects.get(source) else { return Ok(None) };
         let place = Place { source, namespace: &key.namespace, labels: &self.namespaces[&key.namespace].labels };
         let spec = &self.rules[rule].spec;
         render::copy(rule, spec, &object.values(), &place, super::process::CLUSTER, coverage).map(Some)
     }
 
-    fn is_source(&self, key: &Key) -> bool {
-        self.rules.values().any(|rule| !render::refused(&rule.spec) && rule.spec.sources.contains(key))
+    /// Rules that name it as their source.
+    fn readers(&self, key: &Key) -> impl Iterator<Item = (&Key, &RuleSpec)> {
+        self.rules.iter().map(|(name, rule)| (name, &rule.spec)).filter(|(_, spec)| spec.sources.contains(key))
+    }
+
+    /// Whether it is another rule's source, so that this one leaves it alone. The platform's rules know no sources but each
+    /// other's, and nobody those that may not be read.
+    fn is_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
+        let mut readers = self.readers(key).filter(|(name, spec)| !render::refused(name, spec));
+        readers.any(|(reader, _)| {
+            let counts = self.may(reader, Access::Read, key, coverage);
+            coverage.source(rule.res == Res::Replication, reader.res == Res::Replication, counts)
+        })
     }
 
     /// Whether only rules name it as their source that are refused.
-    fn may_be_source(&self, key: &Key) -> bool {
-        !self.is_source(key) && self.rules.values().any(|rule| rule.spec.sources.contains(key))
+    fn may_be_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
+        !self.is_source(key, rule, coverage) && self.readers(key).any(|(name, spec)| render::refused(name, spec))
     }
 
     /// Everything that follows has happened; and what each rule says of it.
-    pub fn settle(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<String, Told>, Silence> {
+    pub fn settle(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
         self.steps += 1;
         // Copies can be sources of other copies, so one round may lead to another.
         for _ in 0..8 {
@@ -129,18 +145,21 @@ impl Model {
         Err("rules that feed each other")
     }
 
-    fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<String, Told>, Silence> {
-        let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
+        let mut told: BTreeMap<Key, Told> = BTreeMap::new();
         let mut claims = Claims::new();
         for (name, rule) in &self.rules {
             let of = told.entry(name.clone()).or_default();
-            (of.refused, of.suspended) = (render::refused(&rule.spec), rule.spec.suspend);
+            (of.refused, of.suspended) = (render::refused(name, &rule.spec), rule.spec.suspend);
             if of.refused {
                 coverage.other("rule refused");
             } else {
                 self.claim(name, &rule.spec, &mut claims, of, coverage);
-                of.sourceless = rule.spec.sources.iter().any(|source| !self.objects.contains_key(source));
-                let mut there = rule.spec.sources.iter().filter_map(|key| Some((key, self.objects.get(key)?)));
+                let mut sources: Vec<&Key> = rule.spec.sources.iter().collect();
+                sources.retain(|source| self.may(name, Access::Read, source, coverage));
+                of.ungranted |= sources.len() < rule.spec.sources.len();
+                of.sourceless = sources.iter().any(|source| !self.objects.contains_key(source));
+                let mut there = sources.into_iter().filter_map(|key| Some((key, self.objects.get(key)?)));
                 of.unread = there.any(|(key, source)| render::uncopied(&rule.spec, key.res, &source.values()));
             }
         }
@@ -152,7 +171,7 @@ impl Model {
         if self.circular(&claims) {
             return Err("rules that feed each other");
         }
-        let mut states: BTreeMap<Key, (String, State)> = BTreeMap::new();
+        let mut states: BTreeMap<Key, (Key, State)> = BTreeMap::new();
         for (key, rules) in &claims {
             let winner = self.winner(key, rules, coverage)?;
             for loser in rules.keys().filter(|name| **name != winner) {

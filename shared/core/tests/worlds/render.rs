@@ -46,14 +46,17 @@ pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
 }
 
 /// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the namespace's labels where
-/// whatever has the name is written over.
-pub fn refused(spec: &RuleSpec) -> bool {
+/// whatever has the name is written over. A namespace's own rule takes no labels into names, and writes over others' objects
+/// only at home.
+pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
     let sets = spec.transform.labels.set.iter().chain(&spec.transform.annotations.set).map(|(_, text)| text);
     let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
     sets.chain(names.clone()).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
-        || spec.conflict == Policy::Overwrite
+        || (spec.conflict == Policy::Overwrite || rule.res == Res::Replication)
             && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
+        || (spec.conflict == Policy::Overwrite && rule.res == Res::Replication)
+            && spec.targets.iter().any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
 }
 
 /// Kept is what is included and not excluded; nothing said of what is included means everything.
@@ -106,7 +109,7 @@ fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
 
 /// The copy of a source, with its marks.
 pub fn copy(
-    rule: &str,
+    rule: &Key,
     spec: &RuleSpec,
     source: &Content,
     place: &Place<'_>,
@@ -136,8 +139,14 @@ pub fn copy(
     }
     let mut mark = |path: &str, value: &str| drop(copy.insert(path.to_owned(), value.to_owned()));
     mark("label/app.kubernetes.io/managed-by", "mimeo");
-    mark("label/mimeo.dev/cluster-replication", rule);
-    mark("ann/mimeo.dev/rule", &format!("ClusterReplication/{rule}"));
+    let Key { namespace: home, name, .. } = rule;
+    if rule.res == Res::Rule {
+        mark("label/mimeo.dev/cluster-replication", name);
+        mark("ann/mimeo.dev/rule", &format!("ClusterReplication/{name}"));
+    } else {
+        mark("label/mimeo.dev/replication", &format!("{home}.{name}"));
+        mark("ann/mimeo.dev/rule", &format!("Replication/{home}/{name}"));
+    }
     let Key { res, namespace, name } = place.source;
     mark("ann/mimeo.dev/source", &format!("{}/{namespace}/{name}", res.gvk()));
     mark("ann/mimeo.dev/cluster", cluster);
@@ -146,7 +155,7 @@ pub fn copy(
         mark("ann/mimeo.dev/strategy", OPAQUE);
     }
     // A copy of a copy names the rules that it came through; what only looks like one names none.
-    if let Some(last) = source.get("ann/mimeo.dev/rule").filter(|rule| rule.starts_with("ClusterReplication/")) {
+    if let Some(last) = source.get("ann/mimeo.dev/rule").filter(|rule| rule.contains("Replication/")) {
         let earlier = source.get("ann/mimeo.dev/via").map(|via| format!(",{via}")).unwrap_or_default();
         mark("ann/mimeo.dev/via", &format!("{last}{earlier}"));
     }

@@ -76,8 +76,9 @@ fn excluded(exclude: &Exclude, name: &str, labels: &Labels) -> bool {
 }
 
 /// How a target's own selection finds a namespace, if it does.
-fn way(by: &By, name: &str, labels: &Labels) -> Way {
+pub fn way(by: &By, name: &str, labels: &Labels) -> Way {
     match by {
+        By::Home(home) if *home == name => Way::Exact,
         By::Names(names) if names.contains(&name) => Way::Exact,
         By::Names(names) if names.iter().any(|wanted| glob(wanted, name)) => Way::Glob,
         By::Pattern(pattern) if whole(pattern, name) => Way::Pattern,

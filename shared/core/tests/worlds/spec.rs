@@ -2,20 +2,23 @@
 //! [`super::select`], [`super::render`] and [`super::tables`].
 
 mod events;
+mod grants;
 mod targets;
 mod transform;
 
 use std::{cell::OnceCell, fmt};
 
-use mimeo_api::ClusterReplicationSpec;
+use mimeo_api::{ClusterReplication, ClusterReplicationSpec, Replication};
+use mimeo_core::rule::{Refusal, Rule};
 use serde_json::{Value, json};
 
 pub use self::{
     events::{Event, Fields, Story},
+    grants::{Access, GrantSpec, Granted},
     targets::{By, Exclude, Op, Pattern, Selector, Target},
     transform::{Data, Keys, Piece, Text, Transform},
 };
-use super::server::{Key, Res};
+use super::server::{Key, Object, Res};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
@@ -94,25 +97,40 @@ impl RuleSpec {
         Some(true)
     }
 
-    /// As the API server shows it, which is asked for often.
-    pub fn typed(&self) -> ClusterReplicationSpec {
-        let typed = || Box::new(serde_json::from_value(self.json()).expect("the CRD's schema lets it pass"));
-        (**self.typed.0.get_or_init(typed)).clone()
+    /// The rule as the API server shows it.
+    pub fn parse(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
+        const PASSES: &str = "the CRD's schema lets it pass";
+        let (metadata, status) = (object.meta(), object.status.clone());
+        if object.key.res == Res::Replication {
+            let spec = serde_json::from_value(self.json(&object.key.namespace)).expect(PASSES);
+            return Rule::parse_replication(&Replication { metadata, spec, status });
+        }
+        // It is asked for often.
+        let typed = || Box::new(serde_json::from_value(self.json("")).expect(PASSES));
+        let spec = (**self.typed.0.get_or_init(typed)).clone();
+        Rule::parse(&ClusterReplication { metadata, spec, status })
     }
 
-    fn json(&self) -> Value {
+    /// What goes without saying in its namespace is left out.
+    fn json(&self, home: &str) -> Value {
         let source = |key: &Key| {
             let gvk = key.res.gvk();
-            json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "namespace": key.namespace, "name": key.name})
+            let mut source = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "name": key.name});
+            if key.namespace != home {
+                source["namespace"] = key.namespace.as_str().into();
+            }
+            source
         };
         let mut spec = json!({
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
-            "targets": self.targets.iter().map(Target::json).collect::<Vec<_>>(),
             "transform": self.transform.json(),
             "strategy": format!("{:?}", self.strategy),
             "conflictPolicy": format!("{:?}", self.conflict),
             "suspend": self.suspend,
         });
+        if !matches!(&self.targets[..], [Target { by: By::Home(_), name: None, .. }]) {
+            spec["targets"] = self.targets.iter().map(Target::json).collect();
+        }
         // Not with CreateOnce, whose copies always stay.
         if self.strategy != Strategy::CreateOnce {
             let Retention { rule_deleted, unmatched, source_deleted } = self.retention;

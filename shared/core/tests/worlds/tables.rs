@@ -54,6 +54,47 @@ pub const SELECTION: [Selection; 13] = [
     Selection(&[Pattern, Selector], YES, NO, false),
 ];
 
+// ---- who may ----
+
+/// How a grant names an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    Any,
+    Exactly,
+    ByGlob,
+    Not,
+}
+
+/// Whether the grant is for reading where the rule would read, and for writing where it would write · how it finds the rule's
+/// namespace · whether it is about the object's kind · how it names the object · whether the rule may.
+#[derive(Debug)]
+pub struct Consent(In<bool>, In<Way>, In<bool>, In<Named>, bool);
+
+pub const CONSENT: [Consent; 8] = [
+    Consent(NO, &[], &[], &[], false),
+    Consent(YES, &[Way::No], &[], &[], false),
+    Consent(YES, &[Exact, Glob, Pattern, Selector], NO, &[], false),
+    Consent(YES, &[Exact, Glob, Pattern, Selector], YES, &[Named::Not], false),
+    Consent(YES, &[Exact], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
+    Consent(YES, &[Glob], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
+    Consent(YES, &[Pattern], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
+    Consent(YES, &[Selector], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
+];
+
+/// The rule that finds a source of another rule's in its way is a namespace's own · the other one is · the other one may read it ·
+/// whether it is left alone as a source.
+#[derive(Debug)]
+pub struct LeftAlone(In<bool>, In<bool>, In<bool>, bool);
+
+pub const LEFT_ALONE: [LeftAlone; 4] = [
+    LeftAlone(&[], NO, &[], true),
+    // Else a tenant could keep the platform's copy away by naming its place.
+    LeftAlone(NO, YES, &[], false),
+    LeftAlone(YES, YES, YES, true),
+    // Else he could so do with anybody's.
+    LeftAlone(YES, YES, NO, false),
+];
+
 // ---- a cell that a rule wants ----
 
 /// What is in the cell before.
@@ -132,7 +173,11 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 19] = [
+pub const OTHERS: [&str; 23] = [
+    "won by the platform",
+    "passed on to a tenant",
+    "kept from a tenant by a rule that rests",
+    "granted no more",
     "won by mark",
     "won by age",
     "won by name",

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const GLOBS: [&str; 9] = ["t*", "t?", "*", "team-*", "kube-*", "?", "*-a", "t?0", "q*"];
-const EXACT: [&str; 8] = ["t0", "t1", "t10", "team-a", "kube-system", "kube-public", "q", "p"];
+pub const EXACT: [&str; 8] = ["t0", "t1", "t10", "team-a", "kube-system", "kube-public", "q", "p"];
 pub const TYPES: [&str; 2] = ["Opaque", "example.com/other"];
 
 /// What rules name as their sources. The last two are where copies of the first can be.
@@ -25,7 +25,7 @@ pub fn sources() -> [Key; 6] {
     ]
 }
 
-fn pattern(chance: &mut Chance) -> Pattern {
+pub fn pattern(chance: &mut Chance) -> Pattern {
     let all = [
         Pattern::All(vec![Pattern::Text("t"), Pattern::Digits]),
         Pattern::All(vec![Pattern::Text("t"), Pattern::Rest]),
@@ -38,7 +38,7 @@ fn pattern(chance: &mut Chance) -> Pattern {
     chance.of(&all)
 }
 
-fn selector(chance: &mut Chance) -> Selector {
+pub fn selector(chance: &mut Chance) -> Selector {
     let label = |chance: &mut Chance| chance.of(&[("team", "a"), ("team", "b"), ("tier", "gold")]);
     let expression = |chance: &mut Chance| {
         let op = chance.of(&[Op::In, Op::NotIn, Op::Exists, Op::DoesNotExist]);
@@ -104,7 +104,7 @@ fn text(chance: &mut Chance, begin: Vec<Piece>) -> Text {
 }
 
 /// Names of copies. Every source of a rule comes to a name of its own.
-fn name(chance: &mut Chance, several: bool) -> Text {
+pub fn name(chance: &mut Chance, several: bool) -> Text {
     match chance.below(4) {
         0 if !several => Text(vec![Piece::Text("shared")]),
         1 if !several => text(chance, Vec::new()),

@@ -1,6 +1,9 @@
 //! The same stories with less in them.
 
-use crate::spec::{By, Data, Event, Fields, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy, Transform};
+use crate::{
+    server::{Key, Res},
+    spec::{By, Data, Event, Fields, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy, Transform},
+};
 
 /// The same story without one thing, in every way that there is.
 pub fn smaller(story: &Story) -> Vec<Story> {
@@ -22,7 +25,7 @@ pub fn smaller(story: &Story) -> Vec<Story> {
         for (nth, event) in step.iter().enumerate() {
             let simpler: Vec<Event> = match event {
                 Event::Rule(name, spec) => {
-                    plainer(spec).into_iter().map(|spec| Event::Rule(name, Box::new(spec))).collect()
+                    plainer(name, spec).into_iter().map(|spec| Event::Rule(name.clone(), Box::new(spec))).collect()
                 }
                 Event::Source(key, fields) => {
                     fewer(fields).into_iter().map(|fields| Event::Source(key.clone(), fields)).collect()
@@ -49,7 +52,7 @@ fn fewer(fields: &Fields) -> Vec<Fields> {
     (0..fields.len()).map(|at| [&fields[..at], &fields[at + 1..]].concat()).collect()
 }
 
-fn plainer(spec: &RuleSpec) -> Vec<RuleSpec> {
+fn plainer(name: &Key, spec: &RuleSpec) -> Vec<RuleSpec> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut RuleSpec)| {
         let mut plain = spec.clone();
@@ -66,7 +69,9 @@ fn plainer(spec: &RuleSpec) -> Vec<RuleSpec> {
     with(&|spec| drop(spec.targets.drain(..spec.targets.len() - 1)));
     with(&|spec| spec.targets.iter_mut().for_each(|target| target.exclude = None));
     with(&|spec| spec.targets.iter_mut().for_each(|target| target.name = None));
-    with(&|spec| spec.targets.iter_mut().for_each(|target| target.by = By::Selector(Selector::default())));
+    if name.res == Res::Rule {
+        with(&|spec| spec.targets.iter_mut().for_each(|target| target.by = By::Selector(Selector::default())));
+    }
     with(&|spec| spec.sources.truncate(1));
     with(&|spec| spec.retention = Retention::default());
     with(&|spec| spec.conflict = Policy::Fail);

@@ -1,15 +1,15 @@
 //! What becomes of a cell that a rule has.
 
-use super::{Model, Object, Silence, State, is_content};
+use super::{Model, Object, Rule, Silence, State, is_content};
 use crate::{
-    render::{Content, Withheld},
-    server::Key,
+    render::{self, Content, Withheld},
+    server::{Key, Res},
     spec::{Policy, RuleSpec, Strategy},
     tables::{Coverage, Found, Then, Why},
 };
 
 impl Model {
-    fn found(&self, key: &Key, rule: &str, copy: &Content, coverage: &mut Coverage) -> Found {
+    fn found(&self, key: &Key, rule: &Key, copy: &Content, coverage: &mut Coverage) -> Found {
         let Some(object) = self.objects.get(key) else { return Found::Nothing };
         let content = |fields: &Content| -> Content {
             fields.iter().filter(|(path, _)| is_content(path)).map(|(a, b)| (a.clone(), b.clone())).collect()
@@ -18,9 +18,9 @@ impl Model {
         let marks = keys.filter(|key| coverage.marks(key)).count() > 0;
         match object {
             _ if object.deleting => Found::Deleting,
-            _ if object.ours() && object.rule() == Some(rule) => Found::Own,
+            _ if object.ours() && object.rule().as_ref() == Some(rule) => Found::Own,
             _ if object.ours() => Found::Others,
-            _ if self.is_source(key) => Found::Source,
+            _ if self.is_source(key, rule, coverage) => Found::Source,
             _ if content(&object.values()) == content(copy) => Found::Same,
             _ if marks => Found::Marked,
             _ => Found::Foreign,
@@ -31,13 +31,13 @@ impl Model {
     pub(super) fn wanted(
         &mut self,
         key: &Key,
-        rule: &str,
+        rule: &Key,
         source: &Key,
         contested: bool,
         coverage: &mut Coverage,
     ) -> Result<State, Silence> {
         let spec = self.rules[rule].spec.clone();
-        let seed = (self.namespaces[&key.namespace].id, rule.to_owned(), key.clone());
+        let seed = (self.namespaces[&key.namespace].id, rule.clone(), key.clone());
         let seeded = spec.strategy == Strategy::CreateOnce && self.seeded.contains(&seed);
         if spec.suspend {
             coverage.other("suspended");
@@ -73,7 +73,7 @@ impl Model {
         }
         let found = self.found(key, rule, &copy, coverage);
         let object = self.objects.get(key);
-        if self.may_be_source(key) && object.is_some_and(|object| !object.ours()) {
+        if self.may_be_source(key, rule, coverage) && object.is_some_and(|object| !object.ours()) {
             return Err("the source of a rule that is refused");
         }
         if object.is_some_and(Object::blurred) {
@@ -89,6 +89,18 @@ impl Model {
             coverage.other("taken back by its uid");
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
+        if then == Then::Write
+            && rule.res == Res::Replication
+            && let Some(platforms) = self.objects.get(key).filter(|object| object.ours()).and_then(Object::rule)
+            && platforms.res == Res::Rule
+        {
+            let idle = |rule: &Rule| rule.spec.suspend || render::refused(&platforms, &rule.spec);
+            if self.rules.get(&platforms).is_some_and(idle) {
+                coverage.other("kept from a tenant by a rule that rests");
+                return Ok(State::Failed("RuleConflict"));
+            }
+            coverage.other("passed on to a tenant");
+        }
         let state = match then {
             Then::Write if self.changes_type(key, &copy) && contested => {
                 // Between its end and its beginning it carries no mark.
@@ -139,14 +151,14 @@ impl Model {
     }
 
     /// A cell whose source isn't there.
-    fn sourceless(&mut self, key: &Key, rule: &str, source: &Key, coverage: &mut Coverage) -> Result<State, Silence> {
+    fn sourceless(&mut self, key: &Key, rule: &Key, source: &Key, coverage: &mut Coverage) -> Result<State, Silence> {
         coverage.other("source missing");
         let Some(copy) = self.objects.get(key).filter(|object| object.ours() && !object.deleting) else {
             return Ok(State::Open);
         };
         let Key { res, namespace, name } = source;
         let of_this = copy.value("ann/mimeo.dev/source") == Some(&format!("{}/{namespace}/{name}", res.gvk()));
-        if copy.rule() != Some(rule) || !of_this {
+        if copy.rule().as_ref() != Some(rule) || !of_this {
             return Err("another copy where the source is missing");
         }
         let keep = self.rules[rule].spec.retention.source_deleted;

@@ -6,7 +6,7 @@ use super::{Claims, Model, Namespace, Object, Silence, State, Told, count};
 use crate::{
     render::{self, Place},
     select::selects,
-    server::Key,
+    server::{Key, Res},
     spec::{RuleSpec, Text},
     tables::Coverage,
 };
@@ -15,12 +15,15 @@ impl Model {
     /// The cells that a rule wants, each with its source.
     pub(super) fn claim(
         &self,
-        name: &str,
+        name: &Key,
         spec: &RuleSpec,
         claims: &mut Claims,
         told: &mut Told,
         coverage: &mut Coverage,
     ) {
+        let denied = self.denied(name, spec, coverage);
+        told.ungranted |= !denied.is_empty();
+        denied.iter().for_each(|cell| count(told, cell, State::Failed("NotGranted")));
         for (namespace, Namespace { labels, ending, .. }) in &self.namespaces {
             if *ending {
                 coverage.other("a terminating namespace");
@@ -55,7 +58,10 @@ impl Model {
                         coverage.other("a source's own cell");
                         continue;
                     }
-                    claims.entry(key).or_default().entry(name.to_owned()).or_insert_with(|| source.clone());
+                    if denied.contains(&key) {
+                        continue;
+                    }
+                    claims.entry(key).or_default().entry(name.clone()).or_insert_with(|| source.clone());
                 }
             }
         }
@@ -64,7 +70,7 @@ impl Model {
     /// Whether something is, by way of its copies, a source of itself.
     pub(super) fn circular(&self, claims: &Claims) -> bool {
         let mut feeds: Vec<(&Key, &Key)> = Vec::new();
-        for (key, rules) in claims.iter().filter(|(key, _)| self.is_source(key)) {
+        for (key, rules) in claims.iter().filter(|(key, _)| self.readers(key).count() > 0) {
             feeds.extend(rules.values().map(|source| (source, key)));
         }
         // What nothing feeds, feeds nothing in a circle.
@@ -81,29 +87,36 @@ impl Model {
     pub(super) fn winner(
         &self,
         key: &Key,
-        rules: &BTreeMap<String, Key>,
+        rules: &BTreeMap<Key, Key>,
         coverage: &mut Coverage,
-    ) -> Result<String, Silence> {
+    ) -> Result<Key, Silence> {
+        let ranks: BTreeSet<Res> = rules.keys().map(|rule| rule.res).collect();
+        let rank = ranks.first().expect("no claim without a rule");
+        if ranks.len() > 1 {
+            coverage.other("won by the platform");
+        }
+        let rules: BTreeSet<&Key> = rules.keys().filter(|rule| rule.res == *rank).collect();
+        let contested = rules.len() > 1;
         let copy = self.objects.get(key).filter(|object| object.ours());
-        if rules.len() > 1 && copy.is_some_and(|copy| !copy.shown()) {
+        if contested && copy.is_some_and(|copy| !copy.shown()) {
             return Err("whose a copy is that no watch shows");
         }
-        if rules.len() > 1
+        if contested
             && self.objects.get(key).is_some_and(|object| object.stripped() || object.ours() && !object.owned())
         {
             return Err("whose a copy is whose entry is gone");
         }
-        let marked = copy.and_then(Object::rule).filter(|rule| rules.contains_key(*rule));
-        let oldest = rules.keys().map(|name| self.rules[name].born).min().expect("no claim without a rule");
-        let mut eldest = rules.keys().filter(|name| self.rules[*name].born == oldest);
+        let marked = copy.and_then(Object::rule).filter(|rule| rules.contains(rule));
+        let oldest = rules.iter().map(|name| self.rules[*name].born).min().expect("no claim without a rule");
+        let mut eldest = rules.into_iter().filter(|name| self.rules[*name].born == oldest);
         let first = eldest.next().expect("one is the oldest");
-        if rules.len() > 1 {
-            coverage.other(match marked {
+        if contested {
+            coverage.other(match &marked {
                 Some(_) => "won by mark",
                 None if eldest.next().is_some() => "won by name",
                 None => "won by age",
             });
         }
-        Ok(marked.unwrap_or(first).to_owned())
+        Ok(marked.unwrap_or_else(|| first.clone()))
     }
 }

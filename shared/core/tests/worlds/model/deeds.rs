@@ -7,7 +7,7 @@ use crate::{
     render,
     select::Labels,
     server::{Key, Res},
-    spec::{Event, Fields, RuleSpec},
+    spec::{Event, Fields, GrantSpec, RuleSpec},
     tables::Coverage,
 };
 
@@ -24,8 +24,10 @@ pub enum Deed {
     Disown(Key),
     Clear(Key),
     Share(Key),
-    Rule(String, Box<RuleSpec>),
-    DeleteRule(String),
+    Rule(Key, Box<RuleSpec>),
+    DeleteRule(Key),
+    Grant(Key, GrantSpec),
+    Revoke(Key),
     Restart,
 }
 
@@ -33,7 +35,7 @@ impl Model {
     /// The places that there are to choose from.
     fn places(&self) -> Vec<Key> {
         let mut claims = Claims::new();
-        for (name, rule) in self.rules.iter().filter(|(_, rule)| !render::refused(&rule.spec)) {
+        for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
             self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut Coverage::default());
         }
         let all: BTreeSet<&Key> = self.objects.keys().chain(claims.keys()).collect();
@@ -74,12 +76,23 @@ impl Model {
                 }
             },
             Event::DeleteSource(key) => self.objects.contains_key(key).then(|| Deed::Remove(key.clone())),
-            Event::Rule(name, spec) => Some(Deed::Rule((*name).to_owned(), spec.clone())),
-            Event::DeleteRule(name) => self.rules.contains_key(*name).then(|| Deed::DeleteRule((*name).to_owned())),
+            Event::Rule(name, spec) => {
+                let may = self.rules.contains_key(name) || name.res == Res::Rule || self.open(&name.namespace);
+                may.then(|| Deed::Rule(name.clone(), spec.clone()))
+            }
+            Event::DeleteRule(name) => self.rules.contains_key(name).then(|| Deed::DeleteRule(name.clone())),
+            Event::Grant(key, spec) => {
+                let may = self.grants.contains_key(key) || self.open(&key.namespace);
+                may.then(|| Deed::Grant(key.clone(), spec.clone()))
+            }
+            Event::Revoke(nth) => {
+                let grants: Vec<&Key> = self.grants.keys().collect();
+                (!grants.is_empty()).then(|| Deed::Revoke(grants[nth % grants.len()].clone()))
+            }
             Event::Suspend(name) => {
-                let spec = &self.rules.get(*name)?.spec;
+                let spec = &self.rules.get(name)?.spec;
                 let spec = RuleSpec { suspend: !spec.suspend, ..spec.clone() };
-                Some(Deed::Rule((*name).to_owned(), Box::new(spec)))
+                Some(Deed::Rule(name.clone(), Box::new(spec)))
             }
             Event::Foreign(nth, content, more) => {
                 let key = place(nth).filter(|key| !self.objects.contains_key(key) && self.open(&key.namespace))?;
@@ -106,7 +119,7 @@ impl Model {
     fn content_for(&self, key: &Key) -> Fields {
         let mut coverage = Coverage::default();
         let mut claims = Claims::new();
-        for (name, rule) in self.rules.iter().filter(|(_, rule)| !render::refused(&rule.spec)) {
+        for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
             self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut coverage);
         }
         let Some((rule, source)) = claims.get(key).and_then(|claims| claims.first_key_value()) else {
@@ -115,6 +128,11 @@ impl Model {
         let copy = self.copy(rule, source, key, &mut coverage);
         let copy = copy.ok().flatten().unwrap_or_default();
         copy.into_iter().filter(|(path, _)| is_content(path)).collect()
+    }
+
+    fn end_rule(&mut self, name: &Key) {
+        let rule = self.rules.remove(name).expect("it is there");
+        self.last.insert(name.clone(), rule.spec);
     }
 
     pub fn act(&mut self, deed: &Deed, coverage: &mut Coverage) {
@@ -132,6 +150,9 @@ impl Model {
             Deed::Reap(name) => {
                 self.namespaces.remove(name);
                 self.objects.retain(|key, _| key.namespace != *name);
+                self.grants.retain(|key, _| key.namespace != *name);
+                let homeless: Vec<Key> = self.rules.keys().filter(|key| key.namespace == *name).cloned().collect();
+                homeless.iter().for_each(|rule| self.end_rule(rule));
             }
             Deed::Create(key, fields) => drop(self.objects.insert(key.clone(), Object::theirs(fields))),
             Deed::Change(key, changes) => {
@@ -180,9 +201,10 @@ impl Model {
                 self.rules.insert(name.clone(), Rule { spec: (**spec).clone(), born });
             }
             Deed::DeleteRule(name) => {
-                let rule = self.rules.remove(name).expect("chosen because it is there");
-                self.last.insert(name.clone(), rule.spec);
+                self.end_rule(name);
             }
+            Deed::Grant(key, spec) => drop(self.grants.insert(key.clone(), spec.clone())),
+            Deed::Revoke(key) => drop(self.grants.remove(key)),
             Deed::Restart => {
                 coverage.other("restart");
                 self.objects.values_mut().for_each(|object| object.known = false);

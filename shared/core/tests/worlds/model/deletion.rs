@@ -17,23 +17,25 @@ impl Model {
         &mut self,
         key: &Key,
         why: Why,
-        rule: &str,
+        rule: &Key,
         keep: Keep,
         coverage: &mut Coverage,
     ) -> Result<(), Silence> {
-        let idle = |rule: &Rule| rule.spec.suspend || render::refused(&rule.spec);
+        let idle = |one: &Rule| one.spec.suspend || render::refused(rule, &one.spec);
         let suspended = self.rules.get(rule).is_some_and(idle);
         let spec = self.rules.get(rule).map(|rule| &rule.spec).or_else(|| self.last.get(rule));
-        let seed = (self.namespaces[&key.namespace].id, rule.to_owned(), key.clone());
+        let seed = (self.namespaces[&key.namespace].id, rule.clone(), key.clone());
         if self.seeded.contains(&seed) && spec.is_some_and(|spec| spec.strategy != Strategy::CreateOnce) {
             return Err("what was created once by a rule that applies now");
         }
         let once = self.seeded.contains(&seed) || spec.is_some_and(|spec| spec.strategy == Strategy::CreateOnce);
+        let named = self.is_source(key, rule, coverage);
+        let maybe = self.may_be_source(key, rule, coverage);
         let object = &self.objects[key];
-        match coverage.unwanted(why, suspended, once, self.is_source(key), keep) {
+        match coverage.unwanted(why, suspended, once, named, keep) {
             End::Stays => Ok(()),
             End::Silent => Err("what is superseded and retained"),
-            End::Goes if self.may_be_source(key) => Err("the source of a rule that is refused"),
+            End::Goes if maybe => Err("the source of a rule that is refused"),
             End::Goes if !object.shown() => Err("the end of a copy that no watch shows"),
             End::Goes => {
                 if object.held() {
@@ -48,7 +50,7 @@ impl Model {
     pub(super) fn unwanted(
         &mut self,
         key: &Key,
-        states: &BTreeMap<Key, (String, State)>,
+        states: &BTreeMap<Key, (Key, State)>,
         claims: &Claims,
         coverage: &mut Coverage,
     ) -> Result<(), Silence> {
@@ -56,7 +58,7 @@ impl Model {
         if !KINDS.contains(&key.res) || !object.ours() || object.deleting || !self.open(&key.namespace) {
             return Ok(());
         }
-        let Some(name) = object.rule().map(str::to_owned) else { return Err("a copy without its rule's mark") };
+        let Some(name) = object.rule() else { return Err("a copy without its rule's mark") };
         let Some(Rule { spec, .. }) = self.rules.get(&name) else {
             let last = self.last.get(&name).ok_or("a copy of a rule that never was")?;
             if object.value("ann/mimeo.dev/retention").map(str::to_owned) != render::retention_mark(last) {
@@ -68,7 +70,13 @@ impl Model {
         let keep = spec.retention.unmatched;
         let Namespace { labels, .. } = &self.namespaces[&key.namespace];
         let selected = spec.targets.iter().any(|target| selects(target, &key.namespace, labels, coverage));
-        if !selected || spec.suspend || render::refused(spec) {
+        if !selected || spec.suspend || render::refused(&name, spec) {
+            return self.end(key, Why::Unmatched, &name, keep, coverage);
+        }
+        // What isn't granted any more isn't wanted any more.
+        let mut denied = self.denied(&name, spec, coverage);
+        if denied.remove(key) {
+            coverage.other("granted no more");
             return self.end(key, Why::Unmatched, &name, keep, coverage);
         }
         // What supersedes it must have a name, and be there.
@@ -78,6 +86,9 @@ impl Model {
             return Err("what is superseded by nothing yet");
         }
         let here = |other: &&Key| other.namespace == key.namespace;
+        if denied.iter().any(|other| here(&other)) {
+            return Err("what is superseded by nothing yet");
+        }
         let others = claims.iter().filter(|(other, rules)| here(other) && rules.contains_key(&name));
         if others.map(|(other, _)| &states[other]).any(|(winner, state)| *winner != name || *state != State::Synced) {
             return Err("what is superseded by nothing yet");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     render::{Content, OPAQUE},
+    server::{Key, Res},
     spec::Strategy,
     tables::{Coverage, Has, Held, Rest},
 };
@@ -66,8 +67,11 @@ impl Object {
     }
 
     /// The rule whose mark it carries.
-    pub fn rule(&self) -> Option<&str> {
-        self.value("ann/mimeo.dev/rule")?.strip_prefix("ClusterReplication/")
+    pub fn rule(&self) -> Option<Key> {
+        let mark = self.value("ann/mimeo.dev/rule")?;
+        let platforms = mark.strip_prefix("ClusterReplication/").map(|name| Key::new(Res::Rule, "", name));
+        let tenants = || mark.strip_prefix("Replication/").and_then(|rest| rest.split_once('/'));
+        platforms.or_else(|| tenants().map(|(home, name)| Key::new(Res::Replication, home, name)))
     }
 
     pub fn shown(&self) -> bool {

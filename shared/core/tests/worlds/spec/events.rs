@@ -1,6 +1,6 @@
 //! What people do.
 
-use super::RuleSpec;
+use super::{GrantSpec, RuleSpec};
 use crate::server::Key;
 
 /// Fields of an object by their paths, as the server has them: `data/k`, `label/k`, `ann/k`, `type`.
@@ -22,10 +22,14 @@ pub enum Event {
     Source(Key, Fields),
     DeleteSource(Key),
     /// Creates or edits.
-    Rule(&'static str, Box<RuleSpec>),
-    DeleteRule(&'static str),
+    Rule(Key, Box<RuleSpec>),
+    DeleteRule(Key),
     /// Lifts `suspend` or sets it.
-    Suspend(&'static str),
+    Suspend(Key),
+    /// Creates or changes.
+    Grant(Key, GrantSpec),
+    /// Takes one of the grants away, counted through.
+    Revoke(Nth),
     /// Creates an object of somebody else's, with what is here; or with a copy's own content.
     Foreign(Nth, Option<Fields>, Fields),
     /// Sets a field of what is there, or removes it.

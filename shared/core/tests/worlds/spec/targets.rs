@@ -60,9 +60,31 @@ impl Selector {
 /// How a target selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum By {
+    /// The namespace that the rule lives in, which a rule that says nothing of targets is for.
+    Home(&'static str),
     Names(Vec<&'static str>),
     Pattern(Pattern),
     Selector(Selector),
+}
+
+impl By {
+    pub fn json(&self) -> Value {
+        match self {
+            Self::Home(home) => json!({"namespaces": [home]}),
+            Self::Names(names) => json!({"namespaces": names}),
+            Self::Pattern(pattern) => json!({"namespacePattern": pattern.text()}),
+            Self::Selector(selector) => json!({"namespaceSelector": selector.json()}),
+        }
+    }
+
+    /// The namespaces that it names, if it does.
+    pub fn exact(&self) -> &[&'static str] {
+        match self {
+            Self::Home(home) => std::slice::from_ref(home),
+            Self::Names(names) => names,
+            Self::Pattern(_) | Self::Selector(_) => &[],
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,11 +103,7 @@ pub struct Target {
 
 impl Target {
     pub fn json(&self) -> Value {
-        let mut target = match &self.by {
-            By::Names(names) => json!({"namespaces": names}),
-            By::Pattern(pattern) => json!({"namespacePattern": pattern.text()}),
-            By::Selector(selector) => json!({"namespaceSelector": selector.json()}),
-        };
+        let mut target = self.by.json();
         if let Some(Exclude { names, pattern, selector }) = &self.exclude {
             let mut exclude = json!({});
             if !names.is_empty() {

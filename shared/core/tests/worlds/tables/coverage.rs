@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use super::{
-    CARRIED, CELL, COPY_MARKS, Cell, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has, Held, Marked,
-    Nothing, OTHERS, Others, Own, Pattern, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source,
-    SourceDeleted, Superseded, Then, UNWANTED, Unmatched, Unwanted, Way, Why, holds,
+    CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has,
+    Held, LEFT_ALONE, LeftAlone, Marked, Named, Nothing, OTHERS, Others, Own, Pattern, Rest, RuleDeleted, SELECTION,
+    Same, Selection, Selector, Source, SourceDeleted, Superseded, Then, UNWANTED, Unmatched, Unwanted, Way, Why, holds,
 };
 use crate::spec::{
     Keep::{self, Delete, Retain},
@@ -15,6 +15,14 @@ use crate::spec::{
 
 fn is_selection(Selection(ways, system, out, _): &Selection, case: (Way, bool, bool)) -> bool {
     holds(ways, &case.0) && holds(system, &case.1) && holds(out, &case.2)
+}
+
+fn is_consent(Consent(access, ways, kind, named, _): &Consent, case: (bool, Way, bool, Named)) -> bool {
+    holds(access, &case.0) && holds(ways, &case.1) && holds(kind, &case.2) && holds(named, &case.3)
+}
+
+fn is_left(LeftAlone(tenants, readers, may, _): &LeftAlone, case: (bool, bool, bool)) -> bool {
+    holds(tenants, &case.0) && holds(readers, &case.1) && holds(may, &case.2)
 }
 
 fn is_cell(Cell(strategies, once, found, policies, _): &Cell, case: (Strategy, bool, Found, Policy)) -> bool {
@@ -38,6 +46,8 @@ fn is_field(Field(has, mine, theirs, rest, _): &Field, case: (Has, bool, bool, R
 #[derive(Clone, Debug)]
 pub struct Coverage {
     selection: Vec<u64>,
+    consent: Vec<u64>,
+    left_alone: Vec<u64>,
     cell: Vec<u64>,
     unwanted: Vec<u64>,
     field: Vec<u64>,
@@ -54,6 +64,8 @@ impl Default for Coverage {
     fn default() -> Self {
         Self {
             selection: vec![0; SELECTION.len()],
+            consent: vec![0; CONSENT.len()],
+            left_alone: vec![0; LEFT_ALONE.len()],
             cell: vec![0; CELL.len()],
             unwanted: vec![0; UNWANTED.len()],
             field: vec![0; FIELD.len()],
@@ -76,6 +88,16 @@ fn the_one<'a, R>(rows: &'a [R], hits: &mut [u64], holds: impl Fn(&R) -> bool) -
 impl Coverage {
     pub fn selection(&mut self, way: Way, system: bool, out: bool) -> bool {
         the_one(&SELECTION, &mut self.selection, |row| is_selection(row, (way, system, out))).3
+    }
+
+    /// Whether a grant gives it.
+    pub fn grant(&mut self, access: bool, way: Way, kind: bool, named: Named) -> bool {
+        the_one(&CONSENT, &mut self.consent, |row| is_consent(row, (access, way, kind, named))).4
+    }
+
+    /// Whether a rule leaves another's source alone.
+    pub fn source(&mut self, tenants: bool, readers: bool, may: bool) -> bool {
+        the_one(&LEFT_ALONE, &mut self.left_alone, |row| is_left(row, (tenants, readers, may))).3
     }
 
     pub fn cell(&mut self, strategy: Strategy, once: bool, found: Found, policy: Policy) -> Then {
@@ -114,6 +136,8 @@ impl Coverage {
     pub fn add(&mut self, more: &Self) {
         let pairs = [
             (&mut self.selection, &more.selection),
+            (&mut self.consent, &more.consent),
+            (&mut self.left_alone, &more.left_alone),
             (&mut self.cell, &more.cell),
             (&mut self.unwanted, &more.unwanted),
             (&mut self.field, &more.field),
@@ -135,6 +159,8 @@ impl Coverage {
             rows.iter().zip(hits).map(|(row, hits)| (format!("{row:?}"), *hits)).collect()
         }
         let mut all = of(&SELECTION, &self.selection);
+        all.extend(of(&CONSENT, &self.consent));
+        all.extend(of(&LEFT_ALONE, &self.left_alone));
         all.extend(of(&CELL, &self.cell));
         all.extend(of(&UNWANTED, &self.unwanted));
         all.extend(of(&FIELD, &self.field));
@@ -155,6 +181,20 @@ fn of_each_table_exactly_one_row_holds_for_any_case() {
     for way in [Way::No, Exact, Glob, Pattern, Selector] {
         for system in either {
             either.iter().for_each(|out| one(&SELECTION, (way, system, *out), is_selection));
+        }
+    }
+    for access in either {
+        for way in [Way::No, Exact, Glob, Pattern, Selector] {
+            for kind in either {
+                for named in [Named::Any, Named::Exactly, Named::ByGlob, Named::Not] {
+                    one(&CONSENT, (access, way, kind, named), is_consent);
+                }
+            }
+        }
+    }
+    for tenants in either {
+        for readers in either {
+            either.iter().for_each(|may| one(&LEFT_ALONE, (tenants, readers, *may), is_left));
         }
     }
     for strategy in [Apply, Replace, CreateOnce] {
