@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 CARGO := cargo
 
-.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny control-plane helm
+.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny sbom control-plane helm
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -39,6 +39,9 @@ docs: ## Build the API documentation, warnings denied
 
 deny: ## Check licences, duplicates and sources of the dependencies
 	@.ci/deny
+
+sbom: ## Write the programs' bills of materials, target/sbom/*.cdx.json
+	@.ci/sbom
 
 demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after the story
 	@tests/control-plane/build.sh >/dev/null

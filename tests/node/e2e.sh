@@ -19,9 +19,6 @@ skip() {
 
 [[ $(uname -s) == Linux ]] || skip "it takes Linux"
 [[ $EUID == 0 ]] || skip "it takes root"
-unshare --mount --pid --net --fork --mount-proc true 2>/dev/null || skip "no namespaces can be made here"
-grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null || skip "there is no overlay file system"
-
 packages=(buildah containerd containernetworking-plugins curl debootstrap gcc iproute2 iptables nftables openssl runc)
 missing=()
 for package in "${packages[@]}"; do
@@ -30,9 +27,21 @@ done
 if ((${#missing[@]} > 0)); then
     command -v apt-get >/dev/null || skip "these are not installed, and this is no Debian: ${missing[*]}"
     say "installing ${missing[*]}"
-    apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}" >&2
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"; } >&2 ||
+        skip "these can't be installed: ${missing[*]}"
 fi
+# What a node takes of the kernel, tried where nothing of it is left: a container, say, gives its root less.
+try() { "${@:2}" >/dev/null 2>&1 || skip "$1"; }
+try "no namespaces can be made here" unshare --mount --pid --net --fork --mount-proc true
+try "there is no overlay file system" unshare --mount sh -ec '
+    mount -t tmpfs tmpfs /mnt && cd /mnt && mkdir lower upper work merged
+    mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay merged'
+try "no network can be made here" unshare --net sh -ec 'ip link add kc0 type veth peer name kc1 && nft add table ip probe'
+try "the kernel's settings can't be written here" sh -ec 'sysctl "vm.overcommit_memory=$(sysctl -n vm.overcommit_memory)"'
+try "no cgroups can be made here" sh -ec '
+    for root in /sys/fs/cgroup /sys/fs/cgroup/*; do
+        if [ -e "$root/cgroup.procs" ] && [ ! -L "$root" ]; then mkdir "$root/mimeo-probe" && rmdir "$root/mimeo-probe"; fi
+    done'
 
 work=$(mktemp -d)
 machine=
@@ -55,7 +64,16 @@ cd "$top"
 "$top/tests/control-plane/build.sh" kube-proxy kube-scheduler kubelet >/dev/null
 "$here/helm/build.sh" >/dev/null
 "$here/image.sh" pause "$work/pause.tar"
-"$here/image.sh" mimeo "$top" "$work/mimeo.tar"
+"$here/image.sh" mimeo "$top" "$work/mimeo.tar" e2e
+# What is upgraded from, programs and chart: the commit before this one. A checkout of one commit alone, or none, has only today's.
+mkdir "$work/before"
+if git cat-file -e HEAD^:manifests/chart 2>/dev/null; then
+    git archive HEAD^ | tar -x -C "$work/before"
+else
+    say "!!! there is no commit before this one here: the upgrade is tested from this one to itself"
+    tar -c --exclude ./target . | tar -x -C "$work/before"
+fi
+"$here/image.sh" mimeo "$work/before" "$work/before.tar" before
 cargo build --locked --quiet -p mimeo-tests --bins
 cargo test --locked --quiet -p mimeo-node-tests --test e2e --no-run
 say "built after $((SECONDS - started)) s"
@@ -68,7 +86,8 @@ until [[ -e $state/ready && $(<"$state/pid") == "$machine" ]]; do
     kill -0 "$machine" 2>/dev/null || { say "the machine has ended"; exit 1; }
     sleep 0.1
 done
-for image in pause mimeo; do
+cp -r "$work/before/manifests/chart" "$state/chart-before"
+for image in pause mimeo before; do
     # A path that the machine knows, too.
     cp "$work/$image.tar" "$state/$image.tar"
     "$here/machine.sh" run ctr --address /run/mimeo-node/containerd.sock --namespace k8s.io images import "$state/$image.tar" >&2

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds images without a registry, as archives that containerd imports, with buildah and as root.
 #
-#   image.sh mimeo CONTEXT FILE [--fresh]   the project's Dockerfile over this folder, as localhost/mimeo:e2e (or :fresh)
-#   image.sh pause FILE                     localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
-#   image.sh digest FILE                    of the image in an archive
+#   image.sh mimeo CONTEXT FILE TAG [--fresh]   the project's Dockerfile over this folder, as localhost/mimeo:TAG
+#   image.sh pause FILE                         localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
+#   image.sh digest FILE                        of the image in an archive
 #
 # The Dockerfile's builder image would be pulled. A stand-in for it is made here, once, of Debian's packages; toolchain and crates
-# are this machine's own, mounted where that image has them. What was compiled is kept between builds in the cache, unless
-# --fresh says that nothing is.
+# are this machine's own, mounted where that image has them. What was compiled is kept in the cache, and so are the last images:
+# one of the same sources isn't built again. With --fresh nothing of that is used.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -41,8 +41,7 @@ mkdir -p "$cache"
 
 case ${1:-} in
 mimeo)
-    context=$2 file=$3 tag=localhost/mimeo:${4:-e2e}
-    tag=${tag/--/}
+    context=$2 file=$3 tag=localhost/mimeo:$4
     # One at a time makes the builder, and fills the cache.
     exec 9>"$cache/.lock"
     flock 9
@@ -53,25 +52,34 @@ mimeo)
         --volume "$(cd "$context" && rustc --print sysroot):/usr/local/toolchain:ro"
         --volume "${CARGO_HOME:-$HOME/.cargo}/registry:/usr/local/cargo/registry"
     )
-    if [[ ${4:-} == --fresh ]]; then
+    build() { # build NAME: the same time for every file and for the image itself, so that equal contents are equal images
+        images build --quiet --isolation chroot --pull-never --timestamp 0 --build-arg "BUILDER=$builder" "${mounts[@]}" \
+            --ignorefile "$context/.dockerignore" --tag "$1" "$context" >&2
+    }
+    if [[ ${5:-} == --fresh ]]; then
         exec 9>&-
+        build "$tag"
     else
-        mkdir -p "$cache/target"
-        mounts+=(--volume "$cache/target:/src/target")
-        # Cargo goes by the times of files, which say nothing here: unless no source has changed, all of them have.
-        sources=$(cd "$context" && find Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum)
-        if [[ $(cat "$cache/sources" 2>/dev/null) != "$sources" ]]; then
-            rm -f "$cache/sources"
+        sources=$(cd "$context" &&
+            { rustc --version && find Dockerfile Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum; } |
+            sha256sum | cut -c 1-12)
+        if ! images inspect --type image "localhost/mimeo:$sources" >/dev/null 2>&1; then
+            mkdir -p "$cache/target"
+            mounts+=(--volume "$cache/target:/src/target")
+            # Cargo goes by the times of files, which say nothing here: of other sources, all have changed.
             find "$cache/target" -depth -path '*/.fingerprint/mimeo-*' -delete
+            build "localhost/mimeo:$sources"
+            # This one, the one before and that of another branch.
+            echo "$sources" >>"$cache/built"
+            head -n -3 "$cache/built" | while read -r old; do images rmi "localhost/mimeo:$old" >/dev/null 2>&1 || true; done
+            tail -n 3 "$cache/built" >"$cache/built.new"
+            mv "$cache/built.new" "$cache/built"
         fi
+        images tag "localhost/mimeo:$sources" "$tag"
     fi
-    # The same time for every file and for the image itself, so that equal contents are equal images.
-    images build --quiet --isolation chroot --pull-never --timestamp 0 --build-arg "BUILDER=$builder" "${mounts[@]}" \
-        --ignorefile "$context/.dockerignore" --tag "$tag" "$context" >&2
+    archive "$tag" "$file"
     # What had the name before, and the builder's last stage.
     images rmi --prune >/dev/null 2>&1 || true
-    [[ -z ${sources:-} ]] || echo "$sources" >"$cache/sources"
-    archive "$tag" "$file"
     ;;
 pause)
     file=$2

@@ -1,6 +1,6 @@
 //! Mimeo as somebody has installed it.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, io::Write, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod};
@@ -14,16 +14,16 @@ use mimeo_tests::{
     scenario::{SOON, of, rule},
 };
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::{Node, node::run, workspace};
 
-/// Name and tag of the image that was built and imported.
-const IMAGE: (&str, &str) = ("localhost/mimeo", "e2e");
+/// The name of the images that were built and imported.
+const IMAGE: &str = "localhost/mimeo";
+/// The tag of today's.
+const TODAY: &str = "e2e";
 /// The chart's release.
 const RELEASE: &str = "mimeo";
-/// The tag of what was installed before.
-const BEFORE: &str = "before";
 
 /// One of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub struct Mimeo {
 enum By {
     /// The kustomization in this folder.
     Kustomize(TempDir),
-    /// The chart's release `mimeo`.
-    Chart,
+    /// The chart in this folder, as the release `mimeo`, with the image of this tag and these values.
+    Chart(PathBuf, &'static str, Value),
 }
 
 impl Mimeo {
@@ -72,56 +72,46 @@ impl Mimeo {
 
     /// The same in a kustomization with these fields besides, components by their names.
     pub async fn kustomized(fields: &Value) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        // Paths have to be relative.
-        let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
-        let base = workspace().join("manifests/kustomize").canonicalize()?;
-        kustomize(folder.path(), &format!("{up}{}", base.strip_prefix("/")?.display()), IMAGE.1, fields)?;
-        Self::installed(By::Kustomize(folder)).await
+        Self::installed(kustomization(fields)?).await
     }
 
-    /// With the manifests of the commit before this one, and today's programs under another tag: what is upgraded is manifests, and
-    /// every pod is replaced.
-    pub async fn of_the_last_commit() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let archive = "git archive HEAD^ manifests | tar -C \"$0\" -x";
-        let mut extract = Command::new("bash");
-        extract.current_dir(workspace()).args(["-o", "pipefail", "-c", archive]).arg(folder.path());
-        run(extract).await?;
-        kustomize(folder.path(), "manifests/kustomize", BEFORE, &json!({}))?;
-        let (now, before) = (format!("{}:{}", IMAGE.0, IMAGE.1), format!("{}:{BEFORE}", IMAGE.0));
-        Node::get().await?.containers(&["images", "tag", "--force", &now, &before]).await?;
-        Self::installed(By::Kustomize(folder)).await
+    /// As `helm install` does with these values, and the image's name set; ready. A release that is there is upgraded.
+    pub async fn by_chart(values: &Value) -> Result<Self> {
+        Self::installed(By::Chart(workspace().join("manifests/chart"), TODAY, values.clone())).await
     }
 
-    /// As `helm install` does with its values left as they are, but for the image's name; ready.
-    pub async fn by_chart() -> Result<Self> {
-        Self::installed(By::Chart).await
+    /// The same with chart and programs of the commit before this one, and no values.
+    pub async fn by_the_last_commit_s_chart() -> Result<Self> {
+        Self::installed(By::Chart(Node::get().await?.last_chart(), "before", json!({}))).await
+    }
+
+    /// Removes what is installed, by the chart or not: the names are the same.
+    pub async fn remove_any() -> Result<()> {
+        Self::new(kustomization(&json!({}))?).await?.delete().await
+    }
+
+    async fn new(by: By) -> Result<Self> {
+        let node = Node::get().await?;
+        Ok(Self { client: node.client().await?, node, by })
     }
 
     async fn installed(by: By) -> Result<Self> {
-        let node = Node::get().await?;
-        let mimeo = Self { client: node.client().await?, node, by };
-        mimeo.apply(&[]).await?;
-        mimeo.ready().await?;
-        Ok(mimeo)
-    }
-
-    /// `kubectl apply -k`, or `helm upgrade --install` with these values set.
-    pub async fn apply(&self, values: &[&str]) -> Result<()> {
-        match &self.by {
+        let mimeo = Self::new(by).await?;
+        match &mimeo.by {
             By::Kustomize(folder) => {
-                ensure!(values.is_empty(), "a kustomization has no values");
-                self.node.kubectl(["apply".as_ref(), "-k".as_ref(), folder.path().as_os_str()]).await.map(drop)
+                mimeo.node.kubectl(["apply".as_ref(), "-k".as_ref(), folder.path().as_os_str()]).await?;
             }
-            By::Chart => {
-                let chart = workspace().join("manifests/chart").display().to_string();
-                let image = format!("image.repository={},image.tag={}", IMAGE.0, IMAGE.1);
-                let mut args = vec!["upgrade", "--install", "--create-namespace", RELEASE, &chart, "--set", &image];
-                args.extend(values.iter().flat_map(|value| ["--set", value]));
-                self.helm(&args).await.map(drop)
+            By::Chart(chart, tag, values) => {
+                let mut file = NamedTempFile::new()?;
+                file.write_all(values.to_string().as_bytes())?;
+                let (chart, values) = (chart.display().to_string(), file.path().display().to_string());
+                let image = format!("image.repository={IMAGE},image.tag={tag}");
+                let upgrade = ["upgrade", "--install", "--create-namespace", RELEASE, &chart];
+                mimeo.helm(&[&upgrade[..], &["--values", &values, "--set", &image]].concat()).await?;
             }
         }
+        mimeo.ready().await?;
+        Ok(mimeo)
     }
 
     /// Runs Helm in Mimeo's namespace; returns what it wrote.
@@ -140,8 +130,8 @@ impl Mimeo {
                 let folder = folder.path().display().to_string();
                 self.node.kubectl([&delete[..], &["-k", &folder]].concat()).await?;
             }
-            By::Chart => {
-                self.helm(&["uninstall", RELEASE, "--wait"]).await?;
+            By::Chart(..) => {
+                self.helm(&["uninstall", RELEASE, "--wait", "--ignore-not-found"]).await?;
                 let definitions = workspace().join("manifests/crds").display().to_string();
                 self.node.kubectl([&delete[..], &["-k", &definitions]].concat()).await?;
                 self.node.kubectl([&delete[..], &["namespace", NAMESPACE]].concat()).await?;
@@ -232,12 +222,17 @@ impl Drop for Mimeo {
     }
 }
 
-/// A kustomization of one's own over the shipped one, as an operator has it.
-fn kustomize(folder: &Path, base: &str, tag: &str, fields: &Value) -> Result<()> {
+/// A kustomization of one's own over the shipped one, as an operator has it, with these fields besides.
+fn kustomization(fields: &Value) -> Result<By> {
+    let folder = tempfile::tempdir()?;
+    // Paths have to be relative.
+    let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
+    let shipped = workspace().join("manifests/kustomize").canonicalize()?;
+    let base = format!("{up}{}", shipped.strip_prefix("/")?.display());
     let mut kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
         "resources": [&base],
-        "images": [{"name": "mimeo", "newName": IMAGE.0, "newTag": tag}],
+        "images": [{"name": "mimeo", "newName": IMAGE, "newTag": TODAY}],
     });
     for (name, value) in fields.as_object().context("no fields")? {
         kustomization[name] = value.clone();
@@ -246,6 +241,6 @@ fn kustomize(folder: &Path, base: &str, tag: &str, fields: &Value) -> Result<()>
     for component in kustomization["components"].as_array_mut().into_iter().flatten() {
         *component = json!(format!("{base}/{}", component.as_str().context("no name")?));
     }
-    fs::write(folder.join("kustomization.yaml"), kustomization.to_string())?;
-    Ok(())
+    fs::write(folder.path().join("kustomization.yaml"), kustomization.to_string())?;
+    Ok(By::Kustomize(folder))
 }

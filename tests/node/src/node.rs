@@ -66,6 +66,11 @@ impl Node {
         self.state.join("mimeo.tar")
     }
 
+    /// The chart of the commit before this one.
+    pub fn last_chart(&self) -> PathBuf {
+        self.state.join("chart-before")
+    }
+
     /// Runs `kubectl` as the admin; returns what it wrote.
     ///
     /// # Errors
@@ -99,12 +104,6 @@ impl Node {
         eventually(SOON, "the machine to boot", || async { Ok(self.state.join("ready").exists().then_some(())) })
             .await?;
         self.is_ready().await
-    }
-
-    /// Runs containerd's own client on the images of the kubelet.
-    pub async fn containers(&self, args: &[&str]) -> Result<()> {
-        let ctr = ["run", "ctr", "--address", "/run/mimeo-node/containerd.sock", "--namespace", "k8s.io"];
-        self.machine(&[&ctr, args].concat()).await
     }
 
     async fn machine(&self, args: &[&str]) -> Result<()> {

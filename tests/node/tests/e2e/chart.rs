@@ -1,12 +1,16 @@
-//! The chart: installed, verified, upgraded and rolled back under load, and uninstalled.
+//! The chart: installed, verified, upgraded and rolled back under load, and uninstalled; and what its values switch on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Secret};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    core::v1::Secret,
+};
 use kube::{Api, api::ListParams};
-use mimeo_node_tests::Mimeo;
-use mimeo_tests::scenario::of;
+use mimeo_node_tests::{Mimeo, Node};
+use mimeo_tests::{NAMESPACE, create_namespace, scenario::of};
+use serde_json::{Value, json};
 
 use crate::people::{PULL_SECRET, People};
 
@@ -15,16 +19,15 @@ const AT_ONCE: usize = 4;
 #[tokio::test]
 async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_and_nobody_notices() -> Result<()> {
     // Names are fixed, whoever installs.
-    Mimeo::by_kustomize().await?.delete().await?;
-    let mimeo = Mimeo::by_chart().await?;
+    Mimeo::remove_any().await?;
+    let mimeo = Mimeo::by_chart(&json!({})).await?;
     let people = People::settle(&mimeo.client, "release").await?;
     mimeo.helm(&["test", "mimeo"]).await?;
 
     let over = AtomicBool::new(false);
     let changed = async {
         let both = async {
-            mimeo.apply(&["log.level=debug", "webhook.replicas=3"]).await?;
-            mimeo.ready().await?;
+            Mimeo::by_chart(&json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}})).await?;
             mimeo.helm(&["rollback", "mimeo", "1"]).await?;
             mimeo.ready().await
         };
@@ -37,21 +40,75 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
     people.rotate("second").await?;
     people.have(&names, "second").await?;
 
-    // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that anybody waits for.
-    mimeo.helm(&["uninstall", "mimeo", "--wait"]).await?;
-    let hooks = Api::<MutatingWebhookConfiguration>::all(mimeo.client.clone()).list(&ListParams::default()).await?;
-    ensure!(hooks.items.is_empty(), "{} registrations are left", hooks.items.len());
+    // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that anybody waits for. Who comes
+    // meanwhile may have the copy or not, and is let in.
+    over.store(false, Ordering::Relaxed);
+    let uninstalled = async {
+        let uninstalled = mimeo.helm(&["uninstall", "mimeo", "--wait"]).await;
+        over.store(true, Ordering::Relaxed);
+        uninstalled
+    };
+    tokio::try_join!(people.keep_coming_in(AT_ONCE, &over), uninstalled)?;
+    let all = ListParams::default();
+    let mutating = Api::<MutatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();
+    let validating = Api::<ValidatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();
+    ensure!(mutating + validating == 0, "{mutating} and {validating} registrations are left");
     for name in &names {
         of::<Secret>(&mimeo.client, name).get(PULL_SECRET).await?;
     }
     people.run_an_idle_pod(&people.namespace().await?, "app").await?;
 
     // Installed again, it goes on where it was.
-    mimeo.apply(&[]).await?;
-    mimeo.ready().await?;
+    let mimeo = Mimeo::by_chart(&json!({})).await?;
     people.in_force().await?;
     people.rotate("third").await?;
     people.have(&names, "third").await?;
+    people.leave().await?;
+    mimeo.delete().await
+}
+
+#[tokio::test]
+async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() -> Result<()> {
+    Mimeo::remove_any().await?;
+    let client = Node::get().await?.client().await?;
+    create_namespace(&client, NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
+    let mimeo = Mimeo::by_chart(&json!({
+        "log": {"format": "json"},
+        "webhook": {"namespacesFailurePolicy": "Fail", "port": 10250, "opsPort": 8081},
+        "reconciler": {"ui": true, "opsPort": 8082},
+        "rbac": {"aggregateToDefaultRoles": true},
+        "guardedLabels": {"enabled": true},
+        "networkPolicy": {"enabled": true},
+        "metrics": {"auth": "Token", "dashboard": {"enabled": true}},
+    }))
+    .await?;
+    // Its pods, and those of its Jobs.
+    mimeo.helm(&["test", "mimeo"]).await?;
+    let people = People::settle(&client, "switches").await?;
+    let names = people.move_in_together(AT_ONCE).await?;
+    people.rotate("second").await?;
+    people.have(&names, "second").await?;
+    let log = mimeo.node.kubectl(["-n", NAMESPACE, "logs", "deployment/mimeo-reconciler"]).await?;
+    for line in log.lines() {
+        serde_json::from_str::<Value>(line).with_context(|| format!("no JSON: {line}"))?;
+    }
+    people.leave().await?;
+    mimeo.delete().await
+}
+
+#[tokio::test]
+async fn on_the_node_s_own_network_it_does_the_same() -> Result<()> {
+    Mimeo::remove_any().await?;
+    // One of each: the node has each port once.
+    let mimeo = Mimeo::by_chart(&json!({
+        "webhook": {"replicas": 1, "hostNetwork": true, "port": 9443, "opsPort": 9080},
+        "reconciler": {"replicas": 1, "hostNetwork": true, "opsPort": 9081},
+    }))
+    .await?;
+    let people = People::settle(&mimeo.client, "host").await?;
+    let names = people.move_in_together(AT_ONCE).await?;
+    people.rotate("second").await?;
+    people.have(&names, "second").await?;
     people.leave().await?;
     mimeo.delete().await
 }

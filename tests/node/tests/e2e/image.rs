@@ -64,7 +64,7 @@ async fn built_again_from_another_folder_the_image_has_the_same_digest() -> Resu
     let copy = "tar --null --files-from \"$0\" -c | tar -C \"$1\" --touch -x";
     run(Command::new("sh").current_dir(workspace()).args(["-c", copy]).arg(&list).arg(&context))?;
     let image = workspace().join("tests/node/image.sh");
-    run(Command::new(&image).arg("mimeo").arg(&context).arg(&again).arg("--fresh"))?;
+    run(Command::new(&image).arg("mimeo").arg(&context).arg(&again).args(["fresh", "--fresh"]))?;
     let digest = |archive: &Path| run(Command::new(&image).arg("digest").arg(archive));
     assert_eq!(digest(&Node::get().await?.image())?, digest(&again)?);
     Ok(())

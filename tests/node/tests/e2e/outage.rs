@@ -1,12 +1,15 @@
 //! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the barrier does as documented.
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
-use kube::{Api, api::PostParams};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
 use mimeo_node_tests::{Mimeo, PROGRAMS};
 use mimeo_tests::{
-    create_namespace, eventually,
-    scenario::{RuleSpec, SOON, of, wait_for},
+    NAMESPACE, create_namespace, eventually,
+    scenario::{RuleSpec, SOON, merge, of, wait_for},
     unique,
 };
 use serde_json::json;
@@ -78,6 +81,43 @@ async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
         wait_for(of(&mimeo.client, &other), pod.to_owned(), runs).await?;
     }
     mimeo.node.kubectl(["delete", "namespace", &other]).await?;
+    people.leave().await
+}
+
+/// What a cluster needs to start is exempt, also where namespaces are refused that nobody can mark.
+#[tokio::test]
+async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
+    let mimeo = Mimeo::kustomized(&json!({"components": ["strict"]})).await?;
+    let people = People::settle(&mimeo.client, "boots").await?;
+    let old = people.move_in().await?;
+    for program in PROGRAMS {
+        mimeo.scale(program, 0).await?;
+    }
+    mimeo.node.reboot().await?;
+
+    let client = &mimeo.client;
+    // The kubelet has reported the node ready, which takes writes of its Node and of its Lease.
+    merge(&Api::<Node>::all(client.clone()), "node1", json!({"metadata": {"labels": {"example.com/rack": "a"}}}))
+        .await?;
+    let system = unique("system");
+    for namespace in ["kube-system", NAMESPACE] {
+        people.run_an_idle_pod(namespace, &system).await.context(namespace)?;
+        of::<Pod>(client, namespace).delete(&system, &DeleteParams::default()).await?;
+    }
+    let kube = unique("kube");
+    create_namespace(client, &kube, &[]).await.context("exempt by its name")?;
+    people.run_an_idle_pod(&old, "second").await.context("a namespace that has its copies")?;
+    let refused = create_namespace(client, &unique("new"), &[]).await;
+    ensure!(refused.is_err_and(|error| format!("{error:#}").contains("namespaces.mimeo.dev")), "it was not marked");
+
+    for program in PROGRAMS {
+        mimeo.scale(program, 2).await?;
+    }
+    people.in_force().await?;
+    let new = people.move_in().await?;
+    people.rotate("second").await?;
+    people.have(&[old, new], "second").await?;
+    mimeo.node.kubectl(["delete", "namespace", &kube]).await?;
     people.leave().await
 }
 

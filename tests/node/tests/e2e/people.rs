@@ -79,6 +79,15 @@ impl People {
     /// # Errors
     /// If either is refused, or the pod was let in before the copy was there.
     pub(crate) async fn move_in(&self) -> Result<String> {
+        let (name, pod) = self.come_in().await?;
+        let copy =
+            of::<Secret>(&self.client, &name).get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
+        ensure!(precedes(&copy, &pod)?, "a miss: in {name} the pod was there before the copy");
+        Ok(name)
+    }
+
+    /// The same, whether the copy is there or not. Returns the namespace's name, and the pod.
+    async fn come_in(&self) -> Result<(String, Pod)> {
         let name = self.namespace().await.context("a namespace was refused")?;
         let pods: Api<Pod> = of(&self.client, &name);
         let pod = gated()?;
@@ -90,10 +99,7 @@ impl People {
             outcome => outcome,
         };
         let (pod, _) = pod.with_context(|| format!("a pod in {name} was refused"))?;
-        let copy =
-            of::<Secret>(&self.client, &name).get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
-        ensure!(precedes(&copy, &pod)?, "a miss: in {name} the pod was there before the copy");
-        Ok(name)
+        Ok((name, pod))
     }
 
     /// The same that often, all at once.
@@ -112,6 +118,16 @@ impl People {
             names.extend(self.move_in_together(at_once).await?);
         }
         Ok(names)
+    }
+
+    /// So many at a time come in until it is over, whether their copies are there or not.
+    pub(crate) async fn keep_coming_in(&self, at_once: usize, over: &AtomicBool) -> Result<()> {
+        let mut pace = tokio::time::interval(PACE);
+        while !over.load(Ordering::Relaxed) {
+            pace.tick().await;
+            join_all((0..at_once).map(|_| self.come_in())).await.into_iter().collect::<Result<Vec<_>>>()?;
+        }
+        Ok(())
     }
 
     /// Writes this into the source.

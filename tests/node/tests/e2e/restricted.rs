@@ -2,37 +2,30 @@
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Client, api::DeleteParams};
-use mimeo_node_tests::{Mimeo, PROGRAMS};
+use kube::api::DeleteParams;
+use mimeo_node_tests::{Mimeo, Node, PROGRAMS};
 use mimeo_tests::{
     NAMESPACE, create_namespace, create_secret,
-    scenario::{apply, merge, of, rule, value, wait_condition, wait_for, wait_gone},
+    scenario::{merge, of, rule, value, wait_condition, wait_for, wait_gone},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::people::PULL_SECRET;
 
 #[tokio::test]
 async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Result<()> {
     // What an installation before had may be more.
-    Mimeo::by_kustomize().await?.delete().await?;
-    let settings = [("SOURCE_NAMESPACES", "vault"), ("TARGET_NAMESPACES", "tenant"), ("KINDS", "Secret")];
-    let env = settings.map(|(name, value)| {
-        let variable = json!({"name": format!("MIMEO_{name}"), "value": value});
-        json!({"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable})
-    });
-    let mimeo = Mimeo::kustomized(&json!({
-        "components": ["restricted"],
-        "patches": [{"target": {"kind": "Deployment"}, "patch": Value::from(env.to_vec()).to_string()}],
-    }))
-    .await?;
-    let client = &mimeo.client;
+    Mimeo::remove_any().await?;
+    let node = Node::get().await?;
+    let client = &node.client().await?;
     for name in ["vault", "tenant", "outside"] {
         create_namespace(client, name, &[]).await?;
     }
-    bind(client, "vault", "mimeo-sources", &["mimeo-webhook", "mimeo-reconciler"]).await?;
-    bind(client, "tenant", "mimeo-kinds", &["mimeo-webhook", "mimeo-reconciler"]).await?;
-    bind(client, "tenant", "mimeo-kinds-reconciler", &["mimeo-reconciler"]).await?;
+    let secrets = json!({"apiGroup": "", "resource": "secrets"});
+    let mimeo = Mimeo::by_chart(&json!({
+        "rbac": {"kinds": [secrets], "sourceNamespaces": ["vault"], "targetNamespaces": ["tenant"]},
+    }))
+    .await?;
     for program in PROGRAMS {
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:{}", program.name());
         for verb in ["get", "list", "watch", "create", "patch", "delete"] {
@@ -62,15 +55,4 @@ async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Res
     wait_gone(copies, PULL_SECRET).await?;
     mimeo.delete().await?;
     mimeo.node.kubectl(["delete", "namespace", "vault", "tenant", "outside"]).await.map(drop)
-}
-
-async fn bind(client: &Client, namespace: &str, role: &str, accounts: &[&str]) -> Result<()> {
-    let subject = |name: &&str| json!({"kind": "ServiceAccount", "namespace": NAMESPACE, "name": name});
-    let binding = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
-        "metadata": {"name": role, "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": accounts.iter().map(subject).collect::<Vec<_>>(),
-    });
-    apply(client, &binding).await.map(drop)
 }

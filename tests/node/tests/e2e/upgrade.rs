@@ -1,34 +1,38 @@
-//! From the last commit's manifests to these and back, while people work. The programs are the same before and after.
+//! From the last commit's chart and programs to these and back, while people work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use mimeo_node_tests::Mimeo;
+use serde_json::json;
 
 use crate::people::People;
 
 const AT_ONCE: usize = 4;
 
 #[tokio::test]
-async fn the_last_commit_s_manifests_are_upgraded_and_brought_back_under_load_and_nobody_notices() -> Result<()> {
-    let before = Mimeo::of_the_last_commit().await?;
+async fn the_last_commit_is_upgraded_and_brought_back_under_load_and_nobody_notices() -> Result<()> {
+    Mimeo::remove_any().await?;
+    let before = Mimeo::by_the_last_commit_s_chart().await?;
     let people = People::settle(&before.client, "upgrade").await?;
     let over = AtomicBool::new(false);
     let changed = async {
         let both = async {
-            let after = Mimeo::by_kustomize().await?;
-            before.apply(&[]).await?;
-            before.ready().await?;
-            Ok(after)
+            let after = Mimeo::by_chart(&json!({})).await?;
+            after.helm(&["rollback", "mimeo", "1"]).await?;
+            after.ready().await
         };
         let both = both.await;
         over.store(true, Ordering::Relaxed);
         both
     };
     // Every refusal, and every pod before its copy, is an error.
-    let (names, after) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), changed)?;
+    let (names, ()) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), changed)?;
     people.rotate("second").await?;
     people.have(&names, "second").await?;
+    let after_all = Mimeo::by_chart(&json!({})).await?;
+    people.rotate("third").await?;
+    people.have(&names, "third").await?;
     people.leave().await?;
-    after.apply(&[]).await
+    after_all.delete().await
 }
