@@ -22,7 +22,7 @@ use axum::{
 };
 use jiff::Timestamp;
 use mimeo_core::rule::RuleId;
-use mimeo_runtime::{driver::Handle, guard::Guard, server::Patience};
+use mimeo_runtime::{connections::Stay, driver::Handle, guard::Guard};
 use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
 
@@ -118,20 +118,19 @@ async fn harden(mut response: Response) -> Response {
 /// Server-sent events, for as long as somebody takes them.
 async fn stream(
     State(page): State<Page>,
-    Extension(patience): Extension<Patience>,
+    Extension(stay): Extension<Stay>,
 ) -> Result<Response, (StatusCode, &'static str)> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
     let visit = visit.map_err(|_| {
         (StatusCode::SERVICE_UNAVAILABLE, "so many pages are open that there is no room for one more\n")
     })?;
-    let body =
-        futures::stream::unfold((Session::new(known), patience, visit), async |(mut session, patience, visit)| {
-            // The next piece is asked for when the last one has left.
-            patience.renew();
-            let event = session.next().await?;
-            Some((Ok::<_, Infallible>(event), (session, patience, visit)))
-        });
+    let body = futures::stream::unfold((Session::new(known), stay, visit), async |(mut session, stay, visit)| {
+        // The next piece is asked for when the last one has left.
+        stay.renew();
+        let event = session.next().await?;
+        Some((Ok::<_, Infallible>(event), (session, stay, visit)))
+    });
     Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(body)).into_response())
 }
 

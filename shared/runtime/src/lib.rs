@@ -7,6 +7,7 @@ pub mod body;
 mod call;
 pub mod certificates;
 pub mod client;
+pub mod connections;
 pub mod debug;
 pub mod definitions;
 pub mod discovery;

@@ -3,7 +3,8 @@
 //! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the rest.
 //!
 //! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
-//! connection is for one request and lasts no longer than one may take: whoever asks nothing must not keep probes out.
+//! connection is for one request and lasts no longer than one may take, and makes way before that if it asks nothing
+//! ([`Connections`]): nobody must keep probes out.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,20 +17,19 @@ use axum::{
 };
 use clap::{Args, ValueEnum};
 use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use hyper_util::rt::TokioIo;
 use kube::Client;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until},
 };
 use tokio_rustls::TlsAcceptor;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info};
 
 use crate::{
     certificates::{CertificateError, mounted, unverified},
+    connections::{Connections, Stay},
     debug::DebugPages,
     guard::{Guard, Peer},
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
@@ -37,14 +37,12 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// From the accepted connection to the end of the answer, or to the next piece of it.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// At once; any more wait to be accepted.
+/// From the accepted connection to its request, from there to the answer, and from there to its end, or to the next piece of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// At once.
 const CONNECTIONS: usize = 64;
 /// How long the head of a request may be, in bytes.
 const HEAD: usize = 32 << 10;
-/// How long to wait after the operating system refused to accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Flags of the operations server.
 #[derive(Debug, Clone, Args)]
@@ -109,34 +107,6 @@ impl OpsArgs {
         let mut config = tls::server_config(material)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Some(TlsAcceptor::from(Arc::new(config))))
-    }
-}
-
-/// How long a connection may still last. Whoever answers by pieces renews it with each that is taken. Handlers get it as an extension.
-#[derive(Debug, Clone)]
-pub struct Patience(Arc<watch::Sender<Instant>>);
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(Instant::now() + CONNECTION_TIMEOUT)))
-    }
-}
-
-impl Patience {
-    /// From now on it may last as long as a whole answer otherwise.
-    pub fn renew(&self) {
-        self.0.send_replace(Instant::now() + CONNECTION_TIMEOUT);
-    }
-
-    /// Returns when it is over.
-    async fn end(&self) {
-        loop {
-            let end = *self.0.borrow();
-            if end <= Instant::now() {
-                return;
-            }
-            sleep_until(end).await;
-        }
     }
 }
 
@@ -213,46 +183,36 @@ pub async fn serve(
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, router: Router) {
-    let mut connections = JoinSet::new();
+    let mut connections = Connections::new(CONNECTIONS);
     loop {
-        tokio::select! {
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, peer)) => {
-                    let router = router.clone().layer(Extension(Peer(peer)));
-                    connections.spawn(connection(stream, acceptor.clone(), router));
-                }
-                Err(error) => {
-                    warn!(%error, "failed to accept a connection");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
+        let (stream, peer) = connections.accept(&listener).await;
+        let (acceptor, router) = (acceptor.clone(), router.clone().layer(Extension(Peer(peer))));
+        connections.serve(|stay| connection(stream, acceptor, router, stay));
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router) {
-    let patience = Patience::default();
-    let router = router.layer(Extension(patience.clone()));
+async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router, stay: Stay) {
+    let router = router.layer(Extension(stay.clone()));
     let connection = async {
         match acceptor {
-            None => answer(stream, router).await,
+            None => answer(stream, router, &stay).await,
             Some(acceptor) => match acceptor.accept(stream).await {
-                Ok(stream) => answer(stream, router).await,
+                Ok(stream) => answer(stream, router, &stay).await,
                 Err(error) => debug!(%error, "TLS handshake failed"),
             },
         }
     };
     tokio::select! {
         () = connection => {}
-        () = patience.end() => debug!("connection timed out"),
+        () = stay.silent(PATIENCE) => debug!("connection timed out"),
+        () = stay.over() => debug!("connection made way for another one"),
     }
 }
 
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, stay: &Stay) {
     let mut builder = http1::Builder::new();
     builder.keep_alive(false).max_buf_size(HEAD);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await {
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), stay.answers(router)).await {
         debug!(%error, "connection failed");
     }
 }
@@ -285,8 +245,12 @@ async fn measured(State(metrics): State<Metrics>) -> Response {
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
-    use futures::FutureExt;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use futures::{FutureExt, StreamExt};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        sync::Notify,
+        time::{sleep, timeout},
+    };
 
     use super::*;
     use crate::{
@@ -322,15 +286,15 @@ mod tests {
         let address = start(&plain(), &Guard::open(), &readiness).await;
         let mut silent = TcpStream::connect(address).await.expect("it listens");
         silent.write_all(b"GET /healthz HTTP/1.1\r\n").await.expect("it reads");
-        let closed = tokio::time::timeout(2 * CONNECTION_TIMEOUT, silent.read(&mut [0; 9])).await.expect("closed");
+        let closed = timeout(2 * PATIENCE, silent.read(&mut [0; 9])).await.expect("closed");
         assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
-        let endless = async |Extension(patience): Extension<Patience>| {
+        let endless = async |Extension(stay): Extension<Stay>| {
             let pieces = futures::stream::repeat_with(move || {
-                patience.renew();
+                stay.renew();
                 Ok::<_, std::convert::Infallible>("x".repeat(1 << 16))
             });
             Body::from_stream(pieces)
@@ -342,9 +306,55 @@ mod tests {
             .expect("a free port");
         let mut idle = TcpStream::connect(address).await.expect("it listens");
         idle.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
-        sleep(3 * CONNECTION_TIMEOUT).await;
+        sleep(4 * PATIENCE).await;
         // What was on its way arrives, and no more.
         let _ = idle.read_to_end(&mut Vec::new()).await;
+    }
+
+    /// As a kubelet asks that waits for a second.
+    async fn probe(address: SocketAddr) {
+        let answer = timeout(Duration::from_secs(1), get(address, "/healthz")).await.expect("in time");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_connections_that_ask_nothing_keeps_no_probe_out_and_ends_no_answer() {
+        let go_on = Arc::new(Notify::new());
+        let told = go_on.clone();
+        let followed = async move || {
+            let end = async move {
+                told.notified().await;
+                Ok::<_, std::convert::Infallible>("ended")
+            };
+            Body::from_stream(futures::stream::once(async { Ok("begun") }).chain(futures::stream::once(end)))
+        };
+        let more = Router::new().route("/followed", axum::routing::get(followed));
+        let (readiness, metrics) = (Readiness::new(Shutdown::new()), Metrics::new());
+        let address = serve(&plain(), &Guard::open(), readiness, metrics, &debug_pages(), more).await.expect("a port");
+        let mut followed = TcpStream::connect(address).await.expect("it listens");
+        followed.write_all(b"GET /followed HTTP/1.0\r\n\r\n").await.expect("it reads");
+        followed.read_exact(&mut [0; 9]).await.expect("it answers");
+
+        let mut flood = Vec::new();
+        for number in 0..3 * CONNECTIONS {
+            let mut silent = TcpStream::connect(address).await.expect("it listens");
+            if number % 2 == 0 {
+                silent.write_all(b"GET /healthz HT").await.expect("it reads");
+            }
+            flood.push(silent);
+            if number % 16 == 0 {
+                probe(address).await;
+            }
+        }
+        probe(address).await;
+        for silent in &mut flood[..CONNECTIONS] {
+            let rest = timeout(Duration::from_secs(5), silent.read_to_end(&mut Vec::new())).await;
+            let _ = rest.expect("the first have made way");
+        }
+        go_on.notify_one();
+        let mut rest = String::new();
+        followed.read_to_string(&mut rest).await.expect("it goes on");
+        assert!(rest.ends_with("begunended"), "{rest}");
     }
 
     #[tokio::test]

@@ -7,11 +7,9 @@ use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
 use axum::Router;
 use clap::Args;
-use hyper::service::{Service, service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
-    service::TowerToHyperService,
 };
 use rustls::{
     ServerConfig,
@@ -24,20 +22,24 @@ use tokio::{
     io::AsyncBufReadExt,
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinSet,
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{debug, info, warn};
 
-use crate::{certificates::ServingMaterial, duration, shutdown::Shutdown};
+use crate::{
+    certificates::ServingMaterial,
+    connections::{Connections, Stay},
+    duration,
+    shutdown::Shutdown,
+};
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may be without a request. Longer than Go keeps such ones (90 s), so that it is the client who closes
-/// them, who can't lose a request that way.
+/// them, who can't lose a request that way; and longer than any request takes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
-/// At once; any more wait to be accepted. An API server has one or two.
+/// At once. An API server has one or two.
 const CONNECTIONS: usize = 128;
 /// What one connection may have sent, in bytes, before the requests it belongs to take it up.
 const WINDOW: u32 = 256 << 10;
@@ -49,8 +51,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// An API server multiplexes all its reviews over one connection; below this it would open further ones.
 const CONCURRENT_STREAMS: u32 = 1_000;
-/// How long to wait after the operating system refused to accept (as when there are no file descriptors left).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Flags of the end.
 #[derive(Debug, Clone, Args)]
@@ -134,7 +134,7 @@ impl fmt::Debug for Current {
 pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, drain: DrainArgs, shutdown: Shutdown) {
     let draining = Shutdown::new();
     let server = Server { acceptor: TlsAcceptor::from(Arc::new(config)), router, draining: draining.clone() };
-    let mut connections = JoinSet::new();
+    let mut connections = Connections::new(CONNECTIONS);
     let accepting = async {
         shutdown.triggered().await;
         sleep(drain.shutdown_delay).await;
@@ -143,22 +143,14 @@ pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, 
     loop {
         tokio::select! {
             () = &mut accepting => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => { connections.spawn(server.clone().connection(stream)); }
-                Err(error) => {
-                    warn!(%error, "failed to accept a connection");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
+            (stream, _) = connections.accept(&listener) => connections.serve(|stay| server.clone().connection(stream, stay)),
         }
     }
     drop(listener);
     draining.trigger();
-    info!(connections = connections.len(), "draining");
-    let all_ended = async { while connections.join_next().await.is_some() {} };
-    if timeout(drain.drain_timeout, all_ended).await.is_err() {
-        warn!(connections = connections.len(), "drain timed out");
+    info!(connections = connections.count(), "draining");
+    if timeout(drain.drain_timeout, connections.end()).await.is_err() {
+        warn!(connections = connections.count(), "drain timed out");
     }
 }
 
@@ -170,7 +162,14 @@ struct Server {
 }
 
 impl Server {
-    async fn connection(self, stream: TcpStream) {
+    async fn connection(self, stream: TcpStream, stay: Stay) {
+        tokio::select! {
+            () = self.answer(stream, &stay) => {}
+            () = stay.over() => debug!("connection made way for another one"),
+        }
+    }
+
+    async fn answer(self, stream: TcpStream, stay: &Stay) {
         let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
         let stream = tokio::select! {
             () = self.draining.triggered() => return,
@@ -181,20 +180,10 @@ impl Server {
             },
         };
         let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
-        let under_way = watch::Sender::new(0);
-        let router = TowerToHyperService::new(self.router);
-        let service = service_fn(|request| {
-            let one = UnderWay::new(&under_way);
-            let answer = router.call(request);
-            async move {
-                let _one = one;
-                answer.await
-            }
-        });
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(self.router)));
         let result = tokio::select! {
             result = connection.as_mut() => result,
-            () = ended(&self.draining, &under_way) => {
+            () = ended(&self.draining, stay) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -205,35 +194,12 @@ impl Server {
     }
 }
 
-/// A request under way, until dropped.
-struct UnderWay(watch::Sender<usize>);
-
-impl UnderWay {
-    fn new(count: &watch::Sender<usize>) -> Self {
-        count.send_modify(|count| *count += 1);
-        Self(count.clone())
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
-}
-
 /// Returns when the connection should be given up: the server ends, or nothing was asked for long. HTTP/2 clients that ask
 /// nothing would otherwise keep theirs by answering pings.
-async fn ended(draining: &Shutdown, under_way: &watch::Sender<usize>) {
-    let mut count = under_way.subscribe();
-    let idle = async {
-        // Neither fails while the sender is there.
-        while count.wait_for(|count| *count == 0).await.is_ok()
-            && timeout(IDLE_TIMEOUT, count.changed()).await.is_ok_and(|changed| changed.is_ok())
-        {}
-    };
+async fn ended(draining: &Shutdown, stay: &Stay) {
     tokio::select! {
         () = draining.triggered() => {}
-        () = idle => {}
+        () = stay.silent(IDLE_TIMEOUT) => {}
     }
 }
 
@@ -265,9 +231,16 @@ fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
 mod tests {
     use std::net::SocketAddr;
 
-    use axum::{body::Body, http::Request, routing::get};
+    use axum::{
+        body::{Body, Bytes},
+        http::Request,
+        routing::{get, post},
+    };
     use http_body_util::BodyExt;
-    use tokio::task::JoinHandle;
+    use tokio::{
+        io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+        task::JoinHandle,
+    };
 
     use super::*;
     use crate::{
@@ -295,13 +268,14 @@ mod tests {
         let (publish, material) = watch::channel(Some(material()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let router = Router::new().route("/fast", get(async || "fast")).route(
-            "/slow",
-            get(async || {
-                sleep(Duration::from_millis(600)).await;
-                "slow"
-            }),
-        );
+        let slow = async || {
+            sleep(Duration::from_millis(600)).await;
+            "slow"
+        };
+        let router = Router::new()
+            .route("/fast", get(async || "fast"))
+            .route("/slow", get(slow))
+            .route("/read", post(async |_: Bytes| "read"));
         let shutdown = Shutdown::new();
         let config = server_config(material).expect("a configuration");
         let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));
@@ -386,40 +360,57 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_bounded() {
+    async fn a_flood_of_connections_that_ask_nothing_keeps_no_api_server_out_and_ends_no_request() {
         let server = run(DRAIN).await;
         let trusted = server.publish.borrow().clone().expect("published");
-        let mut silent = Vec::new();
-        for _ in 0..CONNECTIONS {
-            silent.push(TcpStream::connect(server.address).await.expect("it listens"));
+        let stream = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+        tokio::spawn(connection);
+        assert_eq!(text(sender.send_request(request("/fast")).await.expect("an answer")).await, b"fast");
+        let running = tokio::spawn(sender.send_request(request("/slow")));
+
+        let mut flood: Vec<Box<dyn AsyncRead + Unpin>> = Vec::new();
+        for number in 0..2 * CONNECTIONS {
+            if number % 8 > 0 {
+                flood.push(Box::new(TcpStream::connect(server.address).await.expect("it listens")));
+                continue;
+            }
+            // One that begins a request, and whose body doesn't come.
+            let mut stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("accepted");
+            let begun = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx";
+            stream.write_all(begun).await.expect("it reads");
+            flood.push(Box::new(stream));
         }
-        let mut one_more = tokio::spawn(connect(server.address, client(&trusted, b"h2")));
-        timeout(Duration::from_millis(300), &mut one_more).await.expect_err("nobody accepts");
-        silent.pop();
-        let connected = timeout(Duration::from_secs(5), one_more).await.expect("accepted").expect("a task");
-        connected.expect("trusted");
+        let one_more = timeout(Duration::from_secs(5), connect(server.address, client(&trusted, b"h2"))).await;
+        one_more.expect("in time").expect("trusted");
+        for silent in &mut flood[..CONNECTIONS] {
+            let rest = timeout(Duration::from_secs(5), silent.read_to_end(&mut Vec::new())).await;
+            let _ = rest.expect("it made way");
+        }
+        assert_eq!(text(running.await.expect("a task").expect("an answer")).await, b"slow");
+        let again =
+            sender.send_request(request("/fast")).await.expect("nor is who has asked before others that never did");
+        assert_eq!(text(again).await, b"fast");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_when_nothing_is_asked_for_long() {
-        let (draining, under_way) = (Shutdown::new(), watch::Sender::new(0));
-        let one = UnderWay::new(&under_way);
-        timeout(IDLE_TIMEOUT * 3, ended(&draining, &under_way)).await.expect_err("something is asked");
-        drop(one);
-        timeout(IDLE_TIMEOUT * 2, ended(&draining, &under_way)).await.expect("idle");
+        let (draining, stay) = (Shutdown::new(), Stay::new(Arc::default()));
         let asking = async {
             for _ in 0..5 {
                 sleep(IDLE_TIMEOUT * 3 / 4).await;
-                drop(UnderWay::new(&under_way));
+                stay.renew();
             }
         };
         tokio::select! {
             () = asking => {}
-            () = ended(&draining, &under_way) => panic!("something was asked now and then"),
+            () = ended(&draining, &stay) => panic!("something was asked now and then"),
         }
-        let _one = UnderWay::new(&under_way);
+        timeout(IDLE_TIMEOUT * 2, ended(&draining, &stay)).await.expect("idle");
+        stay.renew();
         draining.trigger();
-        timeout(IDLE_TIMEOUT / 100, ended(&draining, &under_way)).await.expect("the server ends");
+        timeout(IDLE_TIMEOUT / 100, ended(&draining, &stay)).await.expect("the server ends");
     }
 
     #[test]
