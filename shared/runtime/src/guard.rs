@@ -40,8 +40,10 @@ use crate::{
 const REMEMBERED: Duration = Duration::from_mins(1);
 /// Most of them at once; any more are asked for each time.
 const MEMORY: usize = 256;
-/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API server.
+/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API server,
 const ASKING: usize = 8;
+/// and most that wait for that: half of the connections that the operations server accepts are left to those who ask nobody.
+const WAITING: usize = 24;
 /// For both questions together.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -60,6 +62,7 @@ impl Guard {
     pub fn by_token(client: Client) -> Self {
         Self(Some(Arc::new(Reviewer {
             client,
+            door: Semaphore::new(ASKING + WAITING),
             room: Semaphore::new(ASKING),
             allowed: Mutex::default(),
             unanswered: AtomicBool::new(false),
@@ -144,6 +147,7 @@ struct Visit {
 
 struct Reviewer {
     client: Client,
+    door: Semaphore,
     room: Semaphore,
     /// Who was let through, and until when that holds.
     allowed: Mutex<HashMap<Visit, Instant>>,
@@ -159,6 +163,7 @@ impl Reviewer {
         if self.remembers(&visit) {
             return Ok(());
         }
+        let Ok(_inside) = self.door.try_acquire() else { return Err(Refused::Unanswered) };
         let deadline = Instant::now() + DEADLINE;
         let asked = async {
             let _room = self.room.acquire().await;
@@ -351,6 +356,23 @@ mod tests {
             assert_eq!(visit.await.expect("an answer"), 503);
         }
         assert!(server.requests().len() <= ASKING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_tokens_is_turned_away_at_once_and_keeps_no_connections() {
+        let server = Server::start([]).await;
+        let router = Guard::by_token(server.client()).protect(routes());
+        let began = Instant::now();
+        let visit = |n: usize| {
+            let router = router.clone();
+            async move { (visit(&router, "/metrics", &format!("Bearer {n}")).await, began.elapsed()) }
+        };
+        let waiting: Vec<_> = (0..ASKING + WAITING).map(|n| tokio::spawn(visit(n))).collect();
+        tokio::task::yield_now().await;
+        assert_eq!(visit(ASKING + WAITING).await, (503, Duration::ZERO));
+        for visit in waiting {
+            assert_eq!(visit.await.expect("an answer"), (503, DEADLINE));
+        }
     }
 
     #[tokio::test]
