@@ -160,9 +160,26 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
         (&["webhook.extraArgs={verbose}"], "does not match pattern"),
         (&["webhook.hostNetwork=true", "webhook.port=10250"], "10250 is the kubelet's"),
         (&["webhook.hostNetwork=true", "reconciler.hostNetwork=true"], "a node has no room for both"),
+        (&["webhook.podDisruptionBudget.minAvailable=2"], "so no node with one could be drained"),
+        (&["reconciler.podDisruptionBudget.minAvailable=100%"], "so no node with one could be drained"),
         (&["webhook.port=8080"], "webhook.port and webhook.opsPort must differ"),
         (&["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"], "enable one of them"),
         (&["metrics.auth=Token", "metrics.podMonitor.enabled=true"], "metrics.podMonitor needs metrics.tokenSecret"),
+        (&["rbac.kinds[0].apiGroup=apps", "rbac.kinds[0].resource=deployments"], "missing property 'kind'"),
+        (&[r"commonLabels.app\.kubernetes\.io/name=x"], "commonLabels: app.kubernetes.io/name is the chart's to set"),
+        (
+            &[r"commonLabels.mimeo\.dev/aggregate-to-mimeo=yes"],
+            "commonLabels: mimeo.dev/aggregate-to-mimeo is the chart's",
+        ),
+        (
+            &[r"webhook.podLabels.app\.kubernetes\.io/name=x"],
+            "webhook.podLabels: app.kubernetes.io/name is the chart's",
+        ),
+        (&[r"reconciler.podLabels.app\.kubernetes\.io/name=x"], "reconciler.podLabels: app.kubernetes.io/name is the"),
+        (
+            &[r"metrics.dashboard.labels.helm\.sh/chart=x"],
+            "metrics.dashboard.labels: helm.sh/chart is the chart's to set",
+        ),
     ] {
         let refusal = ask_helm(&["template", "mimeo"], &["--set", &values.join(",")])?;
         let refusal = refusal.err().with_context(|| format!("{values:?} was taken"))?;
@@ -198,34 +215,172 @@ fn versions_are_the_workspaces() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn with_least_privilege_nothing_cluster_wide_reaches_an_object() -> Result<()> {
-    let objects = objects(&rendered_set("least-privilege", &["--no-hooks"])?)?;
-    let bound: Vec<&Value> = objects.iter().filter(|object| object["kind"] == "ClusterRoleBinding").collect();
-    for binding in &bound {
-        let role = find(&objects, "ClusterRole", binding["roleRef"]["name"].as_str().context("no role")?)?;
-        assert_eq!(role["aggregationRule"], Value::Null, "{role}");
-        for rule in role["rules"].as_array().context("no rules")? {
-            let resources: Vec<String> = serde_json::from_value(rule["resources"].clone())?;
-            let core = rule["apiGroups"] == json!([""]);
-            let objects = core && resources.iter().any(|resource| resource != "namespaces");
-            ensure!(!objects, "{} is bound cluster-wide and has {rule}", role["metadata"]["name"]);
+/// A rule of a role.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RbacRule {
+    api_groups: Vec<String>,
+    resources: Vec<String>,
+    #[serde(default)]
+    resource_names: Vec<String>,
+    verbs: Vec<String>,
+}
+
+/// The rules of a role; of one that the cluster fills in those of the roles that it finds.
+fn rules(objects: &[Value], role: &Value) -> Result<Vec<RbacRule>> {
+    let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
+        return Ok(serde_json::from_value(role["rules"].clone())?);
+    };
+    let mut all = Vec::new();
+    for selector in selectors {
+        let labels = selector["matchLabels"].as_object().context("no labels")?;
+        let found = |object: &&Value| {
+            let has = |(key, value): (&String, &Value)| object["metadata"]["labels"].get(key) == Some(value);
+            object["kind"] == "ClusterRole" && labels.iter().all(has)
+        };
+        for role in objects.iter().filter(found) {
+            all.extend(rules(objects, role)?);
         }
     }
-    assert_eq!(bound.len(), 2);
-    let places: BTreeSet<(String, String)> = objects
-        .iter()
-        .filter(|object| object["kind"] == "RoleBinding" && object["roleRef"]["kind"] == "ClusterRole")
-        .map(|binding| (binding["metadata"]["namespace"].to_string(), binding["roleRef"]["name"].to_string()))
-        .collect();
-    let expected = [
-        ("platform", "mimeo-sources"),
-        ("team-a", "mimeo-kinds"),
-        ("team-a", "mimeo-kinds-reconciler"),
-        ("team-b", "mimeo-kinds"),
-        ("team-b", "mimeo-kinds-reconciler"),
-    ];
-    assert_eq!(places, expected.map(|(a, b)| (format!("{a:?}"), format!("{b:?}"))).into());
+    Ok(all)
+}
+
+/// What the programs may do: by namespace (none: everywhere) and resource, as in `leases.coordination.k8s.io/mimeo-reconciler`.
+type Rights = BTreeMap<(String, String), BTreeSet<String>>;
+
+fn rights(objects: &[Value]) -> Result<Rights> {
+    let mut rights = Rights::new();
+    for binding in
+        objects.iter().filter(|object| matches!(&object["kind"], Value::String(kind) if kind.ends_with("RoleBinding")))
+    {
+        let [kind, name] = ["kind", "name"].map(|field| binding["roleRef"][field].as_str().unwrap_or_default());
+        let place = binding["metadata"]["namespace"].as_str().unwrap_or_default();
+        for rule in rules(objects, find(objects, kind, name)?)? {
+            for (group, resource) in
+                rule.api_groups.iter().flat_map(|group| rule.resources.iter().map(move |resource| (group, resource)))
+            {
+                let resource = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
+                let named = rule.resource_names.iter().map(|name| format!("{resource}/{name}"));
+                let named: Vec<String> =
+                    if rule.resource_names.is_empty() { vec![resource.clone()] } else { named.collect() };
+                for resource in named {
+                    rights.entry((place.to_owned(), resource)).or_default().extend(rule.verbs.iter().cloned());
+                }
+            }
+        }
+    }
+    Ok(rights)
+}
+
+/// Lines of a place, a resource and verbs.
+fn table<'a>(lines: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>) -> Rights {
+    let row = |(place, resource, verbs): (&str, &str, &str)| {
+        ((place.to_owned(), resource.to_owned()), verbs.split(' ').map(str::to_owned).collect())
+    };
+    lines.into_iter().map(row).collect()
+}
+
+#[test]
+fn with_least_privilege_the_programs_may_do_this_and_nothing_else() -> Result<()> {
+    let objects = objects(&rendered_set("least-privilege", &["--no-hooks"])?)?;
+    let own = NAMESPACE;
+    let mut expected = table([
+        ("", "namespaces", "get list watch patch"),
+        ("", "clusterreplications.mimeo.dev", "get list watch"),
+        ("", "replications.mimeo.dev", "get list watch"),
+        ("", "replicationgrants.mimeo.dev", "list watch"),
+        ("", "transformpolicies.mimeo.dev", "get list watch"),
+        ("", "clusterreplications/status.mimeo.dev", "patch"),
+        ("", "replications/status.mimeo.dev", "patch"),
+        ("", "transformpolicies/status.mimeo.dev", "patch"),
+        ("", "events.events.k8s.io", "get create patch"),
+        ("", "subjectaccessreviews.authorization.k8s.io", "create"),
+        ("", "tokenreviews.authentication.k8s.io", "create"),
+        ("", "customresourcedefinitions.apiextensions.k8s.io", "get list watch"),
+        ("", "roles.rbac.authorization.k8s.io", "list watch"),
+        ("", "clusterroles.rbac.authorization.k8s.io", "list watch"),
+        ("", "clusterroles.rbac.authorization.k8s.io/mimeo-webhook", "get"),
+        ("", "rolebindings.rbac.authorization.k8s.io", "list watch"),
+        ("", "clusterrolebindings.rbac.authorization.k8s.io", "list watch"),
+        (own, "secrets", "create"),
+        (own, "secrets/mimeo-webhook-tls", "get list watch update"),
+        (own, "secrets/mimeo-author-key", "get list watch"),
+        (own, "configmaps", "create"),
+        (own, "configmaps/mimeo-kinds", "get list watch patch"),
+        (own, "leases.coordination.k8s.io", "list watch create patch delete"),
+        (own, "leases.coordination.k8s.io/mimeo-reconciler", "get update"),
+    ]);
+    for kind in ["mutating", "validating"] {
+        for name in ["mimeo", "mimeo-policies", "mimeo-sources"] {
+            let resource = format!("{kind}webhookconfigurations.admissionregistration.k8s.io/{name}");
+            expected.extend(table([("", &*resource, "get list watch create patch delete")]));
+        }
+    }
+    // The kinds and the namespaces that the values name.
+    for kind in ["secrets", "networkpolicies.networking.k8s.io"] {
+        expected.extend(table([("platform", kind, "get list watch")]));
+        expected.extend(
+            ["team-a", "team-b"]
+                .map(|place| (place, kind, "get list watch create patch delete"))
+                .into_iter()
+                .flat_map(|row| table([row])),
+        );
+    }
+    assert_eq!(rights(&objects)?, expected);
+    for program in ["mimeo-webhook", "mimeo-reconciler"] {
+        let container = &find(&objects, "Deployment", program)?["spec"]["template"]["spec"]["containers"][0];
+        let env = container["env"].as_array().context("no env")?;
+        for (name, value) in [
+            ("MIMEO_SOURCE_NAMESPACES", "platform"),
+            ("MIMEO_TARGET_NAMESPACES", "team-a,team-b"),
+            ("MIMEO_KINDS", "Secret,NetworkPolicy.networking.k8s.io"),
+        ] {
+            ensure!(env.contains(&json!({"name": name, "value": value})), "{program} isn't told {name}: {env:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_quota_has_room_for_all_pods_of_the_systems_priority_classes() -> Result<()> {
+    for (values, pods, classes) in [
+        ("webhook.replicas=2", "10", &["system-cluster-critical"][..]),
+        ("webhook.replicas=5", "15", &["system-cluster-critical"]),
+        (
+            "reconciler.priorityClassName=system-cluster-critical,reconciler.replicas=3",
+            "15",
+            &["system-cluster-critical"],
+        ),
+        (
+            "reconciler.priorityClassName=system-node-critical",
+            "12",
+            &["system-cluster-critical", "system-node-critical"],
+        ),
+        (
+            "webhook.priorityClassName=mine,reconciler.priorityClassName=system-node-critical",
+            "10",
+            &["system-node-critical"],
+        ),
+    ] {
+        let objects = objects(&rendered(&["--show-only", "templates/quota.yaml", "--set", values])?)?;
+        let quota = &find(&objects, "ResourceQuota", "mimeo-critical-pods")?["spec"];
+        assert_eq!(quota["hard"]["pods"], pods, "{values}");
+        assert_eq!(quota["scopeSelector"]["matchExpressions"][0]["values"], json!(classes), "{values}");
+    }
+    let none = rendered(&["--set", "webhook.priorityClassName=mine"])?;
+    assert!(!none.contains("kind: ResourceQuota"));
+    Ok(())
+}
+
+#[test]
+fn labels_of_one_object_win_over_those_of_all() -> Result<()> {
+    let text = rendered_set("everything", &["--set", "commonLabels.release=other"])?;
+    let objects = objects(&text)?;
+    for (kind, name, release) in [("PrometheusRule", "mimeo", "prometheus"), ("Service", "mimeo-webhook", "other")] {
+        assert_eq!(find(&objects, kind, name)?["metadata"]["labels"]["release"], release, "{kind}");
+    }
+    let rule = text.split("---\n").find(|text| text.contains("\nkind: PrometheusRule\n")).context("no rule")?;
+    assert_eq!(rule.matches("    release: ").count(), 1, "a key stands there once");
     Ok(())
 }
 

@@ -2,14 +2,14 @@
 Names are fixed: the cluster-wide ones say that there is one Mimeo in a cluster, and the documents call them so.
 */}}
 
-{{/* Labels of every object. */}}
+{{/* Labels of every object; with `more`, those of this one, which win over commonLabels. */}}
 {{- define "mimeo.labels" -}}
 app.kubernetes.io/part-of: mimeo
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
+{{- with merge (dict) (.more | default dict) .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
@@ -55,6 +55,11 @@ subjects:
   resources: [{{ join ", " $resources }}]
   verbs: [{{ $.verbs }}]
 {{- end }}
+{{- end }}
+
+{{/* The same as the programs' flag has them. */}}
+{{- define "mimeo.kindNames" -}}
+{{- range $index, $kind := .Values.rbac.kinds }}{{ if $index }},{{ end }}{{ .kind }}{{ with .apiGroup }}.{{ . }}{{ end }}{{ end }}
 {{- end }}
 
 {{/* Where the pods of a component run, and before whom. */}}
@@ -147,6 +152,9 @@ containers:
 {{- end }}
 {{- with .Values.rbac.targetNamespaces }}
 - {name: MIMEO_TARGET_NAMESPACES, value: {{ join "," . | quote }}}
+{{- with include "mimeo.kindNames" $ }}
+- {name: MIMEO_KINDS, value: {{ . | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -155,12 +163,35 @@ containers:
 {{- if eq .Values.metrics.auth "Token" }}, scheme: HTTPS{{ end }}
 {{- end }}
 
+{{/* Labels that the chart itself gives to objects: no others may stand beside them. */}}
+{{- define "mimeo.checkLabels" -}}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/part-of" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "app.kubernetes.io/component" "helm.sh/chart" }}
+{{- range $key, $_ := .labels }}
+{{- if or (has $key $own) (hasPrefix "mimeo.dev/" $key) (hasPrefix "rbac.authorization.k8s.io/" $key) }}
+{{- fail (printf "%s: %s is the chart's to set" $.of $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What can be said only of several values together. */}}
 {{- define "mimeo.check" -}}
+{{- include "mimeo.checkLabels" (dict "of" "commonLabels" "labels" .Values.commonLabels) }}
+{{- range $of := list "serviceMonitor" "podMonitor" "prometheusRule" "dashboard" }}
+{{- include "mimeo.checkLabels" (dict "of" (printf "metrics.%s.labels" $of) "labels" (get $.Values.metrics $of).labels) }}
+{{- end }}
+{{- range $name := list "webhook" "reconciler" }}
+{{- if hasKey (get $.Values $name).podLabels "app.kubernetes.io/name" }}
+{{- fail (printf "%s.podLabels: app.kubernetes.io/name is the chart's to set, for the pods are selected by it" $name) }}
+{{- end }}
+{{- end }}
 {{- range $name := list "webhook" "reconciler" }}
 {{- $values := get $.Values $name }}
 {{- if and $values.hostNetwork (or (eq (int $values.opsPort) 10250) (eq (int ($values.port | default 0)) 10250)) }}
 {{- fail (printf "%s: on the node's network port 10250 is the kubelet's" $name) }}
+{{- end }}
+{{- $least := $values.podDisruptionBudget.minAvailable }}
+{{- if and $values.podDisruptionBudget.enabled (gt (int $values.replicas) 1) (or (eq (toString $least) "100%") (ge (int $least) (int $values.replicas))) }}
+{{- fail (printf "%s.podDisruptionBudget.minAvailable: of %v replicas %v must stay, so no node with one could be drained" $name $values.replicas $least) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.webhook.hostNetwork .Values.reconciler.hostNetwork (has (int .Values.reconciler.opsPort) (list (int .Values.webhook.port) (int .Values.webhook.opsPort))) }}
