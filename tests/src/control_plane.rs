@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{Api, Client, Config};
 use rustix::process::Signal;
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
@@ -54,6 +55,7 @@ pub struct Builder {
     api_servers: usize,
     controller_manager: bool,
     audit: bool,
+    shows_certificate: bool,
     api_server_args: Vec<String>,
 }
 
@@ -77,6 +79,13 @@ impl Builder {
     #[must_use]
     pub fn audit(mut self, log: bool) -> Self {
         self.audit = log;
+        self
+    }
+
+    /// Whether API servers show webhooks a certificate, of the CA in [`ControlPlane::callers_ca`]; by default not.
+    #[must_use]
+    pub fn shows_certificate(mut self, shows: bool) -> Self {
+        self.shows_certificate = shows;
         self
     }
 
@@ -155,7 +164,13 @@ impl ControlPlane {
 
     /// What to start, if not that.
     pub fn builder() -> Builder {
-        Builder { api_servers: 1, controller_manager: true, audit: false, api_server_args: Vec::new() }
+        Builder {
+            api_servers: 1,
+            controller_manager: true,
+            audit: false,
+            shows_certificate: false,
+            api_server_args: Vec::new(),
+        }
     }
 
     /// The control plane of this process: one API server, a controller manager, an audit log. Started by the first call,
@@ -163,6 +178,11 @@ impl ControlPlane {
     pub async fn shared() -> Result<&'static Self> {
         static SHARED: Shared = Shared::new(|| ControlPlane::builder().audit(true));
         SHARED.get().await
+    }
+
+    /// File with the CA of the certificates that API servers show webhooks, if they do. No user has one of it.
+    pub fn callers_ca(&self) -> PathBuf {
+        self.layout.path("callers.crt")
     }
 
     /// The admin, who is in `system:masters`: RBAC refuses them nothing.
@@ -472,7 +492,29 @@ impl Layout {
         self.write("serving.key", &serving.key)?;
         self.write("token.key", &token_key)?;
         self.write("token.pub", &token_public_key)?;
-        self.write("audit-policy.json", audit::POLICY)
+        self.write("audit-policy.json", audit::POLICY)?;
+        self.write_callers()
+    }
+
+    /// As what API servers know themselves when they call webhooks.
+    fn write_callers(&self) -> Result<()> {
+        let authority = Authority::new()?;
+        self.write("callers.crt", &authority.certificate())?;
+        // Found by the name of the user, which is that of the webhook or this.
+        let kubeconfig = authority.kubeconfig("", "*", &authority.client("kube-apiserver", &[])?);
+        self.write("callers.kubeconfig", &kubeconfig.to_string())?;
+        let plugin = |name| {
+            let configuration = json!({
+                "apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration",
+                "kubeConfigFile": self.path("callers.kubeconfig"),
+            });
+            json!({"name": name, "configuration": configuration})
+        };
+        let configuration = json!({
+            "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration",
+            "plugins": [plugin("MutatingAdmissionWebhook"), plugin("ValidatingAdmissionWebhook")],
+        });
+        self.write("admission.json", &configuration.to_string())
     }
 
     fn write_user(&self, authority: &Authority, name: &str, groups: &[&str]) -> Result<User> {
@@ -541,6 +583,9 @@ impl Layout {
                 "--audit-log-mode=blocking".to_owned(),
                 "--audit-log-maxsize=1000000".to_owned(),
             ]);
+        }
+        if options.shows_certificate {
+            args.push(format!("--admission-control-config-file={}", file("admission.json")));
         }
         args.extend(options.api_server_args.iter().cloned());
         self.spec(format!("kube-apiserver-{index}"), "kube-apiserver", args)

@@ -15,7 +15,11 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().recon
 
 /// Somebody inside the network, without a certificate.
 fn anybody(setting: &Setting) -> Result<Client> {
-    let mut config = Config::new(setting.pair.url().parse()?);
+    at_the_webhook(setting, Config::new(setting.pair.url().parse()?))
+}
+
+fn at_the_webhook(setting: &Setting, mut config: Config) -> Result<Client> {
+    config.cluster_url = setting.pair.url().parse()?;
     config.accept_invalid_certs = true;
     Ok(Client::try_from(config)?)
 }
@@ -116,6 +120,24 @@ async fn nothing_is_marked_that_no_api_server_asked_about() -> Result<()> {
     for name in [outside.as_str(), "kube-system", mimeo_tests::NAMESPACE] {
         let found = namespaces.get(name).await?;
         assert!(!found.labels().contains_key(MARK), "{name}: {:?}", found.labels());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_shows_no_certificate_of_the_api_servers_ca_asks_nothing() -> Result<()> {
+    let control_plane = ControlPlane::builder().shows_certificate(true).start().await?;
+    let ca = control_plane.callers_ca().display().to_string();
+    let pair = Pair::builder().reconciler(false).webhook_args(["--client-ca-file", &ca]).start(&control_plane).await?;
+    let setting = Setting { control_plane, pair };
+    let scene = setting.scene("shown").await?;
+    outside(&scene).await?;
+    all_is_done(&scene).await?;
+    let mallory = setting.control_plane.user("mallory", &[])?.config_for(0).await?;
+    for client in [anybody(&setting)?, at_the_webhook(&setting, mallory)?] {
+        let error = post(&client, "/mutate/namespaces", json!({"name": "team"})).await.expect_err("answered");
+        let unheard = matches!(error.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)));
+        assert!(unheard, "{error:?}");
     }
     Ok(())
 }

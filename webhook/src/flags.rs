@@ -1,6 +1,6 @@
 //! Flags of `mimeo-webhook`, and what they mean together.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
@@ -64,6 +64,10 @@ pub(crate) struct EndpointArgs {
     /// URL by which API servers reach the webhook, for a webhook outside the cluster
     #[arg(long, env = "MIMEO_URL", value_name = "https://HOST:PORT")]
     url: Option<String>,
+    /// File with the CA, in PEM, of the certificates that API servers show; re-read when it changes. Default: nobody is asked for
+    /// one, so whoever reaches the address can ask as an API server would
+    #[arg(long, env = "MIMEO_CLIENT_CA_FILE", value_name = "FILE")]
+    pub(crate) client_ca_file: Option<PathBuf>,
 }
 
 impl EndpointArgs {

@@ -31,7 +31,7 @@ use mimeo_core::{
     rule::RuleKind,
 };
 use mimeo_runtime::{
-    certificates::ServingMaterial,
+    certificates::{ServingMaterial, callers},
     client::Clients,
     debug::DebugPages,
     discovery::Discovery,
@@ -149,7 +149,8 @@ async fn main() -> anyhow::Result<()> {
     metrics.of_engine(&handle);
     debug.of_engine(&handle);
     metrics.of_certificate(material.clone());
-    let config = tls::server_config(material.clone())?;
+    let callers = callers::start(flags.endpoint.client_ca_file.clone());
+    let config = tls::server_config_for(callers, material.clone())?;
     let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
     // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
     let ready = async {

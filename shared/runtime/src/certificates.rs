@@ -1,5 +1,6 @@
 //! Mimeo's own CA and serving certificate: how they are issued, and what is due when. No IO and no clock here; the
-//! Secret is [`in_cluster`]'s, mounted files are [`mounted`]'s and what nobody verifies is [`unverified`]'s business.
+//! Secret is [`in_cluster`]'s, mounted files are [`mounted`]'s and what nobody verifies is [`unverified`]'s business; whose
+//! certificates are asked for is [`callers`]'.
 //!
 //! # How a CA is replaced without anybody noticing
 //!
@@ -18,6 +19,7 @@
 //! waits is one that was introduced when it was issued, a CA that retires does so since the serving certificate was
 //! issued. So there is no second record that could disagree, and any replica can take the next step.
 
+pub mod callers;
 pub mod in_cluster;
 pub mod mounted;
 pub mod unverified;

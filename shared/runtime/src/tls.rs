@@ -15,7 +15,9 @@ use rustls::{
     ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
+    server::{
+        ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier,
+    },
     sign::CertifiedKey,
 };
 use tokio::{
@@ -102,11 +104,19 @@ pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, Tls
 /// A TLS server's configuration that serves whatever certificate is the current one, for HTTP/2 and HTTP/1.1. Before
 /// there is one, handshakes fail.
 pub fn server_config(material: watch::Receiver<Option<Arc<ServingMaterial>>>) -> Result<ServerConfig, TlsError> {
+    server_config_for(WebPkiClientVerifier::no_client_auth(), material)
+}
+
+/// The same for those alone whose certificate passes this.
+pub fn server_config_for(
+    callers: Arc<dyn ClientCertVerifier>,
+    material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+) -> Result<ServerConfig, TlsError> {
     let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Config)?
-        .with_no_client_auth()
+        .with_client_cert_verifier(callers)
         .with_cert_resolver(Arc::new(Current(material)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // API servers don't resume sessions, so there is nothing to remember.
