@@ -82,7 +82,9 @@ impl Page {
             .route("/ui", get(async || Redirect::permanent("/ui/")))
             .route("/ui/", asset("text/html; charset=utf-8", include_str!("ui/index.html")))
             .route("/ui/style.css", asset("text/css; charset=utf-8", include_str!("ui/style.css")))
-            .route("/ui/page.js", asset("text/javascript; charset=utf-8", include_str!("ui/page.js")))
+            .route("/ui/page.js", script(include_str!("ui/page.js")))
+            .route("/ui/held.js", script(include_str!("ui/held.js")))
+            .route("/ui/elements.js", script(include_str!("ui/elements.js")))
             .merge(guard.confine(data))
             .layer(map_response(harden))
     }
@@ -100,6 +102,10 @@ impl Page {
 
 fn asset(kind: &'static str, text: &'static str) -> MethodRouter {
     get(async move || ([(header::CONTENT_TYPE, kind)], text))
+}
+
+fn script(text: &'static str) -> MethodRouter {
+    asset("text/javascript; charset=utf-8", text)
 }
 
 /// What browsers are told with every answer.

@@ -17,6 +17,8 @@ pub struct Follower {
     pub text: String,
     /// The last word on which replica it is.
     pub replica: Value,
+    /// What is held of rules that are gone, as it was last told.
+    pub held: Value,
     rules: BTreeMap<u64, Value>,
     namespaces: BTreeMap<String, BTreeMap<u64, Place>>,
 }
@@ -43,6 +45,7 @@ impl Follower {
             stream: BufReader::new(stream),
             text: String::new(),
             replica: Value::Null,
+            held: Value::Null,
             rules: BTreeMap::new(),
             namespaces: BTreeMap::new(),
         }
@@ -92,10 +95,15 @@ impl Follower {
     }
 
     fn take(&mut self, event: &str, data: &Value) -> Result<()> {
-        if event == "replica" {
-            self.replica = data.clone();
-            return Ok(());
+        match event {
+            "replica" => self.replica = data.clone(),
+            "held" => self.held = data.clone(),
+            _ => return self.view(data),
         }
+        Ok(())
+    }
+
+    fn view(&mut self, data: &Value) -> Result<()> {
         let list = |value: &Value| value.as_array().cloned().context("no list");
         if data["anew"] == true {
             self.rules.clear();

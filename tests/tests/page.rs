@@ -1,15 +1,19 @@
 //! The reconciler's page, on a real API server: what its stream tells, to whom, and what a real browser makes of it.
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt,
     api::{ObjectMeta, PostParams},
 };
 use mimeo_tests::{
-    Browser, ControlPlane, Pair, Replica, create_namespace, create_secret, eventually,
+    Browser, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually,
     follower::{FAILED, Follower, SYNCED},
-    scenario::{SOON, Setting, any, apply, delete, kubectl, of, rule},
+    install_crd,
+    scenario::{SOON, Setting, any, apply, delete, kubectl, of, rule, wait_gone},
 };
 use serde_json::{Value, json};
 
@@ -102,7 +106,7 @@ async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
         ensure!(answer.contains("content-security-policy: default-src 'none'"), "{answer}");
         anyhow::Ok(answer.split(' ').nth(1).unwrap_or_default().to_owned())
     };
-    for path in ["/ui/", "/ui/page.js", "/ui/style.css"] {
+    for path in ["/ui/", "/ui/page.js", "/ui/held.js", "/ui/elements.js", "/ui/style.css"] {
         ensure!(code(path, None)? == "200", "{path} holds nothing");
     }
     let copies = "/ui/copies?rule=ClusterReplication/x&namespace=y";
@@ -312,6 +316,64 @@ async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
     browser.wait("!document.getElementById('nothing').hidden").await?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_held_of_a_rule_that_is_gone_stands_above_the_grid_with_the_command_that_lets_it_go() -> Result<()> {
+    let pair = Pair::builder().reconciler_args(["--ui", "--deletion-delay", "1s"]);
+    let setting = Setting::start(ControlPlane::builder().controller_manager(false), pair).await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 5).await?;
+    source(&client, "defaults").await?;
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]})).create(&client).await?;
+    setting.wait_synced(&client, "defaults").await?;
+    let page = reconciler(&setting.pair)?;
+    let mut follower = page.follow()?;
+    follower.until(SOON, "that nothing is held", |told| told.held == json!({"deletions": [], "more": 0}))?;
+
+    // Lost with its definition, which comes back without it.
+    let crd =
+        mimeo_api::crds().into_iter().find(|crd| crd.spec.names.kind == "ClusterReplication").context("no CRD")?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    delete(&definitions, &crd.name_any()).await?;
+    wait_gone(definitions, &crd.name_any()).await?;
+    install_crd(&client, &crd).await?;
+    follower.until(SOON, "the held deletion", |told| told.held["deletions"][0]["copies"] == 5)?;
+    let held = &follower.held["deletions"][0];
+    ensure!(held["rule"] == "ClusterReplication/defaults", "{held}");
+    ensure!(held["places"] == "5 namespaces, first team-00000, team-00001, team-00002", "{held}");
+    ensure!(held["why"].as_str().is_some_and(|why| why.contains("lost with its definition")), "{held}");
+
+    let nonce = held["nonce"].as_str().context("no nonce")?;
+    let mut command =
+        format!("kubectl -n {NAMESPACE} annotate --overwrite configmap mimeo-kinds mimeo.dev/confirm-deletion={nonce}");
+    let browser = Browser::start().await?;
+    let notice = "document.getElementById('held')";
+    if let Some(browser) = &browser {
+        browser.open(&page.url("/ui/"))?;
+        browser
+            .wait(&format!(
+                "{notice}.textContent.includes('ClusterReplication/defaults is gone5 copies in 5 namespaces')"
+            ))
+            .await?;
+        ensure!(
+            value(browser, &format!("{notice}.querySelector('pre').textContent"))? == command.as_str(),
+            "another command"
+        );
+    }
+    kubectl(&setting.control_plane, command.split_off("kubectl ".len()).split(' '))?;
+    follower.until(SOON, "that nothing is held any more", |told| told.held["deletions"] == json!([]))?;
+    for number in 0..5 {
+        wait_gone(of::<ConfigMap>(&client, &format!("team-{number:05}")), "defaults").await?;
+    }
+    if let Some(browser) = &browser {
+        browser.wait(&format!("{notice}.hidden")).await?;
+        let complaints = browser.complaints()?;
+        ensure!(complaints.is_empty(), "{complaints:#?}");
+    }
     Ok(())
 }
 

@@ -3,25 +3,13 @@
 // All that is shown of the cluster is other people's text, so it only ever becomes text: there is no HTML in here. Rows and
 // columns exist in the document while they are in sight, so ten thousand of them cost no more than a screenful.
 
-// ---- words ----
+import { FAILED, HELD, PENDING, STATES, SUSPENDED, SYNCED, $, age, count, element, number, sign } from './elements.js';
+import { showHeld } from './held.js';
 
-/** The states as the reconciler numbers them: the later one counts more. */
-const STATES = ['Synced', 'Suspended', 'Pending', 'Held', 'Failed'];
 /** In the order in which people want to see them. */
 const BY_URGENCY = [4, 3, 2, 1, 0];
-const [SYNCED, , PENDING, , FAILED] = STATES.keys();
-
-/** Seconds as `kubectl` writes ages. */
-function age(seconds) {
-  if (!(seconds >= 0)) return '0s';
-  const units = [['y', 365 * 86400], ['d', 86400], ['h', 3600], ['m', 60]];
-  const [unit, size] = units.find(([, size]) => seconds >= 2 * size) ?? ['s', 1];
-  return `${Math.floor(seconds / size)}${unit}`;
-}
 
 const since = (time) => (time ? age(Date.now() / 1000 - time) : '');
-const number = (value) => value.toLocaleString('en');
-const count = (value, word) => `${number(value)} ${word}${value === 1 ? '' : 's'}`;
 
 // ---- what is known ----
 
@@ -49,6 +37,8 @@ class Model {
 }
 
 const ready = (rule) => rule.conditions.find((condition) => condition.type === 'Ready');
+/** What makes it wait for a person, if something does. */
+const stalled = (rule) => rule.conditions.find(({ type, status }) => type === 'Stalled' && status === 'True');
 const title = (rule) => (rule.namespace ? `${rule.namespace}/${rule.name}` : rule.name);
 /** Why a cell is as it is: its own reason, else what the rule says of itself. */
 const reasonOf = (rule, cell) => cell.reason ?? (cell.state === PENDING ? ready(rule)?.reason : undefined) ?? '';
@@ -58,20 +48,6 @@ let model = new Model();
 let incoming = model;
 /** Why there is nothing to see, if that is so. */
 let notice = '';
-
-// ---- the document ----
-
-const $ = (id) => document.getElementById(id);
-
-/** An element with a class and children; text becomes text. */
-function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children.filter((child) => child !== undefined && child !== ''));
-  return made;
-}
-
-const sign = (state) => element('i', `sign ${STATES[state].toLowerCase()}`);
 
 // ---- filters ----
 
@@ -268,10 +244,8 @@ function describe(namespace, rule) {
 /** A rule's own state, as one of those of the cells. */
 function stateOf(rule) {
   const condition = ready(rule);
-  if (rule.suspended) return STATES.indexOf('Suspended');
-  if (rule.conditions.some(({ type, status, reason }) => type === 'Stalled' && status === 'True' && reason === 'DeletionHeld')) {
-    return STATES.indexOf('Held');
-  }
+  if (rule.suspended) return SUSPENDED;
+  if (stalled(rule)?.reason === 'DeletionHeld') return HELD;
   if (condition?.status === 'True') return SYNCED;
   return !condition || condition.reason === 'Pending' ? PENDING : FAILED;
 }
@@ -405,7 +379,7 @@ function aboutAll() {
     return;
   }
   const items = rules.slice(0, 50).map((rule) => {
-    const { reason = 'Pending', message: why, since: time } = ready(rule) ?? {};
+    const { reason = 'Pending', message: why, since: time } = stalled(rule) ?? ready(rule) ?? {};
     return lead({ rule: rule.id }, line(stateOf(rule), title(rule), since(time)), element('div', '', reason), message(why));
   });
   const more = rules.length > items.length ? element('p', 'quiet', `and ${number(rules.length - items.length)} more`) : undefined;
@@ -440,9 +414,9 @@ function aboutRule(rule) {
 
 /** Whether a condition is good news. Stalled and Reconciling are the other way round than the rest. */
 function toneOf({ type, status, reason }) {
-  if (type === 'Stalled') return STATES.indexOf('Held');
+  if (type === 'Stalled') return HELD;
   if (type === 'Reconciling' || reason === 'Pending') return PENDING;
-  return status === 'True' ? SYNCED : reason === 'Disabled' ? STATES.indexOf('Suspended') : FAILED;
+  return status === 'True' ? SYNCED : reason === 'Disabled' ? SUSPENDED : FAILED;
 }
 
 function aboutNamespace(row) {
@@ -518,6 +492,7 @@ async function follow() {
         silence = setTimeout(() => connection.abort(), 20_000);
         pause = 500;
         if (event === 'view') take(data);
+        if (event === 'held') showHeld(data, home);
         if (event === 'replica') introduce(data);
       }
       // It ends now and then, for the token to be shown again.
@@ -555,11 +530,16 @@ function take(data) {
   if (incoming === model) showSoon();
 }
 
+/** Where Mimeo is installed. */
+let home = '';
+
 /** Which replica it is. Only the one that leads knows how copies stand. */
 function introduce({ name, namespace, leads, leader }) {
   notice = '';
+  home = namespace;
   if (leads) return live('waiting', 'Taking everything in');
   model = incoming = new Model();
+  showHeld({ deletions: [], more: 0 });
   live('waiting', 'This replica stands by');
   notice = leader
     ? `${name} stands by. ${leader} leads and knows how copies stand: kubectl port-forward -n ${namespace} pod/${leader} 8080`

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, SourceStatus};
 use mimeo_core::{
-    engine::{CopyView, Cursor, Ended, NamespaceView, Place, RuleView, State, View},
+    engine::{CopyView, Cursor, Ended, HeldDeletion, NamespaceView, Place, RuleView, State, View},
     rule::RuleId,
 };
 use serde::Serialize;
@@ -18,6 +18,8 @@ use super::Known;
 const PACE: Duration = Duration::from_millis(250);
 /// Something is said at least this often: else the page takes the connection for lost.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Most held deletions that are told one by one. Anybody's marks can name rules that there never were.
+const HELD: usize = 20;
 
 /// Then the page comes again, and shows again that it may see this: rights may have been taken away.
 const LONGEST: Duration = Duration::from_mins(10);
@@ -31,6 +33,8 @@ pub(super) struct Session {
     last_number: u32,
     /// Whether this replica led, and who did, when that was last told.
     told: Option<(bool, Option<String>)>,
+    /// The nonces of the held deletions that were last told.
+    held: Option<Vec<Box<str>>>,
     began: Instant,
     spoke: Instant,
 }
@@ -43,6 +47,7 @@ impl Session {
             numbers: HashMap::new(),
             last_number: 0,
             told: None,
+            held: None,
             began: Instant::now(),
             spoke: Instant::now(),
         }
@@ -51,7 +56,7 @@ impl Session {
     /// The next event, as text; none: it has been long enough.
     pub(super) async fn next(&mut self) -> Option<String> {
         while self.began.elapsed() < LONGEST {
-            let event = self.standing().or_else(|| self.news());
+            let event = self.standing().or_else(|| self.held()).or_else(|| self.news());
             if event.is_some() || self.spoke.elapsed() >= HEARTBEAT {
                 self.spoke = Instant::now();
                 // A comment is as good a sign of life as any.
@@ -73,6 +78,23 @@ impl Session {
         let event = event("replica", &Replica { name: replica, namespace, leads: *leads, leader: leader.as_deref() });
         self.told = Some(standing);
         Some(event)
+    }
+
+    /// What is held of rules that are gone, if that is news: no rule's column has it.
+    fn held(&mut self) -> Option<String> {
+        if !*self.known.leading.borrow() {
+            return None;
+        }
+        self.known.handle.look(|engine, _| {
+            let nonces = || engine.held().map(|held| held.nonce);
+            if self.held.as_ref().is_some_and(|told| nonces().eq(told.iter().map(|nonce| &**nonce))) {
+                return None;
+            }
+            self.held = Some(nonces().map(Into::into).collect());
+            let deletions = engine.held().take(HELD).map(HeldTold::from).collect();
+            let more = nonces().count().saturating_sub(HELD);
+            Some(event("held", &AllHeld { deletions, more }))
+        })
     }
 
     /// A piece of what has changed.
@@ -142,6 +164,30 @@ struct Replica<'a> {
     namespace: &'a str,
     leads: bool,
     leader: Option<&'a str>,
+}
+
+/// All that is held of rules that are gone.
+#[derive(Serialize)]
+struct AllHeld<'a> {
+    deletions: Vec<HeldTold<'a>>,
+    /// How many there are besides.
+    more: usize,
+}
+
+#[derive(Serialize)]
+struct HeldTold<'a> {
+    rule: String,
+    copies: usize,
+    places: String,
+    why: &'a str,
+    nonce: &'a str,
+}
+
+impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
+    fn from(held: HeldDeletion<'a>) -> Self {
+        let HeldDeletion { rule, copies, why, nonce, .. } = held;
+        Self { rule: rule.to_string(), copies, places: held.places(), why, nonce }
+    }
 }
 
 /// A piece of a view. What isn't in it has not changed.

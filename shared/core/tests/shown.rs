@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_core::{
-    engine::{Action, Cursor, Ended, Engine, Place, Request, Role, Settings, State, View},
+    engine::{Action, Cursor, Ended, Engine, Place, Request, Role, RuleRead, Settings, State, View},
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, Outcome, Reason},
     rule::{Rule, RuleId, RuleKind},
@@ -212,6 +212,28 @@ fn a_deletion_that_is_held_is_shown_as_held() {
     world.answer(|_| None);
     let held = (State::Held, Some("Delete".to_owned()), Some(11));
     assert_eq!(world.stand(), [held.clone(), held]);
+}
+
+#[test]
+fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
+    let mut world = World::new(1, 5);
+    world.answer(|_| None);
+    world.engine.rule_gone(&rule_id(0), world.now);
+    world.answer(|_| None);
+    let read = RuleRead { found: false, homeless: false, crd: None };
+    world.engine.rule_read(&rule_id(0), Some(&read), world.now);
+    world.answer(|_| None);
+    assert_eq!(world.engine.held().count(), 0, "it is collected first");
+    world.wait(11);
+    world.answer(|_| None);
+    let held: Vec<_> = world.engine.held().collect();
+    let [held] = &held[..] else { panic!("{held:?}") };
+    assert_eq!((held.rule, held.copies), (&rule_id(0), 5));
+    assert_eq!(held.places(), "5 namespaces, first team-00000, team-00001, team-00002");
+    assert!(held.why.contains("lost with its definition"), "{}", held.why);
+
+    world.rule(0, &json!({}));
+    assert_eq!(world.engine.held().count(), 0, "it is back");
 }
 
 #[test]

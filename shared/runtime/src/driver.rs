@@ -12,7 +12,7 @@ use std::{
 use jiff::Timestamp;
 use mimeo_core::{
     cell::Why,
-    engine::{Action, Engine, Errand, Notice, Request, Tick, Verb},
+    engine::{Action, Engine, Errand, HeldDeletion, Notice, Request, Tick, Verb},
     names,
     outcome::Outcome,
     rule::SourceRef,
@@ -418,7 +418,8 @@ pub async fn remind(handle: Handle) {
     let mut changes = handle.changes();
     while changes.changed().await.is_ok() {
         let held = handle.look(|engine, _| {
-            engine.held().map(|(id, count, nonce)| (id.to_string(), count, nonce.to_owned())).collect::<Vec<_>>()
+            let told = |held: HeldDeletion<'_>| (held.rule.to_string(), held.copies, held.nonce.to_owned());
+            engine.held().map(told).collect::<Vec<_>>()
         });
         for (rule, copies, nonce) in held {
             if told.insert(nonce.clone()) {

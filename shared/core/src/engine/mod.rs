@@ -94,6 +94,7 @@ pub use self::{
     select::Member,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
+    sweep::HeldDeletion,
     view::{CopyView, Cursor, Ended, NamespaceView, Place, RuleView, State, View},
     work::{Action, Errand, Notice},
 };

@@ -5,7 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, RuleState, Tick, absent::RuleVerdict, announce::Happening, work::Timer};
+use super::{
+    Engine, RuleState, Tick,
+    absent::RuleVerdict,
+    announce::{Happening, places},
+    work::Timer,
+};
 use crate::{
     cell::{Cell, Leave, Step, Why},
     meta::Checksum,
@@ -22,6 +27,29 @@ pub(super) struct Sweep {
     pub(super) held: Option<Box<str>>,
 }
 
+/// Copies of a rule that is gone, whose deletion waits for a person: what the rule's status would say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldDeletion<'a> {
+    /// The rule.
+    pub rule: &'a RuleId,
+    /// How many copies they are.
+    pub copies: usize,
+    /// Why they don't just go, in a clause.
+    pub why: &'static str,
+    /// What a person must repeat to let them go. It stands for exactly these copies.
+    pub nonce: &'a str,
+    cells: &'a BTreeMap<CellKey, Loss>,
+}
+
+impl HeldDeletion<'_> {
+    /// In how many namespaces they are, and which these are: the first three.
+    pub fn places(&self) -> String {
+        let mut namespaces: Vec<&Arc<str>> = self.cells.keys().map(|(namespace, ..)| namespace).collect();
+        namespaces.dedup();
+        places(&namespaces)
+    }
+}
+
 /// Which Replications lose much together.
 #[derive(Debug, Default)]
 pub(super) struct MuchLost {
@@ -33,7 +61,7 @@ pub(super) struct MuchLost {
 
 /// Why a cell is lost, and since when without a break: a copy that is written for labels which are about to come is unmatched
 /// for a moment, and that moment must not be the last one of somebody else's time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Loss {
     why: Why,
     since: Tick,
@@ -58,12 +86,22 @@ impl Engine {
         }
     }
 
-    /// Held deletions of rules that no longer exist: rule, number of copies, nonce. For the one who can't read it in a status.
-    pub fn held(&self) -> impl Iterator<Item = (&RuleId, usize, &str)> {
-        self.sweeps
-            .iter()
-            .filter(|(id, _)| !self.rules.contains_key(*id))
-            .filter_map(|(id, sweep)| sweep.held.as_deref().map(|nonce| (&**id, sweep.len(), nonce)))
+    /// Held deletions of rules that no longer exist, for the one who can't read them in a status; the platform's first.
+    pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
+        self.sweeps.iter().filter(|(id, _)| !self.rules.contains_key(*id)).filter_map(|(id, sweep)| {
+            let homeless = self.gone.get(id).is_some_and(|gone| gone.verdict == RuleVerdict::Homeless);
+            Some(HeldDeletion {
+                rule: id,
+                copies: sweep.len(),
+                why: if homeless {
+                    "it went with its namespace, and much was lost at once"
+                } else {
+                    "nobody is known to have deleted it: it may have been lost with its definition"
+                },
+                nonce: sweep.held.as_deref()?,
+                cells: &sweep.cells,
+            })
+        })
     }
 
     /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.

@@ -67,7 +67,7 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
         scene.run();
         scene.wait(60);
         let held: Vec<(RuleId, String)> =
-            scene.engine.held().map(|(id, _, nonce)| (id.clone(), nonce.to_owned())).collect();
+            scene.engine.held().map(|held| (held.rule.clone(), held.nonce.to_owned())).collect();
         if deleted {
             assert_eq!((scene.done(), held.len()), (vec!["delete z/y".to_owned()], 0), "{written} {seen}");
             continue;
@@ -200,4 +200,26 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);
     }
+}
+
+#[test]
+fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i:02}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["home"]].concat());
+    for place in &places {
+        scene.grant(place, grant("Write", &to("home"), &[]));
+    }
+    let id = scene.rule(replication("home", "r", &copying("home", "x", &places)));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done().len(), places.len());
+    scene.engine.rule_gone(&id, scene.now);
+    scene.run();
+    let read = RuleRead { found: false, homeless: true, crd: Some("crd".into()) };
+    scene.engine.rule_read(&id, Some(&read), scene.now);
+    scene.run();
+    scene.wait(11);
+    let told: Vec<_> = scene.engine.held().map(|held| (held.copies, held.why, held.places())).collect();
+    let places = "20 namespaces, first place-00, place-01, place-02".to_owned();
+    assert_eq!(told, [(20, "it went with its namespace, and much was lost at once", places)]);
 }

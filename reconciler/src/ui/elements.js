@@ -1,0 +1,28 @@
+// What all of the page is made of: the states, words for numbers and times, elements.
+
+/** The states as the reconciler numbers them: the later one counts more. */
+export const STATES = ['Synced', 'Suspended', 'Pending', 'Held', 'Failed'];
+export const [SYNCED, SUSPENDED, PENDING, HELD, FAILED] = STATES.keys();
+
+/** Seconds as `kubectl` writes ages. */
+export function age(seconds) {
+  if (!(seconds >= 0)) return '0s';
+  const units = [['y', 365 * 86400], ['d', 86400], ['h', 3600], ['m', 60]];
+  const [unit, size] = units.find(([, size]) => seconds >= 2 * size) ?? ['s', 1];
+  return `${Math.floor(seconds / size)}${unit}`;
+}
+
+export const number = (value) => value.toLocaleString('en');
+export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element with a class and children; text becomes text. */
+export function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children.filter((child) => child !== undefined && child !== ''));
+  return made;
+}
+
+export const sign = (state) => element('i', `sign ${STATES[state].toLowerCase()}`);
