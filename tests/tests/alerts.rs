@@ -2,11 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     fs,
     path::Path,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use promql_parser::{
+    label::{MatchOp, Matcher},
+    parser::{Expr, LabelModifier, VectorSelector, parse},
+    util::{ExprVisitor, walk_expr},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -51,35 +57,102 @@ fn metrics() -> Result<BTreeMap<String, String>> {
     Ok(metrics)
 }
 
-/// The words of an expression that begin like a metric of ours.
-fn asked(expr: &str) -> BTreeSet<&str> {
-    let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    words.filter(|word| word.starts_with("mimeo_")).collect()
+/// What an expression asks for.
+#[derive(Default)]
+struct Asked {
+    /// Metrics, each with what is asked of its labels.
+    selected: Vec<(String, Vec<Matcher>)>,
+    /// Labels by which it sums, takes the greatest, or joins.
+    grouped: BTreeSet<String>,
+}
+
+impl Asked {
+    /// Of an expression as Prometheus, or Grafana with its variables, takes it.
+    fn of(expr: &str) -> Result<Self> {
+        let parsed = parse(&expr.replace("$__rate_interval", "5m")).map_err(|error| anyhow!("{expr}: {error}"))?;
+        let mut asked = Self::default();
+        let Ok(_) = walk_expr(&mut asked, &parsed);
+        ensure!(!asked.selected.is_empty(), "{expr} asks for nothing");
+        Ok(asked)
+    }
+
+    fn select(&mut self, VectorSelector { name, matchers, .. }: &VectorSelector) {
+        let matchers = matchers.matchers.iter().chain(matchers.or_matchers.iter().flatten()).cloned().collect();
+        self.selected.push((name.clone().unwrap_or_default(), matchers));
+    }
+
+    fn group(&mut self, modifier: Option<&LabelModifier>) {
+        self.grouped.extend(modifier.iter().flat_map(|modifier| &modifier.labels().labels).cloned());
+    }
+
+    /// The metrics of ours that it asks for. All have the labels that they are asked for by.
+    fn ours(&self, metrics: &BTreeMap<String, String>) -> Result<BTreeSet<String>> {
+        let mut ours = BTreeSet::new();
+        for (name, matchers) in &self.selected {
+            if name.starts_with("apiserver_") {
+                of_our_hooks(name, matchers)?;
+                continue;
+            }
+            let (metric, help) = find(metrics, name).with_context(|| format!("there is no {name}"))?;
+            let labels = matchers.iter().map(|matcher| &matcher.name).chain(&self.grouped);
+            for label in labels.filter(|label| *label != "le") {
+                ensure!(help.contains(&format!("`{label}`")), "{name} has no label {label}");
+            }
+            ours.insert(metric.to_owned());
+        }
+        Ok(ours)
+    }
+}
+
+impl ExprVisitor for Asked {
+    type Error = Infallible;
+
+    fn pre_visit(&mut self, expr: &Expr) -> Result<bool, Infallible> {
+        match expr {
+            Expr::VectorSelector(selector) => self.select(selector),
+            Expr::MatrixSelector(matrix) => self.select(&matrix.vs),
+            Expr::Aggregate(aggregate) => self.group(aggregate.modifier.as_ref()),
+            Expr::Binary(binary) => {
+                self.group(binary.modifier.as_ref().and_then(|modifier| modifier.matching.as_ref()));
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+/// The API server's own metrics of admission tell of all hooks that there are: they are asked for Mimeo's alone.
+fn of_our_hooks(name: &str, matchers: &[Matcher]) -> Result<()> {
+    let known = ["apiserver_admission_webhook_rejection_count", "apiserver_admission_webhook_fail_open_count"];
+    ensure!(known.contains(&name), "{name} isn't known");
+    let ours = |matcher: &Matcher| {
+        matcher.name == "name" && matches!(matcher.op, MatchOp::Re(_)) && matcher.value == ".*[.]mimeo[.]dev"
+    };
+    ensure!(matchers.iter().any(ours), "{name} of others' hooks");
+    Ok(())
+}
+
+/// The metric of that name, or the histogram of which it is a part, with its help.
+fn find<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<(&'a str, &'a str)> {
+    let of = |name: &str| metrics.get_key_value(name);
+    let histogram = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part));
+    let histogram = histogram.and_then(of).filter(|(_, help)| help.contains("histogram"));
+    of(name).or(histogram).map(|(name, help)| (&**name, &**help))
+}
+
+/// The words that stand between these two in a text.
+fn between<'a>(text: &'a str, before: &'a str, after: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(before).skip(1).filter_map(move |rest| rest.split(after).next()).map(str::trim)
 }
 
 #[test]
 fn alerts_ask_for_metrics_that_exist_and_for_labels_that_these_have() -> Result<()> {
     let metrics = metrics()?;
-    for Alert { name: alert, expr, .. } in alerts()? {
-        let asked = asked(&expr);
-        // The API server's own, which tell of Mimeo's hooks alone.
-        let hooks: Vec<_> = expr.split("apiserver_admission_webhook_").skip(1).collect();
-        ensure!(!asked.is_empty() || !hooks.is_empty(), "{alert} asks for no metric of ours");
-        for hook in hooks {
-            let (name, labels) = hook.split_once('{').with_context(|| format!("{alert}: of all hooks"))?;
-            ensure!(matches!(name, "rejection_count" | "fail_open_count"), "{alert}: {name}");
-            ensure!(labels.starts_with("name=~\".*[.]mimeo[.]dev\""), "{alert}: of others' hooks");
-        }
-        for name in asked {
-            let help = &metrics[metric(&metrics, name).with_context(|| format!("{alert}: there is no {name}"))?];
-            let selected = expr.split(name).nth(1).and_then(|rest| rest.strip_prefix('{')?.split_once('}'));
-            for matcher in selected.iter().flat_map(|(labels, _)| labels.split(',')) {
-                let label = matcher.split(['=', '!']).next().unwrap_or_default();
-                ensure!(help.contains(&format!("`{label}`")), "{alert}: {name} has no label {label}");
-            }
-        }
-        for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
-            ensure!(expr.matches(open).count() == expr.matches(close).count(), "{alert}: {open} and {close}: {expr}");
+    for Alert { name: alert, expr, annotations, .. } in alerts()? {
+        let asked = Asked::of(&expr).context(alert.clone())?;
+        asked.ours(&metrics).context(alert.clone())?;
+        for label in annotations.values().flat_map(|text| between(text, "$labels.", " ")) {
+            ensure!(asked.grouped.contains(label), "{alert} tells of {label}, by which nothing is grouped");
         }
     }
     Ok(())
@@ -97,18 +170,12 @@ fn panels_ask_for_metrics_that_exist_and_every_metric_has_one() -> Result<()> {
         let targets = panel["targets"].as_array().cloned().unwrap_or_default();
         ensure!(panel["type"] == "row" || !targets.is_empty(), "{title} shows nothing");
         for target in targets {
-            let expr = target["expr"].as_str().context("no expression")?;
-            let asked = asked(expr);
-            ensure!(!asked.is_empty(), "{title} asks for no metric of ours");
-            for name in asked {
-                let name = metric(&metrics, name).with_context(|| format!("{title}: there is no {name}"))?;
-                unseen.remove(name);
-                for label in shown(expr).chain(target["legendFormat"].as_str().into_iter().flat_map(placeholders)) {
-                    ensure!(
-                        label == "le" || metrics[name].contains(&format!("`{label}`")),
-                        "{title}: {name} has no {label}"
-                    );
-                }
+            let asked = Asked::of(target["expr"].as_str().context("no expression")?)?;
+            let ours = asked.ours(&metrics).context(title.to_owned())?;
+            ensure!(!ours.is_empty(), "{title} asks for no metric of ours");
+            unseen.retain(|name| !ours.contains(name));
+            for label in between(target["legendFormat"].as_str().unwrap_or_default(), "{{", "}}") {
+                ensure!(asked.grouped.contains(label), "{title} names {label}, by which nothing is grouped");
             }
         }
     }
@@ -116,23 +183,17 @@ fn panels_ask_for_metrics_that_exist_and_every_metric_has_one() -> Result<()> {
     Ok(())
 }
 
-/// The metric of that name, or the histogram of which it is a part.
-fn metric<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
-    let of = |name: &str| metrics.get_key_value(name);
-    let histogram = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part));
-    let histogram = histogram.and_then(of).filter(|(_, help)| help.contains("histogram"));
-    of(name).or(histogram).map(|(name, _)| &**name)
-}
-
-/// The labels that an expression sums or takes the greatest by.
-fn shown(expr: &str) -> impl Iterator<Item = &str> {
-    let lists = expr.split(" by (").skip(1).filter_map(|rest| rest.split(')').next());
-    lists.flat_map(|list| list.split(',')).map(str::trim)
-}
-
-/// Those that a legend names.
-fn placeholders(legend: &str) -> impl Iterator<Item = &str> {
-    legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next())
+#[test]
+fn what_is_no_expression_is_found_out() {
+    for (expr, told) in [
+        ("sum by (reason (mimeo_copies_failed)", "reason"),
+        ("rate(mimeo_copy_requests_total)", "expected type"),
+        ("mimeo_rules{ready=~\"(\"}", "regex"),
+        ("sum(mimeo_rules[$interval])", "$"),
+    ] {
+        let error = Asked::of(expr).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(told) && error.len() > expr.len() + 2, "{expr}: {error:?}");
+    }
 }
 
 #[test]

@@ -216,8 +216,20 @@ async fn numbers_are_exact() -> Result<()> {
     Ok(())
 }
 
+/// The labels that metrics have, but for the bounds of histograms.
+fn labels(text: &str) -> BTreeMap<String, BTreeSet<&str>> {
+    let mut all: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (sample, _) in values(text) {
+        let (name, labels) = sample.split_once('{').unwrap_or((sample, ""));
+        let name = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
+        let labels = labels.trim_end_matches('}').split(',').filter_map(|label| Some(label.split_once('=')?.0));
+        all.entry(name.to_owned()).or_default().extend(labels.filter(|label| *label != "le"));
+    }
+    all
+}
+
 #[tokio::test]
-async fn the_readme_lists_every_metric_and_no_other() -> Result<()> {
+async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<()> {
     let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md"))?;
     let row = |line: &str| -> Option<(String, String)> {
         let mut cells = line.strip_prefix("| `mimeo_")?.split(" | ");
@@ -246,6 +258,13 @@ async fn the_readme_lists_every_metric_and_no_other() -> Result<()> {
         let listed: BTreeSet<String> =
             table.iter().filter(|(_, of)| told.contains(&&**of)).map(|(name, _)| name.clone()).collect();
         assert_eq!(exposed, listed, "{told:?}");
+        for (name, labels) in labels(&text) {
+            let row = readme.lines().find(|line| line.starts_with(&format!("| `{name}`"))).context(name.clone())?;
+            let words = row.split('`').skip(3).step_by(2);
+            let told: BTreeSet<&str> =
+                words.filter(|word| word.chars().all(|c| matches!(c, 'a'..='z' | '_'))).collect();
+            assert_eq!(labels, told, "{name}");
+        }
     }
     Ok(())
 }
