@@ -19,6 +19,9 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipp
 
 /// Of each.
 const MANY: usize = 1_500;
+/// Selectors, and objects that each of them finds.
+const SELECTORS: usize = 200;
+const SELECTED: usize = 40;
 /// Requests at once.
 const AT_ONCE: usize = 48;
 
@@ -86,6 +89,65 @@ async fn three_thousand_rules_and_grants_of_a_tenant_keep_no_copy_of_others_wait
     let foreign = scene.secrets(&team).list(&kube::api::ListParams::default()).await?;
     ensure!(foreign.items.len() == 2, "{} Secrets", foreign.items.len());
     Ok(())
+}
+
+/// Selectors, each of which finds as many Secrets as the tenant cares to make, in rules that all want copies of all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Result<()> {
+    let scene = STAGE.scene("selectors").await?;
+    let (tenant, team) = (scene.namespace().await?, scene.namespace().await?);
+    scene.secret("first", &[("token", "one")]).await?;
+    let before = rule(&scene.tag).secret(&scene.home, "first").target(json!({"namespaces": [team]}));
+    before.create(&scene.client).await?;
+    scene.wait_synced(&before.name).await?;
+
+    let selecting = |number: usize| {
+        let metadata = json!({"namespace": tenant, "name": format!("flood-{number:03}")});
+        let labels = json!({"matchExpressions": [{"key": format!("no-{number}"), "operator": "DoesNotExist"}]});
+        let sources = json!([{"apiVersion": "v1", "kind": "Secret", "selector": labels}]);
+        let targets = json!([{"namespaces": [&tenant], "name": format!("$(source.name)-{number}")}]);
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata,
+            "spec": {"sources": sources, "targets": targets},
+        })
+    };
+    // One after the other: they are refused as soon as the webhook has seen those that are there.
+    let flood = async {
+        let mut refused = 0;
+        for number in 0..SELECTORS {
+            match create(&scene.client, &format!("namespaces/{tenant}/replications"), &selecting(number)).await {
+                Err(kube::Error::Api(status)) if status.message.contains("at most 32 selectors") => refused += 1,
+                other => drop(other?),
+            }
+        }
+        anyhow::Ok(refused)
+    };
+    let sources = stream::iter(0..SELECTED).map(|number| {
+        let (client, tenant) = (scene.client.clone(), tenant.clone());
+        async move { create_secret(&client, &tenant, &format!("s{number}"), &[("token", "flood")]).await }
+    });
+    let sources = sources.buffer_unordered(8).try_for_each(|_| async { Ok(()) });
+    let others = async {
+        put(&scene.secrets(&scene.home), "first", &[("token", "two")]).await?;
+        scene.wait_secret(&team, "first", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+        scene.wait_synced(&before.name).await?;
+        anyhow::Ok(())
+    };
+    let (refused, made, served) = tokio::join!(flood, sources, others);
+    made?;
+    served?;
+    let refused = refused?;
+    ensure!(refused >= SELECTORS - 40, "{refused} of {SELECTORS} were refused");
+
+    // What counts is carried out, and no more: as many copies as the oldest rules make.
+    scene.wait_secret(&tenant, &format!("s{}-0", SELECTED - 1), |_| true).await?;
+    eventually(SOON, "the copies of 32 rules", || async {
+        let copies = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
+        let found = scene.secrets(&tenant).list_metadata(&copies).await?.items.len();
+        ensure!(found == SELECTED * 32, "{found}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// As many policies are created.

@@ -1,18 +1,19 @@
 //! Rules of tenants, and what namespaces grant each other: with users of limited rights, the hostile ones included.
 
 use anyhow::{Result, bail, ensure};
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Event, Secret};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use mimeo_api::{ClusterReplicationStatus, Replication};
 use mimeo_tests::author::{grant, secrets};
 use mimeo_tests::scenario::{
-    SOON, Scene, Stage, annotation, condition, create, delete, kubectl, label, of, rule, value, wait_for, wait_gone,
+    SOON, Scene, Stage, annotation, condition, create, delete, kubectl, label, merge, of, rule, value, wait_for,
+    wait_gone,
 };
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually, unique};
 use serde_json::{Value, json};
 
-static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipped_rights());
+static STAGE: Stage = Stage::new(|| ControlPlane::builder().audit(true), || Pair::builder().shipped_rights());
 
 /// The owner of a namespace: may do there what an `edit` of it may, and knows nothing else.
 struct Tenant<'a> {
@@ -70,6 +71,26 @@ impl<'a> Tenant<'a> {
         Ok(wait_for(rules, rule.to_owned(), told).await?.status.unwrap_or_default())
     }
 
+    /// A Secret that is selected.
+    async fn labelled(&self, name: &str, token: &str) -> Result<()> {
+        self.secret(name, token).await?;
+        merge(&self.scene.secrets(&self.home), name, json!({"metadata": {"labels": {"copy": "yes"}}})).await?;
+        Ok(())
+    }
+
+    /// All that he is told of a rule, with `namespace` and the rule left out.
+    async fn told(&self, rule: &str, namespace: &str) -> Result<String> {
+        let status = self.status(rule, "Authorized", "NotGranted").await?;
+        let ClusterReplicationStatus { conditions, copies, failures, sources, plan, .. } = status;
+        let conditions: Vec<_> =
+            conditions.iter().map(|one| (&one.type_, &one.status, &one.reason, &one.message)).collect();
+        let events: Api<Event> = of(&self.scene.client, &self.home);
+        let events = events.list(&ListParams::default().fields(&format!("involvedObject.name={rule}"))).await?;
+        let events: Vec<_> = events.items.into_iter().map(|event| (event.reason, event.message)).collect();
+        let told = format!("{conditions:?} {copies:?} {failures:?} {sources:?} {plan:?} {events:?}");
+        Ok(told.replace(namespace, "NAMESPACE"))
+    }
+
     async fn secret(&self, name: &str, token: &str) -> Result<Secret> {
         create_secret(&self.scene.client, &self.home, name, &[("token", token)]).await
     }
@@ -93,6 +114,20 @@ fn consent(access: &str, from: &str, names: &[&str]) -> Value {
         to["names"] = json!(names);
     }
     json!({"access": access, "from": [{"namespaces": [from]}], "to": [to]})
+}
+
+/// Copies what has the label `copy` in `from` (its own namespace, without) to the rule's own, as `copy-of-` what it is called.
+fn selecting(from: Option<&str>, home: &str) -> Value {
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let mut spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "selector": labels}],
+        "targets": [{"namespaces": [home], "name": "copy-of-$(source.name)"}],
+        "retentionPolicy": {"sourceGracePeriodSeconds": 0},
+    });
+    if let Some(from) = from {
+        spec["sources"][0]["namespace"] = json!(from);
+    }
+    spec
 }
 
 fn has(token: &'static str) -> impl Fn(&Secret) -> bool {
@@ -172,6 +207,97 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     wait_gone(scene.secrets(&tenant.home), "db").await?;
     tenant.status("pull", "Authorized", "NotGranted").await?;
     ensure!(!scene.setting.log().contains("planted-value"), "a Secret's content was logged");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_tenant_selects_at_home_is_found_now_and_later() -> Result<()> {
+    let scene = STAGE.scene("select-home").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    let spec = selecting(None, &tenant.home);
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get", "create", "update", "delete"])).await?;
+    tenant.is_refused("replications", "r", &spec, "may not list secrets in namespace").await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["list"])).await?;
+    tenant.writes("replications", "r", &spec).await?;
+    tenant.status("r", "SourcesFound", "SourceNotFound").await?;
+    let file = tempfile::NamedTempFile::new()?;
+    let metadata = json!({"namespace": tenant.home, "name": "dry"});
+    let rule = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata, "spec": spec});
+    std::fs::write(file.path(), rule.to_string())?;
+    let path = file.path().display().to_string();
+    let told = kubectl(&scene.setting.control_plane, ["apply", "--dry-run=server", "-f", &path])?;
+    ensure!(told.contains(&format!("no Secret in namespace {} matches the selector", tenant.home)), "{told}");
+
+    tenant.labelled("a", "one").await?;
+    scene.wait_secret(&tenant.home, "copy-of-a", has("one")).await?;
+    tenant.labelled("b", "two").await?;
+    scene.wait_secret(&tenant.home, "copy-of-b", has("two")).await?;
+    let status = tenant.status("r", "Ready", "Synced").await?;
+    assert_eq!(status.copies.map(|copies| (copies.desired, copies.synced)), Some((2, 2)));
+
+    // Whoever deletes one is told what hangs by it, though only the reconciler looks for it.
+    eventually(SOON, "the deletion to be told of", || async {
+        let args = ["delete", "secret", "b", "-n", &tenant.home, "--dry-run=server"];
+        let told = kubectl(&scene.setting.control_plane, args)?;
+        ensure!(told.contains("Warning: Mimeo: this Secret feeds 1 copy of Replications"), "{told}");
+        Ok(Some(()))
+    })
+    .await?;
+    delete(&scene.secrets(&tenant.home), "b").await?;
+    wait_gone(scene.secrets(&tenant.home), "copy-of-b").await?;
+    merge(&scene.secrets(&tenant.home), "a", json!({"metadata": {"labels": {"copy": null}}})).await?;
+    wait_gone(scene.secrets(&tenant.home), "copy-of-a").await
+}
+
+/// To look for something takes consent to all of it; before that he learns neither what there is nor how much, nor whether there is
+/// such a namespace, and nobody looks.
+#[tokio::test]
+async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() -> Result<()> {
+    let scene = STAGE.scene("select-abroad").await?;
+    let (tenant, name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &name, Some(&tenant.home), &secrets(&["get", "create", "update", "delete"])).await?;
+    let (owner, owners_name) = Tenant::new(&scene).await?;
+    grant(&scene, "User", &owners_name, Some(&owner.home), &secrets(&["get"])).await?;
+    let empty = scene.namespace().await?;
+    let nowhere = format!("{empty}-x");
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    owner.labelled("db", "planted-in-a-selected-one").await?;
+    for (rule, namespace) in [("there", &owner.home), ("empty", &empty), ("nowhere", &nowhere)] {
+        tenant.writes("replications", rule, &selecting(Some(namespace), &tenant.home)).await?;
+    }
+    let nothing = tenant.told("nowhere", &nowhere).await?;
+    ensure!(nothing.contains("Secret by a selector in namespace NAMESPACE is not granted"), "{nothing}");
+    assert_eq!(tenant.told("empty", &empty).await?, nothing);
+    assert_eq!(tenant.told("there", &owner.home).await?, nothing);
+    // Some names are not all of them, whatever they are.
+    owner.writes("replicationgrants", "some", &consent("Read", &tenant.home, &["db", "d*"])).await?;
+    let named = copying(Some(&owner.home), "db", &[]);
+    tenant.writes("replications", "named", &named).await?;
+    scene.wait_secret(&tenant.home, "db", has("planted-in-a-selected-one")).await?;
+    assert_eq!(tenant.told("there", &owner.home).await?, nothing);
+    let looked = scene.setting.control_plane.audit_since(&mark).await?;
+    let looked = looked.iter().filter(|event| scene.setting.is_ours(event) && event.resource == "secrets");
+    let looked: Vec<_> = looked.filter(|event| event.namespace == owner.home && event.verb != "get").collect();
+    ensure!(looked.iter().all(|event| event.uri.contains("fieldSelector=metadata.name")), "{looked:?}");
+
+    // Who would let others know what there is must be one who knows.
+    let any = consent("Read", &tenant.home, &[]);
+    owner.is_refused("replicationgrants", "any", &any, "may not list secrets in namespace").await?;
+    grant(&scene, "User", &owners_name, Some(&owner.home), &secrets(&["list"])).await?;
+    owner.writes("replicationgrants", "any", &any).await?;
+    scene.wait_secret(&tenant.home, "copy-of-db", has("planted-in-a-selected-one")).await?;
+    owner.labelled("later", "two").await?;
+    scene.wait_secret(&tenant.home, "copy-of-later", has("two")).await?;
+    assert_eq!(tenant.status("there", "Ready", "Synced").await?.sources.len(), 2);
+
+    // And takes it back.
+    delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "any").await?;
+    for copy in ["copy-of-db", "copy-of-later"] {
+        wait_gone(scene.secrets(&tenant.home), copy).await?;
+    }
+    assert_eq!(tenant.told("there", &owner.home).await?, nothing);
+    scene.wait_secret(&tenant.home, "db", has("planted-in-a-selected-one")).await?;
+    ensure!(!scene.setting.log().contains("planted-in-a-selected-one"), "a Secret's content was logged");
     Ok(())
 }
 

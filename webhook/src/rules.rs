@@ -19,10 +19,9 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     lineage::Lineage,
     policy::Policy,
-    reach::Reach,
     review::{Request, User, Verdict},
     rights::{self, Program},
-    rule::{MOST_SOURCES, Refusal, Rule, RuleKind, SourceRef, SourceSelector},
+    rule::{Refusal, Rule, RuleKind, SourceRef, SourceSelector},
     stamp,
 };
 use mimeo_runtime::named;
@@ -35,6 +34,9 @@ use crate::{authority, hooks::App, stamps::key, warnings};
 
 /// So many objects of a selector are counted: more than a rule may have.
 const LISTED: u32 = 512;
+
+/// So many selectors of a tenant's rule are looked into.
+const TENANTS_LISTS: usize = 4;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let Some(object) = &request.object else { return Verdict::ALLOW };
@@ -88,34 +90,41 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     authorize(app, request, &needs, deadline).await?;
     check_stamp(app, request, object)?;
+    refuse(&app.handle.look(|engine, _| engine.refuses_selectors(&rule)).into_iter().collect::<Vec<_>>())?;
     let mut warnings = kinds.warnings();
     // Nobody is told what is in another namespace by naming it, nor what Mimeo may do there.
-    let told = |source: &&SourceRef| rule.id.namespace.as_ref().is_none_or(|home| *home == source.namespace);
+    let told = |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
     let (sources, refused): (Vec<_>, Vec<_>) =
-        rule.sources.iter().filter(told).partition(|source| reach.refuses(source).is_none());
+        rule.sources.iter().filter(|source| told(source.home())).partition(|source| reach.refuses(source).is_none());
     let refused = refused.into_iter().filter_map(|source| Some((source, reach.refuses(source)?)));
     warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
     let refuses = |selector: &SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace));
-    let refused = rule.selectors.iter().filter_map(|selector| Some((selector, refuses(selector)?)));
+    let (selectors, refused): (Vec<_>, Vec<_>) = rule
+        .selectors
+        .iter()
+        .filter(|selector| told(Some(&selector.namespace)))
+        .partition(|selector| refuses(selector).is_none());
+    let refused = refused.into_iter().filter_map(|selector| Some((selector, refuses(selector)?)));
     warnings.extend(refused.map(|(selector, why)| format!("Mimeo: sources {selector}: {why}")));
     warnings.extend(reach.leaves_out(&rule).map(|message| format!("Mimeo: {message}")));
     warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
-    let told = |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
     let homes = rule.homes().filter(|(gvk, home)| told(*home) && reach.refuses_home(gvk, *home).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
     let mut own = rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
+    // A list each: a tenant, who may write as many rules as he likes, is told of the first.
+    let most = if rule.id.kind == RuleKind::Replication { TENANTS_LISTS } else { selectors.len() };
+    let selected = select(app, &rule, &selectors[..most.min(selectors.len())], &kinds, deadline).await;
+    warnings.extend(selected.iter().filter_map(|selected| selected.warning(rule.most_sources)));
+    let found = selected.iter().flat_map(|selected| &selected.sources).cloned();
+    let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(rule.most_sources).collect();
     match rule.id.kind {
         RuleKind::ClusterReplication => {
-            let selected = select(app, &rule, &reach, &kinds, deadline).await;
-            warnings.extend(selected.iter().filter_map(Selected::warning));
-            let found = selected.iter().flat_map(|selected| &selected.sources).cloned();
-            let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(MOST_SOURCES).collect();
             warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), request.dry_run));
         }
         RuleKind::Replication => {
-            warnings.extend(warnings::not_granted(app, &rule));
+            warnings.extend(warnings::not_granted(app, &rule, &sources));
             // The webhook copies nothing for it.
             own.retain(|need| need.program == Program::Reconciler);
         }
@@ -226,18 +235,19 @@ struct Selected<'a> {
 }
 
 impl Selected<'_> {
-    fn warning(&self) -> Option<String> {
+    /// What is odd about it in a rule that may have so many sources.
+    fn warning(&self, most: usize) -> Option<String> {
         let Self { selector, sources, more } = self;
         let SourceSelector { gvk, namespace, selector } = selector;
         let kind = &gvk.kind;
         let count = format!("{}{}", if *more { "more than " } else { "" }, sources.len());
-        let most = format!("a rule has at most {MOST_SOURCES} sources, and of these the oldest are taken");
         match sources.len() {
             0 => Some(format!(
                 "Mimeo: no {kind} in namespace {namespace} matches the selector; nothing is copied of it until one does"
             )),
-            found if found > MOST_SOURCES => Some(format!(
-                "Mimeo: {count} objects of kind {kind} in namespace {namespace} match the selector; {most}"
+            found if found > most => Some(format!(
+                "Mimeo: {count} objects of kind {kind} in namespace {namespace} match the selector; the rule has at most {most} \
+                 sources, and of these the oldest are taken"
             )),
             _ if selector.is_empty() => Some(format!(
                 "Mimeo: a selector is empty: every {kind} in namespace {namespace} is copied, now {count}"
@@ -247,8 +257,14 @@ impl Selected<'_> {
     }
 }
 
-/// What the rule's selectors find. What can't be found out in time is left out.
-async fn select<'a>(app: &App, rule: &'a Rule, reach: &Reach, kinds: &Kinds, deadline: Instant) -> Vec<Selected<'a>> {
+/// What these selectors of the rule find. What can't be found out in time is left out.
+async fn select<'a>(
+    app: &App,
+    rule: &Rule,
+    selectors: &[&'a SourceSelector],
+    kinds: &Kinds,
+    deadline: Instant,
+) -> Vec<Selected<'a>> {
     let list = async |selector: &'a SourceSelector| {
         let api = api_of(app, &selector.namespace, &kinds.resource(&selector.gvk)?);
         let labels = selector.selector.to_query();
@@ -262,8 +278,7 @@ async fn select<'a>(app: &App, rule: &'a Rule, reach: &Reach, kinds: &Kinds, dea
         let sources = foreign.filter_map(|metadata| Some(selector.source(metadata.name.as_deref()?))).collect();
         Some(Selected { selector, sources, more: found.metadata.continue_.is_some_and(|more| !more.is_empty()) })
     };
-    let within = |selector: &&SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace)).is_none();
-    join_all(rule.selectors.iter().filter(within).map(list)).await.into_iter().flatten().collect()
+    join_all(selectors.iter().copied().map(list)).await.into_iter().flatten().collect()
 }
 
 fn api_of(app: &App, namespace: &str, resource: &Resource) -> Api<DynamicObject> {

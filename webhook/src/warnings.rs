@@ -76,9 +76,9 @@ fn contest(contest: &Contest) -> String {
     format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {}", contest.places())
 }
 
-/// What other namespaces don't grant a tenant's rule. Whether they exist makes no difference.
-pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
-    let (lacks, more) = app.handle.look(|engine, _| engine.not_granted(rule, GRANTS));
+/// What other namespaces don't grant a tenant's rule with these sources, all it has now. Whether they exist makes no difference.
+pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
+    let (lacks, more) = app.handle.look(|engine, _| engine.not_granted(rule, sources, GRANTS));
     let mut warnings: Vec<String> = lacks.iter().map(|lack| format!("Mimeo: {lack}")).collect();
     if more > 0 {
         warnings.push(format!("Mimeo: so it is with {more} more"));

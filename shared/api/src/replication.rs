@@ -4,6 +4,7 @@
 // their types.
 #![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,9 +48,9 @@ use crate::{
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".targets",
-        "size(self.sources) == 1 || !has(self.targets) \
+        "(size(self.sources) == 1 && !has(self.sources[0].selector)) || !has(self.targets) \
          || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
-        "with several sources, targets[].name must contain $(source.name)",
+        "with several sources or a selector, targets[].name must contain $(source.name)",
     ),
     rule_of(
         ".transform.type",
@@ -80,7 +81,7 @@ use crate::{
     ),
 ]))]
 pub struct ReplicationSpec {
-    /// The objects to copy. At least 1, at most 32.
+    /// The objects to copy: each by its name, or all with some labels. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<ReplicationSource>,
 
@@ -132,11 +133,12 @@ pub struct ReplicationSpec {
     pub suspend: bool,
 }
 
-/// One object to copy, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+/// What to copy: one object by its name, or objects by their labels.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule("self.kind != 'Namespace'", "kind Namespace is never copied"),
+    rule("has(self.name) != has(self.selector)", "exactly one of name and selector must be set"),
     rule(
         "!self.apiVersion.startsWith('rbac.authorization.k8s.io/')",
         "a Replication copies nothing that gives rights",
@@ -151,15 +153,24 @@ pub struct ReplicationSource {
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 
-    /// Namespace of the source. Another one than this rule's own must grant it by a ReplicationGrant with access Read; until it
-    /// does, the source is not read, and nothing is told of it. If left out, this rule's own.
+    /// Namespace of the source. Another one than this rule's own must grant it by a ReplicationGrant with access Read, and a
+    /// selector by one that limits no names; until it does, nothing is looked for there, and nothing is told of what there is.
+    /// If left out, this rule's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
     /// Name of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
-    pub name: String,
+    pub name: Option<String>,
+
+    /// Labels of the sources, as with a ClusterReplication. A rule has as many sources as make 256 copies in its targets'
+    /// namespaces; of those that selectors find the oldest come first, and what is left out is reported. At most 64 keys and
+    /// values, and at most 32 selectors in all Replications of a namespace, of which those of the oldest rules count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub selector: Option<LabelSelector>,
 }
 
 /// Namespaces that get copies, and the copies' name there.
@@ -172,7 +183,8 @@ pub struct ReplicationTarget {
     pub namespaces: Vec<String>,
 
     /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) for that of
-    /// the copy's namespace. The source's name must be in it if the rule has several sources. Default: the source's name.
+    /// the copy's namespace. The source's name must be in it if the rule has several sources or a selector. Default: the
+    /// source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub name: Option<String>,

@@ -84,7 +84,7 @@ pub struct GrantedObjects {
     pub kind: String,
 
     /// Their names, exact or with * (any characters) and ? (one character). At most two * in one, and no ? between them. If left
-    /// out, any name. At most 64.
+    /// out, any name; only then Replications may find them by a selector, too. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::object_globs")]
     pub names: Vec<String>,

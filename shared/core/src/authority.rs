@@ -14,7 +14,7 @@ use crate::{
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     policy::Policy,
-    rule::Rule,
+    rule::{Rule, SourceSelector},
 };
 
 /// Group of Roles and `RoleBindings`.
@@ -22,6 +22,8 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// What Replications do with the sources that a grant lets them read.
 const OF_SOURCES: &[&str] = &["get"];
+/// And if it lets them have any, which selectors find.
+const OF_ANY_SOURCES: &[&str] = &SELECT;
 /// What becomes of copies in the course of time, whatever the rule says today.
 const OF_COPIES: &[&str] = &["create", "update", "delete"];
 /// To find sources, whichever they will be. Who may list objects may read them, but for those whose authorizer thinks otherwise.
@@ -91,10 +93,7 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
         name: Some(source.name.clone()),
         ..right("get", &source.gvk, &look_up)
     });
-    let select = rule.selectors.iter().flat_map(|selector| {
-        let namespace = Some(selector.namespace.clone());
-        SELECT.map(|verb| Right { namespace: namespace.clone(), ..right(verb, &selector.gvk, &look_up) })
-    });
+    let select = to_select(rule.selectors.iter(), &look_up);
     let mut needs: Vec<Need> = read.chain(select).map(|right| Need { right, instead: vec![] }).collect();
     let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
     let mut namespaces = named_targets(rule).unwrap_or_default();
@@ -115,11 +114,15 @@ fn of_replication(rule: &Rule, home: &str, look_up: impl Fn(&GroupVersionKind) -
     let sources = rule.sources.iter().filter(|source| *source.namespace == *home);
     let read =
         sources.map(|source| Right { name: Some(source.name.clone()), ..own(right("get", &source.gvk, &look_up)) });
-    let mut needs: Vec<Right> = read.collect();
+    let selectors = rule.selectors.iter().filter(|selector| *selector.namespace == *home);
+    let mut needs: Vec<Right> = read.chain(to_select(selectors, &look_up)).collect();
     if named_targets(rule).is_some_and(|targets| targets.contains(home)) {
-        let write = to_write(OF_COPIES, rule.sources.iter().map(|source| &source.gvk), &look_up);
+        let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
         needs.extend(write.into_iter().map(own));
     }
+    // Many selectors of one kind take the same.
+    needs.sort();
+    needs.dedup();
     needs.into_iter().map(|right| Need { right, instead: vec![] }).collect()
 }
 
@@ -128,6 +131,7 @@ pub fn of_grant(grant: &Grant, home: &str, look_up: impl Fn(&GroupVersionKind) -
     let mut needs = BTreeSet::new();
     for to in &grant.to {
         let verbs = match grant.access {
+            Access::Read if to.is_any() => OF_ANY_SOURCES,
             Access::Read => OF_SOURCES,
             Access::Write => OF_COPIES,
         };
@@ -204,6 +208,16 @@ pub fn lacks(user: &str, missing: &[&Right]) -> String {
 fn named_targets(rule: &Rule) -> Option<BTreeSet<&str>> {
     let names: Option<Vec<_>> = rule.targets.iter().map(|target| target.selection.exact_names()).collect();
     Some(names?.into_iter().flatten().collect())
+}
+
+fn to_select<'a>(
+    selectors: impl Iterator<Item = &'a SourceSelector>,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> impl Iterator<Item = Right> {
+    selectors.flat_map(move |selector| {
+        let namespace = Some(selector.namespace.clone());
+        SELECT.map(|verb| Right { namespace: namespace.clone(), ..right(verb, &selector.gvk, look_up) })
+    })
 }
 
 /// In all namespaces; each once.
@@ -307,6 +321,11 @@ mod tests {
         assert_eq!(told(&needs_at_home(&pushes)), ["get secrets/own in namespace home"]);
         let abroad = json!({"sources": [secret("a")], "targets": [{"namespaces": ["other"]}]});
         assert_eq!(told(&needs_at_home(&abroad)), [] as [&str; 0], "all of it is others' to grant");
+        let selects = |home: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": home, "selector": {}});
+        let pushes = json!({"sources": [selects("home"), selects("away")], "targets": [{"namespaces": ["other"]}]});
+        let listed = ["get secrets in namespace home", "list secrets in namespace home"];
+        assert_eq!(told(&needs_at_home(&pushes)), listed);
+        assert_eq!(told(&needs_at_home(&json!({"sources": [selects("away")]}))), writes);
     }
 
     #[test]
@@ -323,9 +342,13 @@ mod tests {
         let exact = ["get secrets/a in namespace home", "get secrets/b in namespace home"];
         assert_eq!(needs("Read", secrets(&["a", "b"])), exact);
         assert_eq!(needs("Read", secrets(&["a", "b-*"])), ["get secrets in namespace home"]);
-        assert_eq!(needs("Read", secrets(&[])), ["get secrets in namespace home"]);
+        let any = ["get secrets in namespace home", "list secrets in namespace home"];
+        assert_eq!(needs("Read", secrets(&[])), any, "selectors find what there is");
         let gadgets = json!({"apiVersion": "example.com/v1", "kind": "Gadget"});
-        assert_eq!(needs("Read", gadgets), ["get *.example.com in namespace home"]);
+        assert_eq!(
+            needs("Read", gadgets),
+            ["get *.example.com in namespace home", "list *.example.com in namespace home"]
+        );
         let writes = [
             "create secrets in namespace home",
             "delete secrets in namespace home",

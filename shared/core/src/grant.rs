@@ -58,9 +58,14 @@ impl Granted {
         1 + self.names.len() + self.globs.iter().map(Glob::load).sum::<usize>()
     }
 
+    /// Whether it limits no names: objects of any name, and whoever may have them may know which there are.
+    pub fn is_any(&self) -> bool {
+        self.globs.is_empty() && self.names.is_empty()
+    }
+
     fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        let any = self.globs.is_empty() && self.names.is_empty();
-        self.gvk.is_of(kind) && (any || self.names.contains(name) || self.globs.iter().any(|glob| glob.matches(name)))
+        let named = || self.names.contains(name) || self.globs.iter().any(|glob| glob.matches(name));
+        self.gvk.is_of(kind) && (self.is_any() || named())
     }
 }
 
@@ -94,6 +99,16 @@ impl Grant {
     /// Whether Replications in the namespace `home`, which has these labels, may do that with what it is about.
     pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
         self.access == access && self.from.iter().any(|from| from.matches(home, labels))
+    }
+
+    /// Whether it is about objects of the kind, at least some.
+    pub fn concerns(&self, kind: &GroupKind) -> bool {
+        self.to.iter().any(|to| to.gvk.is_of(kind))
+    }
+
+    /// Whether it is about all objects of the kind.
+    pub fn covers_any(&self, kind: &GroupKind) -> bool {
+        self.to.iter().any(|to| to.is_any() && to.gvk.is_of(kind))
     }
 
     /// Whether it is about the object.
@@ -161,6 +176,8 @@ mod tests {
             let granted = grant.admits(access, home, labels) && grant.covers(kind, name);
             assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
         }
+        let deployments = kind("apps/v1", "Deployment");
+        assert!(!grant.covers_any(&secret) && grant.covers_any(&deployments), "any name alone is any object");
         assert_eq!(grant.to[0].exact_names(), None);
         let exact =
             parse(&json!({"from": from, "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["a"]}]})).unwrap();

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::{names, rule::RuleId};
+use crate::{meta::Checksum, names, rule::RuleId};
 
 /// Most rules that an object may have come through for a selector to take it.
 const LONGEST: usize = 8;
@@ -47,6 +47,30 @@ impl Lineage {
             Self::Known(_) | Self::Lost => None,
         }
     }
+}
+
+/// A lineage in little room: enough to say whom it admits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kin(Option<Box<[u64]>>);
+
+impl From<&Lineage> for Kin {
+    fn from(lineage: &Lineage) -> Self {
+        Self(match lineage {
+            Lineage::Known(rules) if rules.len() < LONGEST => Some(rules.iter().map(hash).collect()),
+            Lineage::Known(_) | Lineage::Lost => None,
+        })
+    }
+}
+
+impl Kin {
+    /// As [`Lineage::admits`].
+    pub fn admits(&self, rule: &RuleId) -> bool {
+        self.0.as_ref().is_some_and(|rules| rules.is_empty() || !rules.contains(&hash(rule)))
+    }
+}
+
+fn hash(rule: &RuleId) -> u64 {
+    Checksum::of(rule.to_string().as_bytes()).short()
 }
 
 fn is_ours(metadata: &Value) -> bool {
@@ -109,6 +133,7 @@ mod tests {
         ] {
             let lineage = Lineage::of(Some(&metadata));
             assert_eq!((lineage.admits(&a), lineage.annotation()), (admitted, told), "{metadata}");
+            assert_eq!(Kin::from(&lineage).admits(&a), admitted, "{metadata}");
         }
     }
 }

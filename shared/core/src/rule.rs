@@ -61,6 +61,8 @@ pub struct Rule {
     pub inline: BTreeMap<SourceRef, Arc<Value>>,
     /// What finds more to copy, in the author's order.
     pub selectors: Vec<SourceSelector>,
+    /// How many sources it takes at most, of what these find the oldest.
+    pub most_sources: usize,
     /// The kinds of all of these, in the author's order; one may come several times.
     pub kinds: Vec<GroupVersionKind>,
     /// Where to; a namespace is a target if any of these matches.
@@ -161,6 +163,7 @@ impl Rule {
             sources: sources.known,
             inline: sources.inline,
             selectors: sources.selectors,
+            most_sources: MOST_SOURCES,
             kinds: sources.kinds,
             targets,
             transform,

@@ -1,12 +1,15 @@
 //! A slot: one source of one rule for one of its targets, that is, one rendering for any number of namespaces,
 //! or one form.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
     cell::Reference,
     engine::Tick,
-    kind::GroupVersionKind,
+    kind::{GroupKind, GroupVersionKind},
     render::{Copies, SourceRefused},
     rule::{RuleId, SourceRef},
     template::{Place, Template, Variable},
@@ -53,6 +56,83 @@ impl Slot {
     /// The kind, with the version that is written.
     pub fn gvk(&self) -> &GroupVersionKind {
         &self.source.gvk
+    }
+}
+
+/// All slots, by their numbers and by their sources: of both there may be very many.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    by_id: BTreeMap<SlotId, Slot>,
+    by_object: BTreeMap<Object, BTreeSet<SlotId>>,
+    /// Names of copies that are the same in all namespaces, and how many slots have each.
+    names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
+}
+
+/// What tells one object from another, whoever finds it, in whatever version.
+type Object = (GroupKind, Box<str>, Box<str>);
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // As with any map.
+impl Slots {
+    pub(crate) fn insert(&mut self, id: SlotId, slot: Slot) {
+        self.by_object.entry(slot.source.object()).or_default().insert(id);
+        if let CopyName::Alike(name) = &slot.name {
+            *self.names.entry(slot.kind).or_default().entry(name.clone()).or_default() += 1;
+        }
+        self.by_id.insert(id, slot);
+    }
+
+    pub(crate) fn remove(&mut self, id: &SlotId) -> Option<Slot> {
+        let slot = self.by_id.remove(id)?;
+        let object = slot.source.object();
+        if let Some(ids) = self.by_object.get_mut(&object) {
+            ids.remove(id);
+            if ids.is_empty() {
+                self.by_object.remove(&object);
+            }
+        }
+        if let (CopyName::Alike(name), Some(names)) = (&slot.name, self.names.get_mut(&slot.kind))
+            && let Some(count) = names.get_mut(name)
+        {
+            *count -= 1;
+            if *count == 0 {
+                names.remove(name);
+            }
+        }
+        Some(slot)
+    }
+
+    /// One name shared by all slots whose copies have it, if there are any.
+    pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Option<&Arc<str>> {
+        self.names.get(&kind)?.get_key_value(name).map(|(name, _)| name)
+    }
+
+    pub(crate) fn get(&self, id: &SlotId) -> Option<&Slot> {
+        self.by_id.get(id)
+    }
+
+    /// To change anything but its source.
+    pub(crate) fn get_mut(&mut self, id: &SlotId) -> Option<&mut Slot> {
+        self.by_id.get_mut(id)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Slot> {
+        self.by_id.values()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Those that copy this object, in whatever version, however their rules come to it.
+    pub(crate) fn of_object(&self, kind: &GroupKind, namespace: &str, name: &str) -> impl Iterator<Item = &Slot> {
+        let ids = self.by_object.get(&(kind.clone(), namespace.into(), name.into()));
+        ids.into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// Those of just this source.
+    pub(crate) fn of_source(&self, source: &SourceRef) -> impl Iterator<Item = (SlotId, &Slot)> {
+        let ids = self.by_object.get(&source.object()).into_iter().flatten();
+        ids.filter_map(|id| Some((*id, self.by_id.get(id)?))).filter(move |(_, slot)| slot.source == *source)
     }
 }
 

@@ -41,6 +41,21 @@ impl SourceWatch {
     }
 }
 
+impl SourceWatch {
+    /// What it looks for among the objects of a kind, if it is one of those that show all of them.
+    pub fn looks_for<'a>(&self, selectors: impl Iterator<Item = &'a SourceSelector>) -> BTreeSet<SourceSelector> {
+        let (kind, place) = match self {
+            Self::Named(_) | Self::Selected(_) => return BTreeSet::new(),
+            Self::Namespace { resource, namespace } => (&resource.gvk, Some(namespace)),
+            Self::Cluster { resource } => (&resource.gvk, None),
+        };
+        let here = |selector: &&SourceSelector| {
+            selector.gvk == *kind && place.is_none_or(|place| *place == selector.namespace)
+        };
+        selectors.filter(here).cloned().collect()
+    }
+}
+
 /// At most this many watches by name or selector in one namespace,
 const PER_NAMESPACE: usize = 8;
 /// and this many watches of sources in all: each is a connection's stream and an API server's goroutine.

@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_core::{
-    engine::{Action, Engine, Role, Settings},
+    engine::{Action, Engine, Errand, Member, Members, Role, Settings},
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
     render::Precondition,
@@ -31,6 +31,8 @@ struct Scene {
     /// What was written since the last look.
     written: BTreeSet<String>,
     conditions: BTreeMap<RuleId, BTreeMap<String, (String, String)>>,
+    /// What is to be read.
+    reads: Vec<SourceRef>,
 }
 
 fn secrets() -> GroupVersionKind {
@@ -60,7 +62,7 @@ impl Scene {
         engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
         engine.copies_listing(&secrets().group_kind().into(), now);
         engine.copies_listed(&secrets().group_kind().into(), 100, now);
-        Self { engine, now, version: 100, written: BTreeSet::new(), conditions: BTreeMap::new() }
+        Self { engine, now, version: 100, written: BTreeSet::new(), conditions: BTreeMap::new(), reads: Vec::new() }
     }
 
     /// A Replication of that age which copies a source of its namespace to a copy that is called after the rule.
@@ -103,7 +105,14 @@ impl Scene {
 
     fn run(&mut self) {
         while let Some(action) = self.engine.next(self.now) {
-            let Action::Request(request) = action else { continue };
+            let request = match action {
+                Action::Request(request) => request,
+                Action::Errand(Errand::ReadSource(source)) => {
+                    self.reads.push(source);
+                    continue;
+                }
+                Action::Errand(_) => continue,
+            };
             let (namespace, name) = (&*request.ticket.namespace, &*request.ticket.name);
             self.written.insert(format!("{namespace}/{name}"));
             self.version += 1;
@@ -173,6 +182,74 @@ fn a_namespaces_large_sources_are_held_as_far_as_its_budget_goes() {
     scene.show(&rules[2].1, LARGE + 4);
     assert_eq!(scene.written(), ["home/three-copy", "other/three"]);
     assert_eq!(scene.sources_found(&ids[2]).0, "Found");
+}
+
+/// What a rule's selector finds is the rule's like what it names: read once, held as far as there is room, and read again when there is.
+#[test]
+fn what_selectors_find_has_a_part_in_the_budget() {
+    let mut scene = Scene::new(&["home"]);
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let object = json!({
+        "metadata": {"namespace": "home", "name": "r", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "selector": labels}],
+            "targets": [{"namespaces": ["home"], "name": "$(source.name)-copy"}],
+        },
+    });
+    let rule = Rule::parse_replication(&from_value(object).unwrap()).unwrap();
+    let selector = rule.selectors[0].clone();
+    let id = scene.apply(rule);
+    let _ = scene.engine.demand();
+    let object = |name: &str, kind: &str, size: usize| {
+        json!({
+            "metadata": {"name": name, "resourceVersion": "7", "creationTimestamp": format!("2026-01-0{}T00:00:00Z", name.len())},
+            "type": kind, "data": {"a": "eHh4".repeat(size / 4)},
+        })
+    };
+    let held = |scene: &Scene| (scene.engine.inside().counts["sourcesHeld"], scene.engine.inside().counts["sources"]);
+    let show = |scene: &mut Scene, object: Value| {
+        let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+        scene.engine.source(&source, Some(object), scene.now);
+        scene.run();
+    };
+    // Before all of it is listed nobody knows which will be copied: no more is held than has room anyway.
+    let mut members = Members::default();
+    for name in ["a", "bb", "ccc", "dddd"] {
+        for i in 0..4 {
+            let object = object(&format!("{name}{i}"), "helm.sh/release.v1", LARGE);
+            members.extend(Member::of(&object));
+            show(&mut scene, object);
+        }
+    }
+    assert_eq!(held(&scene).0, 10, "some 8 MiB");
+    for name in ["x", "yy", "zzz"] {
+        let object = object(name, "Opaque", LARGE);
+        members.extend(Member::of(&object));
+        show(&mut scene, object);
+    }
+    scene.engine.selected(&selector, &members, scene.now);
+    // Of what there was no room for the oldest are read again, as much as there is room for now.
+    scene.run();
+    let reads = std::mem::take(&mut scene.reads);
+    assert_eq!(reads.iter().map(|source| &*source.name).collect::<Vec<_>>(), ["x", "yy"]);
+    assert_eq!(held(&scene).0, 0, "what is never copied is let go");
+    for name in ["x", "yy"] {
+        show(&mut scene, object(name, "Opaque", LARGE));
+    }
+    assert_eq!(scene.written(), ["home/x-copy", "home/yy-copy"]);
+    assert_eq!(held(&scene), (2, 19));
+    assert_eq!(scene.sources_found(&id).0, "SourceRefused");
+    // Its edits are watched, and not held.
+    show(&mut scene, object("zzz", "Opaque", LARGE + 4));
+    assert_eq!((held(&scene).0, scene.reads.len(), scene.written().len()), (2, 0, 0));
+    // One that shrinks makes room.
+    show(&mut scene, object("yy", "Opaque", 1 << 10));
+    assert_eq!(scene.reads.drain(..).map(|source| source.name.to_string()).collect::<Vec<_>>(), ["zzz"]);
+    show(&mut scene, object("zzz", "Opaque", LARGE + 4));
+    assert_eq!(scene.written(), ["home/yy-copy", "home/zzz-copy"]);
+    assert_eq!(scene.sources_found(&id).0, "Found");
+    assert_eq!(held(&scene).0, 3);
 }
 
 #[test]

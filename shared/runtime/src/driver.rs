@@ -23,7 +23,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -47,6 +47,8 @@ struct Shared {
     work: Notify,
     /// Counts changes: whoever waits for a namespace looks again.
     changes: watch::Sender<u64>,
+    /// Turns of sources that are read. Never closed.
+    reads: Semaphore,
     counts: CopyRequests,
     traces: Traces,
 }
@@ -108,6 +110,7 @@ impl Handle {
             started: Instant::now(),
             work: Notify::new(),
             changes: watch::Sender::new(0),
+            reads: Semaphore::new(READS),
             counts,
             traces,
         };
@@ -168,6 +171,10 @@ pub struct Tools {
     /// Finds the resources of sources to confirm.
     pub discovery: Arc<Discovery>,
 }
+
+/// Most sources that are read at once: each may be as large as an object can be, and is weighed only when it is here; and of what a
+/// selector finds hundreds may come or go at a time.
+const READS: usize = 8;
 
 /// How often a standby's engine forgets what has ended.
 const REST: Duration = Duration::from_mins(1);
@@ -280,11 +287,13 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
         }
         Errand::ConfirmSource(source) => {
+            let turn = handle.shared.reads.acquire().await.ok();
             let read = match tools.discovery.find(&source.gvk).await {
                 Ok(Some(resource)) => writer.read_source(&source, &resource).await,
                 // Without its kind nothing is known of the source.
                 _ => None,
             };
+            drop(turn);
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
         Errand::ReadSource(source) => read_source(handle, tools, &source).await,
@@ -311,13 +320,17 @@ async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
     while handle.look(|engine, _| engine.awaits(source)) {
         let found = tools.discovery.find(&source.gvk).await;
         if let Ok(Some(resource)) = found {
-            match tools.writer.read(&resource, &source.namespace, &source.name).await {
+            let turn = handle.shared.reads.acquire().await.ok();
+            let answer = tools.writer.read(&resource, &source.namespace, &source.name).await;
+            match answer {
                 Ok(object) => {
                     let object = object.filter(|object| admits(source, object));
-                    return handle.with(|engine, now| engine.source(source, object, now));
+                    handle.with(|engine, now| engine.source(source, object, now));
+                    return drop(turn);
                 }
                 Err(error) => warn!(%source, %error, "cannot read a source"),
             }
+            drop(turn);
         }
         tokio::time::sleep(backoff.pause()).await;
     }

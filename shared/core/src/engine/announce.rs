@@ -224,8 +224,8 @@ impl Engine {
         if self.settings.role != Role::Keeper {
             return;
         }
-        let granted = self.slots.values().filter(|slot| slot.source == *source && slot.granted);
-        let rules: BTreeSet<Arc<RuleId>> = granted.map(|slot| slot.rule.clone()).collect();
+        let granted = self.slots.of_source(source).filter(|(_, slot)| slot.granted);
+        let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
         for id in rules {
             let state = self.rules.get(&id).filter(|state| state.vouched() && !state.denied());
             let Some(Ok(rule)) = state.map(|state| &state.rule) else { continue };

@@ -264,7 +264,7 @@ impl Engine {
             what: source,
             unreadable: self.unreadable.get(source).copied(),
         });
-        let selected = rule.selectors.iter().map(|selector| Home {
+        let selected = self.followed(rule).into_iter().map(|selector| Home {
             gvk: &selector.gvk,
             namespace: Some(&selector.namespace),
             what: selector,
@@ -278,7 +278,7 @@ impl Engine {
 
     /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of what isn't granted.
     fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
-        let (lacks, more) = self.not_granted(rule, NAMED);
+        let (lacks, more) = self.lacks_told(rule, NAMED);
         let mut message = lacks.join("; ");
         if more > 0 {
             _ = write!(message, "; and {more} more");

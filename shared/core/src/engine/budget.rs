@@ -68,10 +68,12 @@ impl Engine {
             return;
         }
         // What nobody holds any more is let go at once, and its watch as soon as that can be.
-        let held: BTreeSet<SourceRef> =
-            self.slots.values().filter(|slot| !slot.shed).map(|slot| slot.source.clone()).collect();
-        for source in changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| &slot.source) {
-            if let Some(state) = self.sources.get_mut(source).filter(|_| !held.contains(source)) {
+        let sources: BTreeSet<SourceRef> =
+            changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| slot.source.clone()).collect();
+        for source in &sources {
+            self.hold_if_copied(source);
+            let held = self.slots.of_source(source).any(|(_, slot)| !slot.shed);
+            if let Some(state) = self.sources.get_mut(source).filter(|_| source.is_named() && !held) {
                 *state = Source::NotRead;
             }
         }
@@ -118,16 +120,22 @@ impl Scale {
             return made;
         }
         let refused = Err(NoRendering::Refused(SourceRefused::TooMuch));
-        if matches!(source, Source::NotRead) {
+        if let Source::Found { object: None, facts, .. } = source
+            && slot.weight == 0
+        {
+            // Before it is read again: what it will come to is near enough.
+            (slot.source_weight, slot.weight) = (if slot.target == 0 { facts.length } else { 0 }, facts.length);
+        }
+        if matches!(source, Source::NotRead | Source::Found { object: None, .. }) {
             // Perhaps because of what it weighed.
             return if slot.shed { refused } else { made };
         }
         (slot.source_weight, slot.weight) = match source {
-            Source::Found { object, .. } if slot.granted => {
+            Source::Found { facts, .. } if slot.granted => {
                 // The copies for other targets share all but their metadata with the first's.
                 let first = slot.target == 0;
                 let copies = made.as_ref().map_or(0, |copies| copies.len(first));
-                (if first { length(object) } else { 0 }, copies)
+                (if first { facts.length } else { 0 }, copies)
             }
             _ => (0, 0),
         };
@@ -143,7 +151,7 @@ impl Scale {
 }
 
 /// Of an object in memory, near enough.
-fn length(value: &Value) -> usize {
+pub(super) fn length(value: &Value) -> usize {
     let inner = match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(length).sum(),

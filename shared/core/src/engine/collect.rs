@@ -64,8 +64,10 @@ impl Engine {
         }
         let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
         let makes = slots.any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
-        if makes || !rule.matches(name, &namespace.labels) {
-            // A copy that the rule still makes, elsewhere: what has changed is the namespace, or the selection.
+        let withheld = self.origin(cell).is_some_and(|source| self.is_withheld(rule, source));
+        if makes || withheld || !rule.matches(name, &namespace.labels) {
+            // A copy that the rule still makes, elsewhere, or would make: what has changed is the namespace, or the selection, or
+            // what is granted.
             return self.sweep(&id, name, cell, Why::Unmatched);
         }
         self.decide_superseded(&id, name, namespace, cell)
@@ -76,7 +78,7 @@ impl Engine {
     pub(super) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
         let kind = &self.kinds[usize::from(kind.0)].group_kind;
         let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
-        self.slots.values().any(|slot| slot.source.is(kind, namespace, name) && counts(slot))
+        self.slots.of_object(kind, namespace, name).any(counts)
     }
 
     /// Whether this object is a source that a rule of the kind `by` must leave alone. To the platform's rules a tenant's sources
@@ -84,8 +86,7 @@ impl Engine {
     /// that its rule may not read.
     pub(super) fn is_source(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
         let kind = &self.kinds[usize::from(kind.0)].group_kind;
-        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by;
-        self.slots.values().any(|slot| slot.source.is(kind, namespace, name) && counts(slot))
+        self.slots.of_object(kind, namespace, name).any(|slot| slot.granted && slot.rule.kind <= by)
     }
 
     /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the

@@ -5,7 +5,6 @@
 //! is looked up by the namespaces that it concerns, and no others are planned.
 
 use std::{
-    borrow::Cow,
     cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -17,16 +16,16 @@ use mimeo_api::Access;
 use super::{
     Engine, Listing, Tick,
     authorized::{Unauthorized, own_kind_unreadable},
+    follow::Follows,
+    lacks::Lacks,
     sweep::MuchLost,
 };
 use crate::{
     grant::{self, Grant},
     kind::GroupKind,
     outcome::Unreadable,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, Target},
-    selection::Labels,
+    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     slot::{Slot, SlotId},
-    template::Place,
 };
 
 /// Grants, and the Replications by the namespaces that they concern.
@@ -35,7 +34,8 @@ pub(super) struct Consent {
     /// By namespace.
     grants: BTreeMap<Box<str>, Grants>,
     /// What each Replication lacks: found out when first asked for, and anew when what it depends on has changed.
-    lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
+    pub(super) lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
+    pub(super) follows: Follows,
     pub(super) listing: Listing,
     /// Replications that target a namespace, which need not exist.
     targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
@@ -43,6 +43,8 @@ pub(super) struct Consent {
     strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
     /// Slots whose source is in another namespace than their rule, by that namespace.
     readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
+    /// Replications with selectors in another namespace than their own, by that namespace.
+    selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Which Replications lost much together, when that was found, and of sweeps that began when.
     pub(super) much_lost: Option<((Tick, Tick), MuchLost)>,
 }
@@ -86,16 +88,9 @@ impl Grants {
     }
 }
 
-/// What a rule lacks, of its sources and of its cells, both in the rule's order.
-#[derive(Clone, Debug)]
-struct Lacks {
-    sources: Vec<bool>,
-    cells: Vec<Option<Access>>,
-}
-
 impl Consent {
     /// What a rule lacks is to be found out anew.
-    fn doubt(&mut self, rule: &Arc<RuleId>) {
+    pub(super) fn doubt(&mut self, rule: &Arc<RuleId>) {
         if let Some(known) = self.lacks.get_mut(rule) {
             known.take();
         }
@@ -188,8 +183,9 @@ impl Engine {
         }
         if self.consent.listing != Listing::Listed {
             self.consent.listing = Listing::Listed;
-            let namespaces: Vec<Box<str>> =
-                self.consent.readers.keys().chain(self.consent.targeting.keys()).cloned().collect();
+            let Consent { readers, targeting, selecting, .. } = &self.consent;
+            let namespaces: BTreeSet<Box<str>> =
+                readers.keys().chain(targeting.keys()).chain(selecting.keys()).cloned().collect();
             for namespace in namespaces {
                 self.review_grants(&namespace);
             }
@@ -222,12 +218,25 @@ impl Engine {
 
     /// Whether a rule may read a source.
     pub(super) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
-        self.may(Access::Read, id, &source.namespace, &source.gvk.group_kind(), &source.name)
+        match source.selector() {
+            Some(selector) => self.may_select(id, &selector),
+            None => self.may(Access::Read, id, &source.namespace, &source.gvk.group_kind(), &source.name),
+        }
+    }
+
+    /// Whether a rule may look for sources: it may find any of the kind, and then it is known which there are.
+    pub(super) fn may_select(&self, id: &RuleId, selector: &SourceSelector) -> bool {
+        self.given(Access::Read, id, &selector.namespace).covers_any(&selector.gvk.group_kind())
     }
 
     /// Whether a rule may have a copy there.
     pub(super) fn may_write(&self, id: &RuleId, namespace: &str, kind: &GroupKind, name: &str) -> bool {
         self.may(Access::Write, id, namespace, kind, name)
+    }
+
+    /// Whether a rule may have copies of the kind there, be it of few names.
+    pub(super) fn may_write_some(&self, id: &RuleId, namespace: &str, kind: &GroupKind) -> bool {
+        self.given(Access::Write, id, namespace).concerns(kind)
     }
 
     fn may(&self, access: Access, id: &RuleId, namespace: &str, kind: &GroupKind, name: &str) -> bool {
@@ -241,55 +250,6 @@ impl Engine {
         let Some(entry) = known.filter(|_| self.consent.listing == Listing::Listed) else { return Given::By(vec![]) };
         let grants = self.consent.grants.get(namespace).into_iter().flat_map(Grants::counting);
         Given::By(grants.filter(|grant| grant.admits(access, home, &entry.labels)).collect())
-    }
-
-    /// What a rule lacks; kept for one that is there.
-    fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
-        let stored = self.rules.get(&rule.id).and_then(|state| state.rule.as_ref().ok());
-        // A webhook asks about what a rule is to be, too.
-        let known =
-            self.consent.lacks.get(&rule.id).filter(|_| stored.is_some_and(|stored| std::ptr::eq(stored, rule)));
-        match known {
-            Some(known) => Cow::Borrowed(known.get_or_init(|| self.find_lacks(rule))),
-            None => Cow::Owned(self.find_lacks(rule)),
-        }
-    }
-
-    fn find_lacks(&self, rule: &Rule) -> Lacks {
-        let sources: Vec<bool> = rule.sources.iter().map(|source| !self.may_read(&rule.id, source)).collect();
-        let mut given = BTreeMap::new();
-        let cells = cells_of(rule).map(|(namespace, index, target)| {
-            let name = copy_name(target, &rule.sources[index], namespace);
-            let given = given.entry(namespace).or_insert_with(|| self.given(Access::Write, &rule.id, namespace));
-            let kind = rule.sources[index].gvk.group_kind();
-            // A source is never written, be it one that may not be read.
-            if rule.is_source(&kind, namespace, &name) {
-                None
-            } else if sources[index] {
-                Some(Access::Read)
-            } else {
-                (!given.covers(&kind, &name)).then_some(Access::Write)
-            }
-        });
-        let cells = cells.collect();
-        Lacks { sources, cells }
-    }
-
-    /// What a rule lacks: so many of them as sentences for people, and how many more there are. All of it is the same whether the
-    /// other namespace grants nothing or doesn't exist. Nothing before grants are known; if nobody will show them, that.
-    pub fn not_granted(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
-        let Some(home) = rule.id.namespace.as_deref() else { return (vec![], 0) };
-        if self.consent.listing == Listing::Unknown || !self.namespaces_listed {
-            return (vec![], 0);
-        }
-        let unread = self.lacks(rule);
-        let reads = rule.sources.iter().zip(&unread.sources).filter(|(_, lacks)| **lacks);
-        let mut lacks: BTreeSet<Lack<'_>> = reads.map(|(source, _)| Lack::of_source(source)).collect();
-        lacks.extend(self.ungranted_cells(rule, None).into_values());
-        if let Some(untold) = self.grants_untold().filter(|_| !lacks.is_empty()) {
-            return (vec![untold.message], 0);
-        }
-        (lacks.iter().take(most).map(|lack| lack.message(home)).collect(), lacks.len().saturating_sub(most))
     }
 
     /// Why nobody knows what other namespaces grant, if it was looked for.
@@ -308,41 +268,26 @@ impl Engine {
         }
     }
 
-    /// The copies that a rule may not have, in one namespace or in all, by namespace, kind and name, and what each lacks.
-    pub(super) fn ungranted_cells<'a>(
-        &self,
-        rule: &'a Rule,
-        only: Option<&str>,
-    ) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
-        let mut cells = BTreeMap::new();
-        for ((namespace, index, target), lacks) in cells_of(rule).zip(&self.lacks(rule).cells) {
-            let Some(access) = lacks.filter(|_| only.is_none_or(|only| namespace == only)) else { continue };
-            let source = &rule.sources[index];
-            let name = copy_name(target, source, namespace);
-            let lack = match access {
-                Access::Read => Lack::of_source(source),
-                Access::Write => Lack { access, namespace, kind: &source.gvk.kind, name: name.clone() },
-            };
-            cells.insert((namespace, &*source.gvk.kind, name), lack);
-        }
-        cells
-    }
-
     // ---- what concerns whom ----
 
-    pub(super) fn learn_targets(&mut self, id: &Arc<RuleId>) {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
+    pub(super) fn learn_places(&mut self, id: &Arc<RuleId>, rule: &Rule) {
         for namespace in named_targets(rule) {
             self.consent.targeting.entry(namespace.into()).or_default().insert(id.clone());
+        }
+        for namespace in selected_abroad(rule) {
+            self.consent.selecting.entry(namespace.into()).or_default().insert(id.clone());
         }
         if id.kind == RuleKind::Replication {
             self.consent.lacks.insert(id.clone(), OnceCell::new());
         }
     }
 
-    pub(super) fn forget_targets(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
+    pub(super) fn forget_places(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
         for namespace in rule.into_iter().flat_map(named_targets) {
             remove(&mut self.consent.targeting, namespace, id);
+        }
+        for namespace in rule.into_iter().flat_map(selected_abroad) {
+            remove(&mut self.consent.selecting, namespace, id);
         }
         self.consent.lacks.remove(id);
     }
@@ -381,21 +326,21 @@ impl Engine {
         self.dirty.extend(places);
     }
 
-    /// The same for every rule with this source.
+    /// The same for every rule with this source, and for those whose selector found it: it may have no slot any more.
     pub(super) fn concern_source(&mut self, source: &SourceRef) {
-        let rules: BTreeSet<Arc<RuleId>> =
-            self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone()).collect();
+        let mut rules: BTreeSet<Arc<RuleId>> =
+            self.slots.of_source(source).map(|(_, slot)| slot.rule.clone()).collect();
+        rules.extend(source.selector().map(|selector| self.rules_selecting(&selector)).into_iter().flatten());
         for id in rules {
             self.concern(&id);
-        }
-        // One that a selector doesn't find any more has no slot.
-        if source.selector().is_some() {
-            self.everything_dirty();
         }
     }
 
     /// What a namespace grants has changed.
     fn review_grants(&mut self, namespace: &str) {
+        for id in self.consent.selecting.get(namespace).cloned().unwrap_or_default() {
+            self.review_selectors(&id);
+        }
         let readers = self.consent.readers.get(namespace).cloned().unwrap_or_default();
         self.review_readers(readers);
         let targeting = self.consent.targeting.get(namespace).cloned().unwrap_or_default();
@@ -420,6 +365,7 @@ impl Engine {
         }
         self.review_readers(readers);
         for id in ids {
+            self.review_selectors(&id);
             self.consent.doubt(&id);
             self.touch(&id);
             self.concern(&id);
@@ -457,6 +403,13 @@ fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
     targets.filter_map(|target| target.selection.exact_names()).flatten()
 }
 
+/// The namespaces in which a Replication looks for sources though it doesn't live there.
+fn selected_abroad(rule: &Rule) -> impl Iterator<Item = &str> {
+    let home = rule.id.namespace.as_deref();
+    let namespaces = rule.selectors.iter().map(|selector| &*selector.namespace);
+    namespaces.filter(move |namespace| home.is_some_and(|home| home != *namespace))
+}
+
 /// What a rule is given in a namespace.
 pub(super) enum Given<'a> {
     /// It is its own namespace, or the platform's rule.
@@ -466,56 +419,24 @@ pub(super) enum Given<'a> {
 }
 
 impl Given<'_> {
+    fn concerns(&self, kind: &GroupKind) -> bool {
+        match self {
+            Self::All => true,
+            Self::By(grants) => grants.iter().any(|grant| grant.concerns(kind)),
+        }
+    }
+
+    fn covers_any(&self, kind: &GroupKind) -> bool {
+        match self {
+            Self::All => true,
+            Self::By(grants) => grants.iter().any(|grant| grant.covers_any(kind)),
+        }
+    }
+
     pub(super) fn covers(&self, kind: &GroupKind, name: &str) -> bool {
         match self {
             Self::All => true,
             Self::By(grants) => grants.iter().any(|grant| grant.covers(kind, name)),
         }
-    }
-}
-
-/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and for which of its targets. Whether
-/// there is such a namespace makes no difference.
-fn cells_of(rule: &Rule) -> impl Iterator<Item = (&str, usize, &Target)> {
-    rule.targets.iter().flat_map(move |target| {
-        let names = target.selection.exact_names().unwrap_or_default();
-        names
-            .into_iter()
-            .flat_map(move |namespace| (0..rule.sources.len()).map(move |index| (namespace, index, target)))
-    })
-}
-
-/// What the copy is called. A tenant's copies have no labels of their namespaces in their names.
-fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
-    target.copy_name(source).text_at(Place { name: namespace, labels: &Labels::new() })
-}
-
-/// Something that a namespace would have to grant.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lack<'a> {
-    access: Access,
-    namespace: &'a str,
-    kind: &'a str,
-    name: String,
-}
-
-impl<'a> Lack<'a> {
-    /// That a source may not be read.
-    pub(super) fn of_source(source: &'a SourceRef) -> Self {
-        let SourceRef { gvk, namespace, .. } = source;
-        Self { access: Access::Read, namespace, kind: &gvk.kind, name: source.name.to_string() }
-    }
-
-    /// To people who look at the rule, which lives in `home`.
-    pub(super) fn message(&self, home: &str) -> String {
-        let Self { access, namespace, kind, name } = self;
-        let role = match access {
-            Access::Read => "source",
-            Access::Write => "copy",
-        };
-        format!(
-            "{kind} {name} in namespace {namespace} is not granted as a {role} to namespace {home}: there is no ReplicationGrant \
-             in {namespace} with access {access:?} that covers it, or no such namespace"
-        )
     }
 }

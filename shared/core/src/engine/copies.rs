@@ -10,7 +10,7 @@ use crate::{
     kind::GroupKind,
     meta::{Seen, Uid, version},
     names,
-    slot::{CopyName, KindId},
+    slot::KindId,
 };
 
 impl Engine {
@@ -63,13 +63,7 @@ impl Engine {
 
     /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
     fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
-        self.slots
-            .values()
-            .find_map(|slot| match &slot.name {
-                CopyName::Alike(shared) if slot.kind == kind && **shared == *name => Some(shared.clone()),
-                _ => None,
-            })
-            .unwrap_or_else(|| name.into())
+        self.slots.copy_name(kind, name).cloned().unwrap_or_else(|| name.into())
     }
 }
 

@@ -42,20 +42,28 @@ impl Engine {
             Role::Keeper => &RuleKind::ALL[..],
             Role::Injector => &[RuleKind::ClusterReplication],
         };
-        let demand = self.demanded(kinds);
+        let mut demand = self.demanded(kinds);
+        // A watch that is opened again lists anew.
+        for selector in std::mem::take(&mut self.relist) {
+            if demand.selectors.remove(&selector).is_some() {
+                self.demand_changed();
+            }
+        }
         self.forget_unwatched(&demand);
+        self.hold_what_is_copied();
         demand
     }
 
     fn forget_unwatched(&mut self, demand: &Demand) {
         self.forget_surveys(&demand.copies);
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
-        let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
-        let selectors: BTreeSet<&SourceSelector> = rules.flat_map(|rule| &rule.selectors).collect();
-        self.selectors.retain(|selector, _| selectors.contains(selector));
-        let silent = self.selectors.iter_mut().filter(|(selector, _)| !demand.selectors.contains_key(*selector));
+        self.selectors.retain(|_, findings| !findings.rules.is_empty());
+        for (selector, findings) in &mut self.selectors {
+            findings.watched = demand.selectors.contains_key(selector);
+        }
+        let silent = self.selectors.iter_mut().filter(|(_, findings)| !findings.watched);
         let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
-            std::mem::take(findings).listed.then(|| selector.clone())
+            findings.forget().then(|| selector.clone())
         };
         let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
         let watched = |source: &SourceRef| match source.selector() {
@@ -100,11 +108,12 @@ impl Engine {
             }
         }
         let selecting = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let selecting = selecting.filter(|rule| rules.contains(&rule.id.kind));
         let refused = |selector: &&SourceSelector| {
             let home = Some(&*selector.namespace);
             self.settings.reach.refuses_home(&selector.gvk, home).is_some()
         };
-        for selector in selecting.flat_map(|rule| &rule.selectors).filter(|selector| !refused(selector)) {
+        for selector in selecting.flat_map(|rule| self.followed(rule)).filter(|selector| !refused(selector)) {
             demand.kinds.insert(selector.gvk.clone());
             if let Some(resource) = self.served.get(&selector.gvk).and_then(Served::namespaced) {
                 demand.selectors.insert(selector.clone(), resource.clone());

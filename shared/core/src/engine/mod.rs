@@ -6,8 +6,10 @@
 //!
 //! What is known, and the events that tell of it:
 //! - `rules`, `sources`, `kinds`, `namespaces`, `copies`: those of each kind of objects
-//! - `select`: which sources the selectors of rules find
+//! - `select`: which sources the selectors of rules find; `members`: in which order
+//! - `follow`: which selectors are followed at all
 //! - `consent`: what namespaces grant each other's rules
+//! - `lacks`: what of that a rule isn't granted
 //! - `authorized`: whether a rule may do what it says
 //! - `survey`: which copies were seen
 //! - `demand`: what must be watched for all that
@@ -54,7 +56,10 @@ mod copies;
 mod decide;
 mod demand;
 mod issued;
+mod follow;
 mod kinds;
+mod lacks;
+mod members;
 mod namespaces;
 mod numbers;
 mod plan;
@@ -88,10 +93,10 @@ pub use self::{
     barrier::Progress,
     demand::Demand,
     issued::Awaited,
+    members::{Member, Members},
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
-    select::Member,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     sweep::HeldDeletion,
@@ -109,7 +114,7 @@ use crate::{
     outcome::Unreadable,
     reach::Reach,
     rule::{RuleId, RuleKind, SourceRef, SourceSelector},
-    slot::{KindId, Slot, SlotId},
+    slot::{KindId, Slots},
 };
 
 /// Time since the process started. The engine's only clock, always an argument.
@@ -185,6 +190,8 @@ pub struct Engine {
     /// as copies of it are there.
     sources: BTreeMap<SourceRef, Source>,
     selectors: BTreeMap<SourceSelector, select::Findings>,
+    /// Those that are to be listed anew.
+    relist: BTreeSet<SourceSelector>,
     /// What copies say that they were copied from, by its hash.
     origins: BTreeMap<u64, SourceRef>,
     /// Sources that can't be read now. What was last read of them holds meanwhile.
@@ -196,7 +203,7 @@ pub struct Engine {
     /// When it was created, in seconds, if it is there.
     kinds_since: Option<u32>,
     served: BTreeMap<GroupVersionKind, Served>,
-    slots: BTreeMap<SlotId, Slot>,
+    slots: Slots,
     last_slot: u32,
     work: work::Work,
     dirty: BTreeSet<Arc<str>>,
@@ -277,6 +284,7 @@ impl Engine {
             namespaces_listed: false,
             sources: BTreeMap::new(),
             selectors: BTreeMap::new(),
+            relist: BTreeSet::new(),
             origins: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             kinds: Vec::new(),
@@ -284,7 +292,7 @@ impl Engine {
             kinds_known: false,
             kinds_since: None,
             served: BTreeMap::new(),
-            slots: BTreeMap::new(),
+            slots: Slots::default(),
             last_slot: 0,
             work: work::Work::default(),
             dirty: BTreeSet::new(),

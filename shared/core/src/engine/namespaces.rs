@@ -1,9 +1,6 @@
 //! Namespaces as they come, change and go, and the cells in them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -15,7 +12,7 @@ use crate::{
     rule::RuleId,
     seeds::Seeds,
     selection::Labels,
-    slot::{KindId, Slot, SlotId},
+    slot::{KindId, Slots},
     template::Place,
 };
 
@@ -212,7 +209,7 @@ impl Namespace {
 }
 
 /// The namespace had the labels `old`: copies in which it fills in other values now are other copies.
-fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &BTreeMap<SlotId, Slot>) {
+fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &Slots) {
     let (before, now) = (Place { name, labels: old }, Place { name, labels: &namespace.labels });
     for cell in &mut namespace.cells {
         let copies = cell.want.and_then(|id| slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());

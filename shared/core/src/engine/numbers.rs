@@ -162,6 +162,7 @@ impl Engine {
         let mut counts = BTreeMap::from([
             ("rules", self.rules.len()),
             ("sources", self.sources.len()),
+            ("sourcesHeld", self.sources.values().filter(|source| source.is_held()).count()),
             ("sourcesMissing", self.sources.values().filter(|source| source.is_missing()).count()),
             ("selectors", self.selectors.len()),
             ("slots", self.slots.len()),

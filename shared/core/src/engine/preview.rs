@@ -122,8 +122,8 @@ impl Engine {
     pub fn feeds(&self, kind: &GroupKind, namespace: &str, name: &str) -> Vec<(&Rule, usize)> {
         let rules = self.cluster_rules().filter_map(|(_, state)| Some((state, state.rule.as_ref().ok()?)));
         let fed = |state: &RuleState, rule: &Rule| {
-            let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
-            let source = slots.find(|slot| slot.source.is(kind, namespace, name)).map(|slot| &slot.source)?;
+            let mut slots = self.slots.of_object(kind, namespace, name);
+            let source = slots.find(|slot| *slot.rule == rule.id).map(|slot| &slot.source)?;
             let copies = |(place, labels): (&Arc<str>, &Labels)| {
                 let targets = rule.targets.iter().filter(|target| target.selection.matches(place, labels));
                 let names: BTreeSet<String> =
@@ -138,9 +138,9 @@ impl Engine {
 
     /// How many copies tenants' rules have of this object, or are about to have.
     pub fn feeds_tenants(&self, kind: &GroupKind, namespace: &str, name: &str) -> usize {
-        let slots = self.slots.values().filter(|slot| slot.rule.kind == RuleKind::Replication && slot.granted);
+        let slots = self.slots.of_object(kind, namespace, name);
         let mut copies = BTreeSet::new();
-        for slot in slots.filter(|slot| slot.source.is(kind, namespace, name)) {
+        for slot in slots.filter(|slot| slot.rule.kind == RuleKind::Replication && slot.granted) {
             let Some((state, Ok(rule))) = self.rules.get(&slot.rule).map(|state| (state, &state.rule)) else {
                 continue;
             };

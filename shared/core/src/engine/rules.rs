@@ -83,6 +83,10 @@ impl Engine {
                 self.inquire();
                 self.regard(&id);
             }
+            // An injector knows from the status what a tenant's selectors find.
+            if self.settings.role == Role::Injector && id.kind == RuleKind::Replication {
+                self.refit_rule(&id);
+            }
             if confirmed {
                 self.confirm_sweep(&id);
             }
@@ -90,19 +94,24 @@ impl Engine {
         }
         self.concern(&id);
         let old = self.rules.remove(&id);
+        let former = old.as_ref().and_then(|old| old.rule.as_ref().ok());
+        self.forget_places(&id, former);
+        let shift = self.replace_selectors(&id, former, rule.as_ref().ok());
+        if let Ok(rule) = &rule {
+            self.learn_places(&id, rule);
+        }
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let barrier_proven = rule.as_ref().is_ok_and(|rule| barrier_active(&observed, rule.generation));
         for (source, object) in rule.iter().flat_map(|rule| &rule.inline) {
-            self.sources.insert(source.clone(), Source::Found { object: object.clone(), version: 0, home: None });
+            self.sources.insert(source.clone(), Source::found(source, object.clone()));
         }
         for selector in rule.iter().flat_map(|rule| &rule.selectors) {
-            self.selectors.entry(selector.clone()).or_default();
             self.served.entry(selector.gvk.clone()).or_insert(Served::Unknown);
         }
         let slots = rule.as_ref().map_or_else(
             |_| Vec::new(),
             |rule| {
-                let sources = self.choose(rule).sources;
+                let sources = self.sources_of_rule(rule, &observed);
                 self.add_slots(&id, rule, &sources, &BTreeMap::new())
             },
         );
@@ -110,7 +119,6 @@ impl Engine {
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(|| self.crds[id.kind].certain(), |old| old.crd.clone());
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.forget_targets(&id, old.rule.as_ref().ok());
             self.retire(&old.slots.concat(), &slots.concat());
             old.status
         });
@@ -132,8 +140,9 @@ impl Engine {
                 changed: self.changes.next(),
             },
         );
-        self.learn_targets(&id);
         self.weigh();
+        self.hold_all_copied(&id);
+        self.follow_anew(shift);
         self.touch(&id);
         self.inquire();
         self.remind_of_grace(&id);
@@ -150,9 +159,12 @@ impl Engine {
         self.concern(id);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
         self.changes.end(Ended::Rule(id.clone()));
-        self.forget_targets(&id, old.rule.as_ref().ok());
+        let former = old.rule.as_ref().ok();
+        self.forget_places(&id, former);
+        let shift = self.replace_selectors(&id, former, None);
         self.retire(&old.slots.concat(), &[]);
         self.weigh();
+        self.follow_anew(shift);
         self.sweeps.remove(&id);
         self.inquire();
         self.work.disturb();
@@ -291,8 +303,7 @@ impl Engine {
     /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot with the same rendering.
     fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
         for id in old {
-            let Some(gone) = self.slots.remove(id) else { continue };
-            self.consent.remove_reader(*id, &gone);
+            let Some(gone) = self.remove_slot(*id) else { continue };
             for id in new {
                 if let Some(slot) = self.slots.get_mut(id)
                     && slot.rendering.is_ok()
@@ -306,9 +317,24 @@ impl Engine {
         }
     }
 
+    pub(super) fn remove_slot(&mut self, id: SlotId) -> Option<Slot> {
+        let gone = self.slots.remove(&id)?;
+        self.consent.remove_reader(id, &gone);
+        Some(gone)
+    }
+
     pub(super) fn touch_rules_of(&mut self, gvk: &GroupVersionKind) {
         for state in self.rules.values_mut() {
             if state.rule.as_ref().is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk)) {
+                state.status.touch();
+            }
+        }
+    }
+
+    /// Marks the statuses of all rules with this source as due.
+    pub(super) fn touch_rules_with(&mut self, source: &SourceRef) {
+        for (_, slot) in self.slots.of_source(source) {
+            if let Some(state) = self.rules.get_mut(&slot.rule) {
                 state.status.touch();
             }
         }

@@ -4,6 +4,7 @@
 //! were copied from tells whether they are lost with their source, in this process's life or before it.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -11,77 +12,51 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Engine, Namespace, Served, Source,
+    Engine, Member, Members, Namespace, Observed, Role, Served, Source,
     absent::SourceVerdict,
+    sources::Facts,
     work::{Errand, Timer},
 };
 use crate::{
     cell::{Cell, Leave, Step, Why},
-    lineage::Lineage,
-    names,
+    kind::GroupVersionKind,
     outcome::Unreadable,
-    render::{SourceRefused, never_copied},
-    rule::{MOST_SOURCES, Retain, Rule, RuleId, SourceRef, SourceSelector},
+    render::SourceRefused,
+    rule::{MOST_SOURCES, Retain, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     selection::Labels,
     slot::SlotId,
 };
 
-/// An object that a selector finds. Ordered by who comes first where there are too many: what is no copy and may be copied, then
-/// the older. So what is created or copied later takes no other's place.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Member {
-    last: bool,
-    /// As the API server writes it, which is in the order of time.
-    created: Box<str>,
-    name: Box<str>,
-}
-
-impl Member {
-    /// This object; none without a name. Its metadata is enough.
-    pub fn of(object: &Value) -> Option<Self> {
-        let metadata = &object["metadata"];
-        Some(Self {
-            last: metadata["annotations"][names::RULE].is_string() || never_copied(object["type"].as_str()).is_some(),
-            created: metadata["creationTimestamp"].as_str().unwrap_or_default().into(),
-            name: metadata["name"].as_str()?.into(),
-        })
-    }
-}
-
 /// What one selector finds.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
+    /// Those that have it.
+    pub(super) rules: BTreeSet<Arc<RuleId>>,
+    /// Whether its watch is open. What one says that was closed just now comes too late.
+    pub(super) watched: bool,
     /// Whether everything that it finds was shown. Nothing counts before.
     pub(super) listed: bool,
     /// Why it can't be watched now.
     pub(super) unreadable: Option<Unreadable>,
-    in_order: BTreeSet<Member>,
-    by_name: BTreeMap<Box<str>, Member>,
+    members: Members,
+    /// Bytes of what is held of it before everything was shown.
+    loose: usize,
 }
 
 impl Findings {
-    fn put(&mut self, member: Member) {
-        if let Some(old) = self.by_name.insert(member.name.clone(), member.clone()) {
-            self.in_order.remove(&old);
-        }
-        self.in_order.insert(member);
+    /// It isn't watched any more. Tells whether anything was known.
+    pub(super) fn forget(&mut self) -> bool {
+        let rules = std::mem::take(&mut self.rules);
+        std::mem::replace(self, Self { rules, ..Self::default() }).listed
     }
 
-    fn take(&mut self, name: &str) {
-        if let Some(old) = self.by_name.remove(name) {
-            self.in_order.remove(&old);
-        }
-    }
-
-    /// Those that are held in memory: a rule takes none else.
-    fn first(&self) -> impl Iterator<Item = &Member> {
-        self.in_order.iter().take(MOST_SOURCES)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.by_name.len()
+    fn is_platforms(&self) -> bool {
+        self.rules.first().is_some_and(|id| id.kind == RuleKind::ClusterReplication)
     }
 }
+
+/// So many bytes of what tenants' selectors find are held before it is known what of it is copied. The rest is read again.
+const LOOSE: usize = 8 << 20;
 
 /// What a rule copies now.
 #[derive(Debug, Default)]
@@ -90,39 +65,49 @@ pub(super) struct Choice {
     pub(super) sources: Vec<SourceRef>,
     /// What they find that is never copied.
     pub(super) passed: Vec<(SourceRef, SourceRefused)>,
-    /// How much more they find than a rule may have.
+    /// How much more they find than the rule may have.
     pub(super) beyond: usize,
+    /// Whether that isn't all of it.
+    pub(super) uncounted: bool,
 }
 
 impl Engine {
     /// A selector's whole listing was shown: nothing but `found` is there now. What is in it is also told by
     /// [`Engine::source`], before or after this.
-    pub fn selected(&mut self, selector: &SourceSelector, found: &BTreeSet<Member>, now: super::Tick) {
+    pub fn selected(&mut self, selector: &SourceSelector, found: &Members, now: super::Tick) {
         self.at(now);
-        let Some(findings) = self.selectors.get_mut(selector) else { return };
-        let (listed, unreadable) = (std::mem::replace(&mut findings.listed, true), findings.unreadable.take());
-        let lost: Vec<Box<str>> = {
-            let names: BTreeSet<&str> = found.iter().map(|member| &*member.name).collect();
-            let mine = self.sources.iter().filter(|(source, state)| selector.finds(source) && !state.is_missing());
-            let held = mine.map(|(source, _)| &source.name).chain(findings.by_name.keys());
-            held.filter(|name| !names.contains(&***name)).cloned().collect()
-        };
-        for member in found {
-            if !findings.by_name.contains_key(&member.name) {
-                findings.put(member.clone());
-            }
-        }
-        for member in findings.first() {
+        let held: BTreeSet<Arc<str>> = self
+            .sources_of(selector)
+            .filter(|(_, state)| !state.is_missing())
+            .map(|(source, _)| (*source.name).into())
+            .collect();
+        let Some(findings) = self.selectors.get_mut(selector).filter(|findings| findings.watched) else { return };
+        let mut news = !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
+        findings.loose = 0;
+        let members = findings.members.relisted(found);
+        let former = std::mem::replace(&mut findings.members, members);
+        let known: BTreeSet<Arc<str>> = former.iter().map(|member| member.name.clone()).chain(held).collect();
+        let gone = known.into_iter().filter(|name| findings.members.get(name).is_none());
+        // What there are too many before may be there still.
+        let (lost, excess): (Vec<_>, Vec<_>) =
+            gone.partition(|name| former.get(name).is_none_or(|member| findings.members.reaches(member)));
+        let first: Vec<Arc<str>> = findings.members.first().map(|member| member.name.clone()).collect();
+        for name in first {
             // Whoever shows it reads it, too.
-            self.sources.entry(selector.source(member.name.clone())).or_insert(Source::NotRead);
+            self.sources.entry(selector.source(&*name)).or_insert(Source::NotRead);
+        }
+        for name in excess {
+            self.sources.remove(&selector.source(&*name));
         }
         for name in lost {
-            self.source(&selector.source(name), None, now);
+            self.take_source(&selector.source(&*name), None);
+            news = true;
         }
         self.refit(selector);
-        if !listed || unreadable.is_some() {
-            self.touch_selecting(selector);
-            self.everything_dirty();
+        let shown: Vec<SourceRef> = self.sources_of(selector).map(|(source, _)| source.clone()).collect();
+        shown.iter().for_each(|source| self.hold_if_copied(source));
+        if news {
+            self.concern_selecting(selector);
         }
     }
 
@@ -131,108 +116,198 @@ impl Engine {
         self.at(now);
         let Some(findings) = self.selectors.get_mut(selector) else { return };
         if findings.unreadable.replace(why) != Some(why) {
-            self.touch_selecting(selector);
-            self.everything_dirty();
+            self.concern_selecting(selector);
         }
     }
 
-    /// Takes in that a selector finds an object, or doesn't find it any more. False: it is nobody's source.
-    pub(super) fn meet(&mut self, source: &SourceRef, object: Option<&Value>) -> bool {
-        let Some(selector) = source.selector() else { return self.sources.contains_key(source) };
-        let Some(findings) = self.selectors.get_mut(&selector) else { return false };
-        match object.and_then(Member::of) {
-            Some(member) => findings.put(member),
-            None => findings.take(&source.name),
+    /// A selector finds an object, or doesn't find it any more.
+    pub(super) fn selected_source(&mut self, selector: &SourceSelector, source: &SourceRef, object: Option<Value>) {
+        let before = self.seen_as(source);
+        let Some(findings) = self.selectors.get_mut(selector).filter(|findings| findings.watched) else { return };
+        let moved = match object.as_ref().and_then(Member::of) {
+            Some(member) => findings.members.put(member),
+            None => findings.members.take(&source.name),
+        };
+        let excess = findings.members.excess().map(|member| selector.source(&*member.name));
+        let held = object.is_some() && findings.members.first().any(|member| *member.name == *source.name);
+        if findings.members.depleted() && self.relist.insert(selector.clone()) {
+            self.demand_changed();
         }
-        if let Some(excess) = findings.in_order.iter().nth(MOST_SOURCES) {
-            let excess = selector.source(excess.name.clone());
-            if self.sources.get(&excess).is_some_and(|state| !state.is_missing()) {
-                self.sources.remove(&excess);
-            }
+        if let Some(excess) = excess
+            && self.sources.get(&excess).is_some_and(|state| !state.is_missing())
+        {
+            self.sources.remove(&excess);
         }
-        let held = object.is_some() && findings.first().any(|member| member.name == source.name);
         if held {
             self.sources.entry(source.clone()).or_insert(Source::NotRead);
         }
-        held || self.sources.contains_key(source)
+        if held || self.sources.contains_key(source) {
+            self.take_source(source, object);
+        }
+        if moved || self.seen_as(source) != before {
+            self.refit(selector);
+            self.touch_selecting(selector);
+        }
+        self.render_source(source);
+        self.hold_if_copied(source);
     }
 
-    /// Gives every rule that has the selector a slot for each of its sources, and no other. What is found and isn't held, since
+    /// What decides whether a source is taken: whether it is there, and what is known of it if it was read.
+    fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
+        match self.sources.get(source) {
+            Some(Source::NotRead) => (true, None),
+            Some(Source::Found { facts, .. }) => (true, Some(Facts { length: 0, ..facts.clone() })),
+            Some(Source::Missing { .. }) | None => (false, None),
+        }
+    }
+
+    /// Holds of what a selector finds what copies are made of, and nothing else: not what no rule takes, nor what is beyond the
+    /// budget of all that do. What has come to be needed is read again.
+    pub(super) fn hold_if_copied(&mut self, source: &SourceRef) {
+        let Some(selector) = source.selector() else { return };
+        let copied = self.slots.of_source(source).any(|(_, slot)| slot.granted && !slot.shed);
+        let waits = !copied && self.has_room_till_listed(&selector);
+        let Some(Source::Found { object, facts, .. }) = self.sources.get_mut(source) else { return };
+        match object {
+            None if copied => self.read_again(source),
+            Some(_) if waits => {
+                self.selectors.entry(selector).and_modify(|findings| findings.loose += facts.length);
+            }
+            Some(_) if !copied => *object = None,
+            _ => {}
+        }
+    }
+
+    /// Whether it isn't known yet what of a selector's is copied, and there is room for what may be.
+    fn has_room_till_listed(&self, selector: &SourceSelector) -> bool {
+        let unlisted = self.selectors.get(selector).filter(|findings| !findings.listed);
+        let loose = || self.selectors.values().map(|findings| findings.loose).sum::<usize>();
+        unlisted.is_some_and(|findings| findings.is_platforms() || loose() < LOOSE)
+    }
+
+    fn read_again(&mut self, source: &SourceRef) {
+        self.sources.insert(source.clone(), Source::NotRead);
+        self.work.errands.push_back(Errand::ReadSource(source.clone()));
+    }
+
+    /// Gives every rule that follows the selector a slot for each of its sources, and no other. What is found and isn't held, since
     /// there was no room for it when it was shown, is read.
     pub(super) fn refit(&mut self, selector: &SourceSelector) {
         let Some(findings) = self.selectors.get(selector) else { return };
-        let first: Vec<SourceRef> = findings.first().map(|member| selector.source(member.name.clone())).collect();
+        let first: Vec<SourceRef> = findings.members.first().map(|member| selector.source(&*member.name)).collect();
         for source in first {
             if !self.sources.contains_key(&source) {
-                self.sources.insert(source.clone(), Source::NotRead);
-                self.work.errands.push_back(Errand::ReadSource(source));
+                self.read_again(&source);
             }
         }
-        let rules = self
-            .rules
-            .iter()
-            .filter(|(_, state)| state.rule.as_ref().is_ok_and(|rule| rule.selectors.contains(selector)));
-        let rules: Vec<Arc<RuleId>> = rules.map(|(id, _)| id.clone()).collect();
-        for id in rules {
+        for id in self.rules_selecting(selector) {
             self.refit_rule(&id);
         }
     }
 
-    fn refit_rule(&mut self, id: &Arc<RuleId>) {
+    pub(super) fn refit_rule(&mut self, id: &Arc<RuleId>) {
+        let Some((state, Ok(rule))) = self.rules.get(id).map(|state| (state, &state.rule)) else { return };
+        let sources = self.sources_of_rule(rule, state.status.shown());
+        let has = |slots: &Vec<SlotId>| {
+            slots.iter().filter_map(|slot| self.slots.get(slot)).map(|slot| &slot.source).eq(&sources)
+        };
+        if state.slots.iter().all(has) {
+            return;
+        }
         let Some((id, mut state)) = self.rules.remove_entry(id) else { return };
         if let Ok(rule) = &state.rule {
-            let sources = self.choose(rule).sources;
-            let has = |slots: &Vec<SlotId>| {
-                slots.iter().filter_map(|slot| self.slots.get(slot)).map(|slot| &slot.source).eq(&sources)
+            let known = |slot: &SlotId| {
+                let known = self.slots.get(slot)?;
+                Some(((known.target, known.source.clone()), *slot))
             };
-            if !state.slots.iter().all(has) {
-                let former: BTreeMap<(usize, SourceRef), SlotId> = state
-                    .slots
-                    .iter()
-                    .flatten()
-                    .filter_map(|slot| {
-                        let known = self.slots.get(slot)?;
-                        Some(((known.target, known.source.clone()), *slot))
-                    })
-                    .collect();
-                let slots = self.add_slots(&id, rule, &sources, &former);
-                let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
-                for gone in former.values().filter(|slot| !kept.contains(slot)) {
-                    self.slots.remove(gone);
-                }
-                state.slots = slots;
-                state.status.touch();
-                self.everything_dirty();
-                self.work.disturb();
+            let former: BTreeMap<(usize, SourceRef), SlotId> = state.slots.iter().flatten().filter_map(known).collect();
+            let slots = self.add_slots(&id, rule, &sources, &former);
+            let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
+            for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
+                self.remove_slot(*gone);
+                self.hold_if_copied(source);
             }
+            state.slots = slots;
+            state.status.touch();
+            self.work.disturb();
         }
-        self.rules.insert(id, state);
+        self.rules.insert(id.clone(), state);
+        self.consent.doubt(&id);
+        if id.kind == RuleKind::Replication {
+            self.weigh();
+        }
+        self.hold_all_copied(&id);
+        self.concern(&id);
+    }
+
+    /// Lets go what was copied by rules that there were.
+    pub(super) fn hold_what_is_copied(&mut self) {
+        let listed = |selector| self.selectors.get(&selector).is_some_and(|findings| findings.listed);
+        let held =
+            self.sources.iter().filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
+        let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
+        held.iter().for_each(|source| self.hold_if_copied(source));
+    }
+
+    /// Has what a rule's selectors find read that it has come to copy, and lets go what it doesn't copy any more.
+    pub(super) fn hold_all_copied(&mut self, id: &RuleId) {
+        let first = self.rules.get(id).and_then(|state| state.slots.first()).into_iter().flatten();
+        let sources: Vec<SourceRef> =
+            first.filter_map(|slot| self.slots.get(slot)).map(|slot| slot.source.clone()).collect();
+        sources.iter().for_each(|source| self.hold_if_copied(source));
+    }
+
+    /// What a rule copies now, as far as this process knows; `observed` is the status that it carries. No tenant's selectors are
+    /// watched only to warn of deletions: for that it will do what the reconciler has told.
+    pub(super) fn sources_of_rule(&self, rule: &Rule, observed: &Observed) -> Vec<SourceRef> {
+        if self.settings.role == Role::Keeper || rule.id.kind == RuleKind::ClusterReplication {
+            return self.choose(rule).sources;
+        }
+        let followed = self.followed(rule);
+        let told = observed.iter().flat_map(|status| &status.sources).filter_map(|told| {
+            let gvk = GroupVersionKind::parse(&told.api_version, &told.kind).ok()?;
+            let home = told.namespace.as_deref()?;
+            let finds = |selector: &&&SourceSelector| selector.gvk == gvk && *selector.namespace == *home;
+            Some(followed.iter().find(finds)?.source(told.name.as_str()))
+        });
+        let named = |source: &SourceRef| rule.sources.iter().any(|named| named.is_same_object(source));
+        let told = told.filter(|source| !named(source));
+        rule.sources.iter().cloned().chain(told).take(rule.most_sources).collect()
+    }
+
+    /// What a stored rule copies.
+    pub(super) fn sources_had<'a>(&self, rule: &'a Rule) -> Cow<'a, [SourceRef]> {
+        if rule.selectors.is_empty() {
+            return Cow::Borrowed(&rule.sources);
+        }
+        let slots = self.rules.get(&rule.id).and_then(|state| state.slots.first()).into_iter().flatten();
+        slots.filter_map(|slot| self.slots.get(slot)).map(|slot| slot.source.clone()).collect()
     }
 
     /// What a rule copies now: what it names, and then what its selectors find, the first of them if there are too many.
     pub(super) fn choose(&self, rule: &Rule) -> Choice {
         let mut choice = Choice { sources: rule.sources.clone(), ..Choice::default() };
-        let mut taken: BTreeSet<_> = rule.sources.iter().map(place).collect();
-        for selector in &rule.selectors {
+        let mut taken: BTreeSet<_> = rule.sources.iter().map(SourceRef::object).collect();
+        for selector in self.followed(rule) {
             let Some(findings) = self.selectors.get(selector).filter(|findings| findings.listed) else { continue };
-            choice.beyond += findings.len().saturating_sub(MOST_SOURCES);
-            for member in findings.first() {
-                let source = selector.source(member.name.clone());
-                let object = match self.sources.get(&source) {
-                    Some(Source::Found { object, .. }) => Some(object),
+            choice.beyond += findings.members.len().saturating_sub(MOST_SOURCES);
+            choice.uncounted |= !findings.members.complete();
+            for member in findings.members.first() {
+                let source = selector.source(&*member.name);
+                let facts = match self.sources.get(&source) {
+                    Some(Source::Found { facts, .. }) => Some(facts),
                     Some(Source::NotRead) => None,
                     Some(Source::Missing { .. }) | None => continue,
                 };
-                if object.is_some_and(|object| !Lineage::of(object.get("metadata")).admits(&rule.id))
-                    || taken.contains(&place(&source))
-                {
+                let object = source.object();
+                if facts.is_some_and(|facts| !facts.kin.admits(&rule.id)) || taken.contains(&object) {
                     continue;
                 }
-                let type_ = object.filter(|_| source.gvk.is_secret() && rule.transform.secret_type().is_none());
-                if let Some(why) = type_.and_then(|object| never_copied(object["type"].as_str())) {
+                let as_it_is = facts.filter(|_| rule.transform.secret_type().is_none());
+                if let Some(why) = as_it_is.and_then(|facts| facts.never.clone()) {
                     choice.passed.push((source, why));
-                } else if choice.sources.len() < MOST_SOURCES {
-                    taken.insert(place(&source));
+                } else if choice.sources.len() < rule.most_sources {
+                    taken.insert(object);
                     choice.sources.push(source);
                 } else {
                     choice.beyond += 1;
@@ -246,9 +321,31 @@ impl Engine {
     pub(super) fn slots_had(&self, state: &super::RuleState) -> usize {
         let slots = state.slots.iter().map(Vec::len).sum::<usize>();
         let Ok(rule) = &state.rule else { return slots };
-        let selected = |source: &SourceRef| rule.selectors.iter().any(|selector| selector.finds(source));
-        let lost = self.sources.iter().filter(|(source, state)| state.is_missing() && selected(source)).count();
-        slots + lost.min(MOST_SOURCES) * rule.targets.len()
+        let found = rule.selectors.iter().flat_map(|selector| self.sources_of(selector));
+        let lost = found.filter(|(_, state)| state.is_missing()).count();
+        slots + lost.min(rule.most_sources) * rule.targets.len()
+    }
+
+    /// Everything that a selector finds, or has found.
+    pub(super) fn sources_of<'a>(
+        &'a self,
+        selector: &'a SourceSelector,
+    ) -> impl Iterator<Item = (&'a SourceRef, &'a Source)> {
+        let first = SourceRef::named(selector.gvk.clone(), selector.namespace.clone(), "");
+        let here = |source: &SourceRef| source.gvk == selector.gvk && source.namespace == selector.namespace;
+        let there = self.sources.range(first..).take_while(move |(source, _)| here(source));
+        there.filter(|(source, _)| selector.finds(source))
+    }
+
+    /// Whether anything about the source is to be known: some rule names it, or what finds it is watched.
+    pub fn follows(&self, source: &SourceRef) -> bool {
+        let watched = |selector| self.selectors.get(&selector).is_some_and(|findings| findings.watched);
+        source.selector().map_or_else(|| self.sources.contains_key(source), watched)
+    }
+
+    /// Whether the source is known as it was at this version.
+    pub fn knows(&self, source: &SourceRef, version: u64) -> bool {
+        matches!(self.sources.get(source), Some(Source::Found { version: known, .. }) if *known == version)
     }
 
     /// Whether the source has yet to be read.
@@ -267,8 +364,8 @@ impl Engine {
         let Ok(rule) = &state.rule else { return false };
         // Nowhere else is any, and this is asked for every cell.
         let near = rule.selectors.iter().any(|selector| *selector.namespace == *namespace);
-        let mut slots = state.slots.iter().take(1).flatten().filter_map(|slot| self.slots.get(slot));
-        rule.is_source(kind, namespace, name) || near && slots.any(|slot| slot.source.is(kind, namespace, name))
+        let mut slots = self.slots.of_object(kind, namespace, name);
+        rule.is_source(kind, namespace, name) || near && slots.any(|slot| *slot.rule == rule.id)
     }
 
     /// Why nobody knows what a selector finds, if that is known: whoever waits for it needn't.
@@ -287,31 +384,43 @@ impl Engine {
     /// Whether everything is known, or known not to be, that the rule's selectors find.
     pub(super) fn knows_selected(&self, rule: &Rule) -> bool {
         let listed = |selector| self.selectors.get(selector).is_some_and(|findings| findings.listed);
-        rule.selectors.iter().all(|selector| listed(selector) || self.selector_hindrance(selector).is_some())
+        self.followed(rule).into_iter().all(|selector| listed(selector) || self.selector_hindrance(selector).is_some())
     }
 
-    pub(super) fn touch_selecting(&mut self, selector: &SourceSelector) {
-        let mut rules = self.rules.values_mut();
-        let selects = |rule: &Rule| rule.selectors.contains(selector);
-        while let Some(state) = rules.find(|state| state.rule.as_ref().is_ok_and(selects)) {
-            state.status.touch();
+    fn touch_selecting(&mut self, selector: &SourceSelector) {
+        for id in self.rules_selecting(selector) {
+            self.touch(&id);
         }
     }
 
-    /// The selectors of its rule that could have found the source of an unwanted copy, if none does any more.
+    /// Something about a selector has changed, whatever it finds.
+    fn concern_selecting(&mut self, selector: &SourceSelector) {
+        for id in self.rules_selecting(selector) {
+            self.touch(&id);
+            self.concern(&id);
+        }
+    }
+
+    /// What a copy says that it was copied from.
+    pub(super) fn origin(&self, cell: &Cell) -> Option<&SourceRef> {
+        cell.ours().and_then(|seen| self.origins.get(&seen.source))
+    }
+
+    /// The selectors of its rule that could have found the source of an unwanted copy, if none does any more. Not those that
+    /// nobody grants: what they would find isn't known.
     pub(super) fn unselected(&self, id: &RuleId, name: &str, labels: &Labels, cell: &Cell) -> Vec<SourceSelector> {
-        let Some((rule, state)) = self.rules.get(id).and_then(|state| Some((state.rule.as_ref().ok()?, state))) else {
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return vec![] };
+        let Some(source) = self.origin(cell).filter(|source| !self.is_withheld(rule, source)) else {
             return vec![];
         };
-        let Some(source) = cell.ours().and_then(|seen| self.origins.get(&seen.source)) else { return vec![] };
-        let kind = source.gvk.group_kind();
-        let of_kind = |selector: &&SourceSelector| selector.gvk.is_of(&kind) && selector.namespace == source.namespace;
-        let selectors: Vec<SourceSelector> = rule.selectors.iter().filter(of_kind).cloned().collect();
+        let could = rule.selectors.iter().filter(|selector| selector.could_find(source));
+        let selectors: Vec<SourceSelector> = could.cloned().collect();
         if selectors.is_empty() || !rule.matches(name, labels) {
             return vec![];
         }
-        let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
-        if slots.any(|slot| slot.source.is_same_object(source)) { vec![] } else { selectors }
+        let kind = source.gvk.group_kind();
+        let mut slots = self.slots.of_object(&kind, &source.namespace, &source.name);
+        if slots.any(|slot| *slot.rule == *id) { vec![] } else { selectors }
     }
 
     /// A copy whose source the rule's selectors find no more: as with one that is named it stays through the grace, and until the
@@ -327,6 +436,9 @@ impl Engine {
         let seen = cell.ours().filter(|_| !selectors.is_empty())?;
         let source = self.origins.get(&seen.source)?.clone();
         let rule = self.rules.get(id)?.rule.as_ref().ok()?;
+        if !self.counts_selectors(rule) {
+            return Some(Step::Leave(Leave::Undecided));
+        }
         if rule.retention.when_source_deleted == Retain::Retain {
             return Some(Step::Leave(Leave::Retained));
         }
@@ -336,7 +448,7 @@ impl Engine {
             let Some(findings) = self.selectors.get(selector).filter(|findings| findings.listed) else {
                 return Some(undecided);
             };
-            let found = findings.by_name.contains_key(&source.name);
+            let found = findings.members.get(&source.name).is_some();
             let source = selector.source(source.name.clone());
             let home = self.namespaces.get(&*source.namespace).and_then(|entry| entry.uid);
             let since = self.now;
@@ -359,7 +471,7 @@ impl Engine {
                 Source::Missing { verdict: SourceVerdict::Meant, .. } => {}
                 Source::Missing { verdict: SourceVerdict::Lost, .. } => meant = false,
                 // In its place is what comes of it by this very rule.
-                Source::Found { object, .. } if !Lineage::of(object.get("metadata")).admits(id) => meant = false,
+                Source::Found { facts, .. } if !facts.kin.admits(id) => meant = false,
                 // Never copied, or one of too many.
                 Source::Found { .. } => return Some(Step::Leave(Leave::Retained)),
             }
@@ -381,9 +493,4 @@ impl Engine {
             self.origins.insert(seen.source, source);
         }
     }
-}
-
-/// What tells one object from another, whoever finds it, in whatever version.
-fn place(source: &SourceRef) -> (crate::kind::GroupKind, Box<str>, Box<str>) {
-    (source.gvk.group_kind(), source.namespace.clone(), source.name.clone())
 }

@@ -7,9 +7,10 @@ use serde_json::Value;
 use super::{Engine, Role, Tick, absent, budget};
 use crate::{
     cell::{Cell, Reference},
+    lineage::{Kin, Lineage},
     meta::{Uid, version},
     outcome::Unreadable,
-    render::{Copies, render},
+    render::{Copies, SourceRefused, never_copied, render},
     rule::{Rule, RuleId, RuleKind, SourceRef},
     slot::{NoRendering, SlotId},
 };
@@ -17,7 +18,9 @@ use crate::{
 pub(super) enum Source {
     NotRead,
     Found {
-        object: Arc<Value>,
+        /// None if it isn't held: no copy is made of what a selector finds there.
+        object: Option<Arc<Value>>,
+        facts: Facts,
         version: u64,
         /// Its namespace, if that is known to have gone since.
         home: Option<Uid>,
@@ -31,8 +34,35 @@ pub(super) enum Source {
 }
 
 impl Source {
+    /// It is there, and held.
+    pub(super) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
+        let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
+        Self::Found { facts: Facts::of(source, &object), object: Some(object), version, home: None }
+    }
+
     pub(super) fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Self::Found { object: Some(_), .. })
+    }
+}
+
+/// What decides whether a rule takes an object that its selector finds. It is known also where the object isn't held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) kin: Kin,
+    /// Why it is never copied as what it is.
+    pub(super) never: Option<SourceRefused>,
+    /// How large it is in memory.
+    pub(super) length: usize,
+}
+
+impl Facts {
+    fn of(source: &SourceRef, object: &Value) -> Self {
+        let never = source.gvk.is_secret().then(|| never_copied(object["type"].as_str())).flatten();
+        Self { kin: (&Lineage::of(object.get("metadata"))).into(), never, length: budget::length(object) }
     }
 }
 
@@ -51,20 +81,15 @@ impl Engine {
     /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
         self.at(now);
-        let known = self.meet(source, object.as_ref());
-        if known {
-            self.take_source(source, object);
-        }
         if let Some(selector) = source.selector() {
-            self.refit(&selector);
-            self.touch_selecting(&selector);
-        }
-        if known {
+            self.selected_source(&selector, source, object);
+        } else if self.sources.contains_key(source) {
+            self.take_source(source, object);
             self.render_source(source);
         }
     }
 
-    fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {
+    pub(super) fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {
         let Some(state) = self.sources.get_mut(source) else { return };
         let readable_again = self.unreadable.remove(source).is_some();
         let was_there = matches!(state, Source::Found { .. });
@@ -78,8 +103,7 @@ impl Engine {
                 *state = Source::Missing { since: self.now, verdict: absent::SourceVerdict::Unconfirmed, home };
             }
             (Some(object), _) => {
-                let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
-                *state = Source::Found { object: Arc::new(object), version, home: None };
+                *state = Source::found(source, Arc::new(object));
             }
         }
         if lost {
@@ -93,12 +117,12 @@ impl Engine {
         if !self.sources.contains_key(source) || self.unreadable.insert(source.clone(), why) == Some(why) {
             return;
         }
-        self.touch_rules(|slot| slot.source == *source);
+        self.touch_rules_with(source);
         self.concern_source(source);
     }
 
     pub(super) fn render_source(&mut self, source: &SourceRef) {
-        let slots = self.slots.iter().filter(|(_, slot)| slot.source == *source).map(|(id, _)| *id).collect();
+        let slots = self.slots.of_source(source).map(|(id, _)| id).collect();
         self.render_slots(slots);
     }
 
@@ -184,9 +208,9 @@ pub(super) fn rendering(
 ) -> Result<Copies, NoRendering> {
     match state {
         _ if !granted => Err(NoRendering::NotGranted),
-        Source::NotRead => Err(NoRendering::NotRead),
+        Source::NotRead | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
         Source::Missing { .. } => Err(NoRendering::SourceMissing),
-        Source::Found { object, .. } => {
+        Source::Found { object: Some(object), .. } => {
             let mut copies = render(rule, source, target, object, cluster).map_err(NoRendering::Refused)?;
             copies.share(shared);
             Ok(copies)

@@ -158,9 +158,12 @@ impl Engine {
         let targets = self.settings.reach.targets.as_ref()?;
         let writes = |name: &str, labels: &Labels| {
             rule.targets.iter().filter(|target| target.selection.matches(name, labels)).any(|target| {
-                // The platform's rules need nobody's consent, whatever their selectors find.
+                // The platform's rules need nobody's consent.
                 let mut copies = rule.sources.iter();
+                // What others find isn't known yet.
+                let mut kinds = rule.selectors.iter().map(|selector| selector.gvk.group_kind());
                 rule.id.namespace.is_none()
+                    || kinds.any(|kind| self.may_write_some(&rule.id, name, &kind))
                     || copies.any(|source| {
                         let copy = target.copy_name(source).text_at(Place { name, labels });
                         self.may_write(&rule.id, name, &source.gvk.group_kind(), &copy)

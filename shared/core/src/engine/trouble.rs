@@ -1,11 +1,11 @@
 //! What is wrong with a rule's sources, and with watching its copies.
 
-use super::{Engine, Served, Source, consent::Lack, select::Choice};
+use super::{Engine, Served, Source, follow, lacks::Lack, select::Choice};
 use crate::{
     kind::{GroupVersionKind, Resource},
     meta::{Seen, source_hash},
     outcome::Unreadable,
-    rule::{MOST_SOURCES, Retain, Rule, SourceRef, SourceSelector},
+    rule::{Retain, Rule, SourceRef, SourceSelector},
     slot::NoRendering,
 };
 
@@ -18,8 +18,10 @@ impl Engine {
             let found = choice.sources.len() + choice.beyond;
             (choice.beyond > 0).then(|| {
                 let message = format!(
-                    "{found} sources are named or selected, and a rule has at most {MOST_SOURCES}: those that selectors find \
-                     are taken by their age, the oldest first"
+                    "{}{found} sources are named or selected, and this rule has at most {}: those that selectors find are taken by \
+                     their age, the oldest first",
+                    if choice.uncounted { "at least " } else { "" },
+                    rule.most_sources
                 );
                 ("SourceRefused", message)
             })
@@ -33,6 +35,13 @@ impl Engine {
         selector: &SourceSelector,
         mut sources: impl Iterator<Item = &'a SourceRef>,
     ) -> Option<(&'static str, String)> {
+        if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_select(&rule.id, selector)) {
+            let message = self.grants_untold().map(|untold| untold.message);
+            return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_selector(selector).message(home))));
+        }
+        if !self.counts_selectors(rule) {
+            return Some(("SourceRefused", follow::too_many()));
+        }
         let resource = match self.resource_of(&selector.gvk, Some(&selector.namespace)) {
             Ok(resource) => resource,
             Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
@@ -40,8 +49,7 @@ impl Engine {
         if let Some(why) = self.selectors.get(selector)?.unreadable {
             return Some(("SourceRefused", format!("{selector}: {}", why.explain(&resource.to_string()))));
         }
-        let mut lost = self.sources.iter().filter(|(source, _)| selector.finds(source));
-        let lost = lost.find_map(|(source, state)| match state {
+        let lost = self.sources_of(selector).find_map(|(source, state)| match state {
             Source::Missing { since, .. }
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {

@@ -1,11 +1,16 @@
 //! A namespace's own rule: what it means, and what it may not say.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, ReplicationSpec};
 
 use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, syntax, target::labels_of_the_namespace};
 
 /// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
 const CELLS: usize = 256;
+/// Most keys and values of one selector: it is compared with every object's labels, and with every other selector.
+const LOAD: usize = 64;
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
@@ -23,7 +28,8 @@ impl Rule {
         refuse_to_tenants(spec, home, &mut refusals);
         let name = metadata.name.as_deref().unwrap_or_default();
         let id = RuleId { kind: RuleKind::Replication, namespace: Some(home.into()), name: name.into() };
-        Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)
+        let rule = Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)?;
+        Ok(Self { most_sources: CELLS / places(spec), ..rule })
     }
 }
 
@@ -44,8 +50,8 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         api_version: Some(source.api_version.clone()),
         kind: Some(source.kind.clone()),
         namespace: Some(source.namespace.clone().unwrap_or_else(|| home.to_owned())),
-        name: Some(source.name.clone()),
-        selector: None,
+        name: source.name.clone(),
+        selector: source.selector.clone(),
         inline: None,
     };
     let target = |namespaces: Vec<String>, name: Option<String>| mimeo_api::Target {
@@ -78,6 +84,11 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         if source.api_version.split_once('/').is_some_and(|(group, _)| group == RBAC) {
             refusals.add(format!("spec.sources[{i}].kind"), "must not be one that gives rights");
         }
+        let load = source.selector.as_ref().map_or(0, load);
+        if load > LOAD {
+            let why = format!("must not have more than {LOAD} keys and values in all: it has {load}");
+            refusals.add(format!("spec.sources[{i}].selector"), why);
+        }
     }
     for (i, target) in spec.targets.iter().enumerate() {
         let field = format!("spec.targets[{i}].namespaces");
@@ -93,8 +104,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
             refusals.add(format!("spec.targets[{i}].name"), why);
         }
     }
-    let places = spec.targets.iter().map(|target| target.namespaces.len()).sum::<usize>().max(1);
-    let cells = spec.sources.len().saturating_mul(places);
+    let cells = spec.sources.len().saturating_mul(places(spec));
     if cells > CELLS {
         let why = format!("must not want more than {CELLS} copies, sources times namespaces: it wants {cells}");
         refusals.add("spec.targets", why);
@@ -104,6 +114,18 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         let why = "must not be Overwrite: that is only for rules whose targets are all their own namespace";
         refusals.add("spec.conflictPolicy", why);
     }
+}
+
+/// In how many namespaces it wants copies of each source.
+fn places(spec: &ReplicationSpec) -> usize {
+    spec.targets.iter().map(|target| target.namespaces.len()).sum::<usize>().max(1)
+}
+
+/// What it costs to ask whether a selector matches, in keys and values compared.
+fn load(selector: &LabelSelector) -> usize {
+    let expressions = selector.match_expressions.iter().flatten();
+    let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);
+    labels * 2 + expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len)).sum::<usize>()
 }
 
 #[cfg(test)]
@@ -148,6 +170,55 @@ mod tests {
         assert_eq!(rule.sources[0].to_string(), "v1/Secret/home/db");
         assert!(rule.matches("b", &none) && !rule.matches("home", &none));
         assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("x"));
+    }
+
+    #[test]
+    fn a_selector_finds_as_much_as_leaves_room_for_its_copies() {
+        let selects = |more: &Value| {
+            let mut source =
+                json!({"apiVersion": "v1", "kind": "Secret", "selector": {"matchLabels": {"copy": "yes"}}});
+            source.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            source
+        };
+        let namespaces = |count: usize| -> Vec<String> { (0..count).map(|i| format!("n{i}")).collect() };
+        let rule = parse(&json!({"sources": [selects(&json!({}))]})).unwrap();
+        assert_eq!((rule.selectors[0].to_string().as_str(), rule.most_sources), ("v1/Secret/home", 256));
+        let abroad = [selects(&json!({"namespace": "other"})), secret(&json!({}))];
+        let targets =
+            json!([{"namespaces": namespaces(20)}, {"namespaces": namespaces(4), "name": "x-$(source.name)"}]);
+        let rule = parse(&json!({"sources": abroad, "targets": targets})).unwrap();
+        assert_eq!((rule.selectors[0].to_string().as_str(), rule.most_sources), ("v1/Secret/other", 10));
+        assert_eq!(rule.kinds.len(), 2);
+
+        let many = |count: usize| {
+            let values: Vec<String> = (0..count).map(|i| format!("v{i}")).collect();
+            let expressions = json!([{"key": "a", "operator": "In", "values": values}]);
+            json!({"selector": {"matchLabels": {"b": "c"}, "matchExpressions": expressions}})
+        };
+        assert!(parse(&json!({"sources": [selects(&many(61))]})).is_ok());
+        let named = json!([{"namespaces": ["home"], "name": "x"}]);
+        for (source, targets, begins) in [
+            (
+                selects(&many(62)),
+                json!([]),
+                "spec.sources[0].selector: must not have more than 64 keys and values in all: it has 65",
+            ),
+            (selects(&json!({})), named, "spec.targets[0].name: must contain $(source.name)"),
+            (selects(&json!({"name": "x"})), json!([]), "spec.sources[0]: exactly one of name, selector"),
+            (
+                json!({"apiVersion": "v1", "kind": "Secret"}),
+                json!([]),
+                "spec.sources[0]: exactly one of name, selector",
+            ),
+            (
+                json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "selector": {}}),
+                json!([]),
+                "spec.sources[0].kind: must not be one that gives rights",
+            ),
+        ] {
+            let refused = parse(&json!({"sources": [source], "targets": targets})).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
     }
 
     #[test]

@@ -200,6 +200,11 @@ impl SourceRef {
         }
     }
 
+    /// What tells it from other objects, whoever finds it, in whatever version.
+    pub(crate) fn object(&self) -> (GroupKind, Box<str>, Box<str>) {
+        (self.gvk.group_kind(), self.namespace.clone(), self.name.clone())
+    }
+
     /// Whether it is the same object, though perhaps in another version, or found in another way.
     pub(crate) fn is_same_object(&self, other: &Self) -> bool {
         (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
@@ -235,6 +240,11 @@ impl SourceSelector {
     pub fn source(&self, name: impl Into<Box<str>>) -> SourceRef {
         let Self { gvk, namespace, selector } = self.clone();
         SourceRef { gvk, namespace, name: name.into(), origin: Origin::Selected(selector) }
+    }
+
+    /// Whether an object is where it looks, in whatever version, and has the kind.
+    pub(crate) fn could_find(&self, source: &SourceRef) -> bool {
+        self.namespace == source.namespace && (&self.gvk.group, &self.gvk.kind) == (&source.gvk.group, &source.gvk.kind)
     }
 
     /// Whether it is what finds this source.

@@ -138,14 +138,14 @@ fn what_is_granted_is_done_though_not_all_is() {
 fn what_is_granted_is_not_denied_before_it_is_known() {
     let rule = || replication("home", "r", &copying("home", "x", &["to"]));
     let mut scene = Scene::unlisted(&["home", "to"]);
-    assert_eq!(scene.engine.not_granted(&rule(), 5), (vec![], 0));
+    assert_eq!(scene.engine.not_granted(&rule(), &rule().sources, 5), (vec![], 0));
     let id = scene.rule(rule());
     scene.show(&source("home", "x"));
     scene.wait(60);
     assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
 
     scene.engine.grants_unserved(scene.now);
-    let (told, more) = scene.engine.not_granted(&rule(), 5);
+    let (told, more) = scene.engine.not_granted(&rule(), &rule().sources, 5);
     assert_eq!((told.len(), more), (1, 0));
     assert!(told[0].contains("does not serve ReplicationGrants"), "{told:?}");
     let status = scene.status(&id);
@@ -185,7 +185,7 @@ fn nothing_is_told_of_what_is_not_granted() {
         let rule = replication("home", "probe", &copying("vault", "x", &["vault"]));
         format!(
             "{:?} {:?}",
-            scene.engine.not_granted(&rule, 5),
+            scene.engine.not_granted(&rule, &rule.sources, 5),
             ClusterReplicationStatus {
                 last_sync_time: None,
                 sources: status

@@ -10,4 +10,5 @@ mod lost;
 mod many;
 mod platform;
 mod scene;
+mod selectors;
 mod sources;

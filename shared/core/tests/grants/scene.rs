@@ -8,12 +8,12 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
+    engine::{Action, Engine, Errand, Member, Members, Request, Role, Settings, Verb},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
     render::Precondition,
-    rule::{Rule, RuleId, RuleKind, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef, SourceSelector},
 };
 use serde_json::{Value, from_value, json};
 
@@ -109,6 +109,27 @@ impl Scene {
     /// Whether the source is to be watched.
     pub(crate) fn watched(&mut self, source: &SourceRef) -> bool {
         self.engine.demand().sources.contains_key(source)
+    }
+
+    /// What is looked for in that namespace.
+    pub(crate) fn selectors(&mut self, namespace: &str) -> Vec<SourceSelector> {
+        let selectors = self.engine.demand().selectors.into_keys();
+        selectors.filter(|selector| *selector.namespace == *namespace).collect()
+    }
+
+    /// The watches of selectors there have shown these objects, the first of them the oldest, and no others.
+    pub(crate) fn find(&mut self, namespace: &str, names: &[&str]) {
+        let objects: Vec<Value> = names.iter().enumerate().map(|(age, name)| found(namespace, name, age)).collect();
+        for selector in self.selectors(namespace) {
+            let mut members = Members::default();
+            for object in &objects {
+                members.extend(Member::of(object));
+                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+                self.engine.source(&source, Some(object.clone()), self.now);
+            }
+            self.engine.selected(&selector, &members, self.now);
+        }
+        self.run();
     }
 
     /// The source's watch shows it.
@@ -230,6 +251,14 @@ pub(crate) fn secrets() -> GroupVersionKind {
     GroupVersionKind::parse("v1", "Secret").unwrap()
 }
 
+fn found(namespace: &str, name: &str, age: usize) -> Value {
+    let time = format!("2026-01-01T00:{:02}:{:02}Z", age / 60, age % 60);
+    json!({
+        "metadata": {"namespace": namespace, "name": name, "resourceVersion": "9", "creationTimestamp": time},
+        "type": "Opaque", "data": {"a": "b"},
+    })
+}
+
 pub(crate) fn source(namespace: &str, name: &str) -> SourceRef {
     SourceRef::named(secrets(), namespace, name)
 }
@@ -248,6 +277,15 @@ pub(crate) fn cluster_replication(name: &str, spec: &Value) -> Rule {
         "metadata": {"name": name, "generation": 1, "resourceVersion": "1"}, "spec": spec,
     });
     Rule::parse(&from_value(object).unwrap()).unwrap()
+}
+
+/// Copies what has the label `copy` in `from` to `to`.
+pub(crate) fn selecting(from: &str, to: &[&str]) -> Value {
+    let labels = json!({"matchExpressions": [{"key": "copy", "operator": "Exists"}]});
+    json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": from, "selector": labels}],
+        "targets": [{"namespaces": to, "name": "$(source.name)-copy"}],
+    })
 }
 
 /// Copies `from/name` to `to`.

@@ -204,6 +204,63 @@ fn too_many_are_taken_by_their_age() {
     assert_eq!((world.copies.len(), world.written), (256, written));
 }
 
+/// Of very many no more are kept in order than matter, and once these have gone the watch lists anew.
+#[test]
+fn of_very_many_the_next_are_asked_for_when_the_first_have_gone() {
+    let aged = |number: usize| {
+        let mut object = secret(&format!("s{number:04}"));
+        object["metadata"]["creationTimestamp"] =
+            format!("2026-01-01T00:{:02}:{:02}Z", number / 60, number % 60).into();
+        object
+    };
+    let all: Vec<Value> = (0..1100).map(aged).collect();
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
+    world.listed(&all);
+    assert_eq!(world.copies.len(), 256);
+    assert!(condition(&world.status(), "SourcesFound").1.starts_with("at least 1024 sources "));
+    world.read = Some(SourceRead::Relabelled);
+    for object in &all[256..1000] {
+        world.shown(object, false);
+    }
+    assert_eq!(world.selectors().len(), 1, "there are enough still");
+    world.shown(&all[0], false);
+    for object in &all[1000..1024] {
+        world.shown(object, false);
+    }
+    assert_eq!((world.selectors().len(), world.selectors().len()), (0, 1), "closed, and opened again");
+    world.wait(600);
+    assert_eq!(world.copies.len(), 256, "nothing is lost before it is known what there is");
+    let rest: Vec<Value> = [&all[1..256], &all[1024..]].concat();
+    world.listed(&rest);
+    // A crowded namespace isn't planned twice at a time.
+    (0..4).for_each(|_| world.wait(61));
+    let names: Vec<String> =
+        rest[..256].iter().map(|one| format!("one/{}", one["metadata"]["name"].as_str().unwrap())).collect();
+    assert_eq!(world.copies(), names);
+}
+
+#[test]
+fn what_no_copy_is_made_of_is_not_held() {
+    let mut token = secret("token");
+    token["type"] = "kubernetes.io/service-account-token".into();
+    let grown = json!({"targets": [{"namespaces": ["home"], "name": "$(source.name)-x"}]});
+    let mut world = World::new(vec![rule("r", &[labelled()], &[], &grown)]);
+    world.listed(&[token.clone(), secret("a")]);
+    let all: Vec<Value> = [token, secret("a"), world.copies["home/a-x"].clone()].into();
+    world.listed(&all);
+    let counts = world.engine.inside().counts;
+    assert_eq!((counts["sources"], counts["sourcesHeld"]), (3, 1));
+    // To another rule it may be something else: it is read for that.
+    let typed = json!({"transform": {"type": "Opaque"}});
+    let other = rule("other", &[labelled()], &["two"], &typed);
+    world.engine.rule_applied(other.id.clone(), Ok(other), author(), None, world.now);
+    world.settle();
+    let reads: BTreeSet<String> = world.reads.drain(..).map(|source| source.name.to_string()).collect();
+    assert_eq!(reads, ["a-x", "token"].map(Into::into).into());
+    world.listed(&all);
+    assert_eq!(world.copies(), ["home/a-x", "two/a", "two/a-x", "two/token"]);
+}
+
 #[test]
 fn what_is_never_copied_is_passed_over() {
     let mut token = secret("token");

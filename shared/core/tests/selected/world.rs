@@ -8,7 +8,7 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Member, Request, Role, Settings, SourceRead, Verb},
+    engine::{Action, Engine, Errand, Member, Members, Request, Role, Settings, SourceRead, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
     render::Precondition,
@@ -121,7 +121,7 @@ impl World {
     pub(crate) fn listed(&mut self, objects: &[Value]) {
         for selector in self.selectors() {
             let here = |object: &&Value| object["metadata"]["namespace"] == *selector.namespace;
-            let mut found = BTreeSet::new();
+            let mut found = Members::default();
             for object in objects.iter().filter(here) {
                 found.extend(Member::of(object));
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());

@@ -9,7 +9,7 @@ use std::{
 use mimeo_api::ReplicationGrant;
 use mimeo_core::{
     authority::Right,
-    engine::{Action, Engine, Errand, Member, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
+    engine::{Action, Engine, Errand, Member, Members, Request, Role, RuleRead, Settings, SourceRead, Tick, Verb},
     grant::Grant,
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
@@ -500,7 +500,8 @@ impl Process {
             Message::Gone(object) => self.engine.source(&selector.source(object.key.name.as_str()), None, now),
             Message::Listed(_) => {
                 let member = |name: &String| Member::of(&json!({"metadata": {"name": name}}));
-                let found = self.shown(&topic).iter().filter_map(member).collect();
+                let mut found = Members::default();
+                found.extend(self.shown(&topic).iter().filter_map(member));
                 self.engine.selected(selector, &found, now);
             }
             _ => {}

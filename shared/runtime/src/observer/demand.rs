@@ -36,7 +36,9 @@ impl Observer {
                 let began = Instant::now();
                 let demand = self.handle.look(|engine, _| engine.demand());
                 version = Some(current);
-                self.follow(&demand, &mut open);
+                if let Some(due) = self.follow(&demand, &mut open) {
+                    pause = pause.min(due.saturating_duration_since(Instant::now()));
+                }
                 took = began.elapsed();
                 failing.retain(|gvk, _| demand.kinds.contains(gvk));
                 // A kind whose server hangs doesn't hold up what the others' answers ask for.
@@ -106,7 +108,8 @@ impl Observer {
         pause
     }
 
-    fn follow(&self, demand: &Demand, open: &mut Open) {
+    /// Opens and closes watches. Returns when to do so again, if one is to be opened anew that was opened too short a time ago.
+    fn follow(&self, demand: &Demand, open: &mut Open) -> Option<Instant> {
         open.copies.retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
         for (watch, resource) in &demand.copies {
             open.copies.entry(watch.clone()).or_insert_with(|| {
@@ -115,12 +118,29 @@ impl Observer {
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
-        let selectors: BTreeSet<SourceSelector> = demand.selectors.keys().cloned().collect();
-        // What another selector finds a wide watch would not show before its next listing.
-        let wide = |watch: &SourceWatch| matches!(watch, SourceWatch::Namespace { .. } | SourceWatch::Cluster { .. });
-        let stale = |watch: &SourceWatch| wide(watch) && open.selectors != selectors;
-        open.sources.retain(|watch, task| (wanted.contains(watch) && !stale(watch)) || task.stop());
+        let now = Instant::now();
+        let mut again: Option<Instant> = None;
+        let pauses = &mut open.pauses;
+        open.sources.retain(|watch, task| {
+            if !wanted.contains(watch) {
+                return task.stop();
+            }
+            // What another selector finds a wide watch would not show before its next listing.
+            if task.selectors == watch.looks_for(demand.selectors.keys()) {
+                return true;
+            }
+            let pause = pauses.get(watch).copied().unwrap_or(FIRST_PAUSE);
+            let due = task.began + pause;
+            if due > now {
+                again = Some(again.map_or(due, |again| again.min(due)));
+                return true;
+            }
+            let calm = now.duration_since(task.began) > LONGEST_PAUSE * 6;
+            pauses.insert(watch.clone(), if calm { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) });
+            task.stop()
+        });
         open.members.retain(|watch, _| wanted.contains(watch));
+        open.pauses.retain(|watch, _| wanted.contains(watch));
         for watch in wanted {
             let members = match &watch {
                 SourceWatch::Named(_) | SourceWatch::Selected(_) => Arc::default(),
@@ -128,6 +148,7 @@ impl Observer {
             };
             let running = open.sources.contains_key(&watch);
             members.set(demand.sources.keys().filter(|source| watch.shows(source)), running);
+            let selectors = watch.looks_for(demand.selectors.keys());
             open.sources.entry(watch.clone()).or_insert_with(|| match watch {
                 SourceWatch::Named(source) => {
                     let resource = demand.sources.get(&source).cloned().unwrap_or_else(|| unknown(&source.gvk));
@@ -137,35 +158,47 @@ impl Observer {
                     let resource = demand.selectors.get(&selector).cloned().unwrap_or_else(|| unknown(&selector.gvk));
                     Task::start(&resource, self.clone().selected(selector, resource.clone()))
                 }
-                SourceWatch::Namespace { resource, namespace } => Task::start(
-                    &resource,
-                    self.clone().many(resource.clone(), Some(namespace), members, selectors.clone()),
-                ),
+                SourceWatch::Namespace { resource, namespace } => {
+                    let many = self.clone().many(resource.clone(), Some(namespace), members, selectors.clone());
+                    Task { selectors, ..Task::start(&resource, many) }
+                }
                 SourceWatch::Cluster { resource } => {
-                    Task::start(&resource, self.clone().many(resource.clone(), None, members, selectors.clone()))
+                    let many = self.clone().many(resource.clone(), None, members, selectors.clone());
+                    Task { selectors, ..Task::start(&resource, many) }
                 }
             });
         }
-        open.selectors = selectors;
+        again
     }
 }
+
+/// A watch that shows all of a kind is opened anew for another selector, and lists it all. So that nobody keeps it at that, each time
+/// comes later than the last, from this pause
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// to this, until it was left alone for a while.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct Open {
     copies: BTreeMap<CopyWatch, Task>,
     sources: BTreeMap<SourceWatch, Task>,
     members: BTreeMap<SourceWatch, Arc<Members>>,
-    selectors: BTreeSet<SourceSelector>,
+    /// How long those are left open that were opened anew for other selectors.
+    pauses: BTreeMap<SourceWatch, Duration>,
 }
 
 struct Task {
     resource: Resource,
+    began: Instant,
+    /// What it looks for, if it shows all of a kind.
+    selectors: BTreeSet<SourceSelector>,
     abort: AbortHandle,
 }
 
 impl Task {
     fn start(resource: &Resource, work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self { resource: resource.clone(), abort: tokio::spawn(work).abort_handle() }
+        let abort = tokio::spawn(work).abort_handle();
+        Self { resource: resource.clone(), began: Instant::now(), selectors: BTreeSet::new(), abort }
     }
 
     /// Ends it; always false, for `retain`.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use mimeo_core::{
-    engine::Member,
+    engine::{Member, Members as Found},
     kind::Resource,
+    meta,
     rule::{SourceRef, SourceSelector},
 };
 use serde_json::{Value, json};
@@ -59,10 +60,10 @@ impl Observer {
             name: None,
             what: format!("sources {selector}"),
         };
-        let mut found = BTreeSet::new();
+        let mut found = Found::default();
         let source = |object: &Value| Some(selector.source(object.pointer("/metadata/name")?.as_str()?));
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => found.clear(),
+            Event::Listing => found = Found::default(),
             Event::Applied(object) => {
                 let Some(source) = source(&object) else { return };
                 found.extend(Member::of(&object));
@@ -82,7 +83,7 @@ impl Observer {
         .await;
     }
 
-    /// Many sources of one kind: their metadata is watched, and what changed is read.
+    /// Many sources of one kind, and what these selectors find of it: the metadata is watched, and what changed is read.
     pub(super) async fn many(
         self,
         resource: Resource,
@@ -92,10 +93,11 @@ impl Observer {
     ) {
         let path = resource_path(&resource, namespace.as_deref(), None);
         let spec = cluster_wide(&path, true, None, "sources");
-        let here = |selector: &SourceSelector| {
-            selector.gvk == resource.gvk && namespace.as_ref().is_none_or(|home| *home == selector.namespace)
-        };
-        let mut selected: Vec<Selected> = selectors.into_iter().filter(here).map(Selected::new).collect();
+        // Each object is compared with those of its namespace alone.
+        let mut selected: BTreeMap<Box<str>, Vec<Selected>> = BTreeMap::new();
+        for selector in selectors {
+            selected.entry(selector.namespace.clone()).or_default().push(Selected::new(selector));
+        }
         let find = |meta: &Meta| {
             let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
             members.wanted().get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
@@ -105,7 +107,7 @@ impl Observer {
         let watching = watch::<Meta>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => {
                 missing.clone_from(&members.wanted());
-                selected.iter_mut().for_each(|selected| selected.found.clear());
+                selected.values_mut().flatten().for_each(|selected| selected.found = Found::default());
             }
             // What became of it, and in which order, a read tells.
             Event::Applied(ref object) | Event::Deleted(ref object) => {
@@ -114,13 +116,20 @@ impl Observer {
                     missing.remove(&source);
                     reads.want(source);
                 }
-                selected.iter_mut().filter_map(|selected| selected.show(object, there)).for_each(|one| reads.want(one));
+                let home = object.metadata.namespace.as_deref().unwrap_or_default();
+                let Some(here) = selected.get_mut(home) else { return };
+                let member = Member::of(&json!({"metadata": object.metadata})).filter(|_| there);
+                let shown = here.iter_mut().filter_map(|selected| selected.show(object, member.as_ref()));
+                let version = meta::version(object.metadata.resource_version.as_deref());
+                // A new listing shows mostly what is known.
+                let news = |source: &SourceRef| !there || !self.handle.look(|engine, _| engine.knows(source, version));
+                shown.filter(news).for_each(|source| reads.want(source));
             }
             Event::Listed { .. } => {
                 std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source));
                 self.handle.with(|engine, now| {
-                    for Selected { selector, found } in &selected {
-                        engine.selected(selector, &found.values().cloned().collect(), now);
+                    for Selected { selector, found } in selected.values().flatten() {
+                        engine.selected(selector, found, now);
                     }
                 });
             }
@@ -129,7 +138,7 @@ impl Observer {
                 for source in members.wanted().iter() {
                     engine.source_unreadable(source, why, now);
                 }
-                for Selected { selector, .. } in &selected {
+                for Selected { selector, .. } in selected.values().flatten() {
                     engine.selector_unreadable(selector, why, now);
                 }
             }),
@@ -142,6 +151,11 @@ impl Observer {
         let mut failing: BTreeMap<SourceRef, Failing> = BTreeMap::new();
         loop {
             let source = reads.next().await;
+            // What isn't granted any more isn't read, though it may be shown a moment longer.
+            if !self.handle.look(|engine, _| engine.follows(&source)) {
+                failing.remove(&source);
+                continue;
+            }
             let error = match self.writer.read(resource, &source.namespace, &source.name).await {
                 Ok(object) => {
                     failing.remove(&source);
@@ -190,31 +204,23 @@ impl Members {
 /// A selector among those that a kind's watch looks for.
 struct Selected {
     selector: SourceSelector,
-    found: BTreeMap<Box<str>, Member>,
+    found: Found,
 }
 
 impl Selected {
     fn new(selector: SourceSelector) -> Self {
-        Self { selector, found: BTreeMap::new() }
+        Self { selector, found: Found::default() }
     }
 
-    /// The source to read, if it is one now or was until now.
-    fn show(&mut self, Meta { metadata }: &Meta, there: bool) -> Option<SourceRef> {
-        let (namespace, name) = (metadata.namespace.as_deref()?, metadata.name.as_deref()?);
-        let source = self.selector.source(name);
+    /// The source to read, if it is one now or was until now. `member`: the object, if it is there.
+    fn show(&mut self, Meta { metadata }: &Meta, member: Option<&Member>) -> Option<SourceRef> {
+        let name = metadata.name.as_deref()?;
         let label = |key: &str| metadata.labels.as_ref()?.get(key).map(String::as_str);
-        let member = Member::of(&json!({"metadata": metadata})).filter(|_| there && source.admits(label));
-        if *source.namespace != *namespace {
-            return None;
-        }
-        let known = match member {
-            Some(member) => {
-                self.found.insert(name.into(), member);
-                true
-            }
-            None => self.found.remove(name).is_some(),
+        let known = match member.filter(|_| self.selector.selector.matches_by(label)) {
+            Some(member) => self.found.put(member.clone()) || self.found.contains(name),
+            None => self.found.take(name),
         };
-        known.then_some(source)
+        known.then(|| self.selector.source(name))
     }
 }
 
