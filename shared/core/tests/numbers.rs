@@ -26,6 +26,7 @@ struct World {
     source: SourceRef,
     now: Duration,
     written: u64,
+    shown: u64,
 }
 
 fn namespace(number: u64, version: u64, labels: &Value) -> Value {
@@ -67,7 +68,7 @@ impl World {
         let _ = engine.demand();
         engine.copies_listing(&gvk.group_kind().into(), now);
         engine.copies_listed(&gvk.group_kind().into(), 6, now);
-        let mut world = Self { engine, source, now, written: 0 };
+        let mut world = Self { engine, source, now, written: 0, shown: 0 };
         world.change("first");
         world
     }
@@ -75,6 +76,13 @@ impl World {
     fn change(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
         self.engine.source(&self.source, Some(object), self.now);
+    }
+
+    /// A namespace is shown, with labels that it didn't have before.
+    fn come(&mut self, number: u64, labels: &Value) {
+        self.shown += 1;
+        let namespace = namespace(number, 100 + self.shown, labels);
+        self.engine.namespace_applied(&from_value(namespace).unwrap(), self.now);
     }
 
     fn next(&mut self) -> Option<Action> {
@@ -201,6 +209,62 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
     let numbers = world.engine.numbers();
     assert_eq!((numbers.namespace_lag.count(), numbers.namespace_lag.sum().as_secs()), (1, 5));
     assert_eq!(numbers.waiting, 1);
+}
+
+#[test]
+fn a_new_namespace_that_no_webhook_marked_lags_from_its_first_sight_to_its_last_copy() {
+    let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes"}));
+    world.answer(|_| None);
+    let lag = |world: &World| {
+        let numbers = world.engine.numbers();
+        (numbers.waiting, numbers.namespace_lag.count(), numbers.namespace_lag.sum().as_secs())
+    };
+    assert_eq!(lag(&world), (0, 0, 0), "of what was there before nobody knows for how long");
+
+    world.come(2, &json!({"team": "yes"}));
+    let Some(Action::Request(first)) = world.next() else { panic!("a request") };
+    assert_eq!(lag(&world), (1, 0, 0));
+    let failure = Failure { reason: Reason::Timeout, message: "late".into() };
+    let outcome = Outcome::Unavailable { retry_after: Some(Duration::from_secs(10)), failure };
+    world.engine.outcome(&first.ticket, outcome, world.now);
+    world.answer(|_| None);
+    world.now += Duration::from_secs(12);
+    world.answer(|_| None);
+    assert_eq!(lag(&world), (0, 1, 13), "longer than the budget");
+
+    // Nothing is wanted there; a mark is counted by who takes it off; and to match later is not to be new.
+    world.come(3, &json!({}));
+    world.come(4, &json!({"team": "yes", "mimeo.dev/copies": "token"}));
+    world.answer(|_| None);
+    assert_eq!(lag(&world), (1, 1, 13));
+    world.come(3, &json!({"team": "yes"}));
+    world.answer(|_| None);
+    assert_eq!(lag(&world), (1, 1, 13));
+}
+
+#[test]
+fn what_cannot_be_written_into_a_new_namespace_is_waited_for_as_long_as_the_budget_lasts() {
+    let mut world = World::new(Role::Keeper, 0, &json!({}));
+    let refuse =
+        |_: &Request| Some(Outcome::Refused(Failure { reason: Reason::QuotaExceeded, message: "used up".into() }));
+    world.come(1, &json!({"team": "yes"}));
+    world.answer(refuse);
+    assert_eq!(world.engine.numbers().waiting, 1);
+    world.now += Duration::from_secs(20);
+    world.answer(refuse);
+    let numbers = world.engine.numbers();
+    assert_eq!((numbers.waiting, numbers.namespace_lag.count()), (0, 1), "its failure is told elsewhere");
+}
+
+#[test]
+fn a_standby_counts_no_new_namespace() {
+    let mut world = World::new(Role::Keeper, 0, &json!({}));
+    world.come(1, &json!({"team": "yes"}));
+    world.now += Duration::from_mins(2);
+    world.engine.rest(world.now);
+    world.answer(|_| None);
+    let numbers = world.engine.numbers();
+    assert_eq!((numbers.waiting, numbers.namespace_lag.count(), world.written), (0, 0, 1));
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Metrics {
             let help = "Time from the change of a source to the copy that has it, by the kind of its rule, in seconds";
             let lags = copy_lag.iter().map(|(kind, lag)| ([("rule_kind", kind.to_string())], lag));
             page.histograms("copy_lag_seconds", help, lags)?;
-            let help = "Time that a new namespace waited for its copies, in seconds";
+            let help = "Time that a namespace waited for its first copies, in seconds";
             page.histograms("namespace_lag_seconds", help, [(NO_LABELS, &namespace_lag)])
         });
     }
@@ -207,7 +207,7 @@ impl Page<'_> {
         let held = held.map(|(kind, count)| ([("rule_kind", kind.to_string())], *count));
         let help = "Copies whose deletion is held until a person confirms it, by the kind of their rule";
         self.gauges("deletions_held", help, held)?;
-        let help = "Namespaces whose pods wait for copies";
+        let help = "Namespaces that wait for their first copies";
         self.gauges("namespaces_waiting", help, one(|numbers| numbers.waiting))?;
         let help = "Live replicas of the webhook";
         self.gauges("webhook_replicas", help, one(|numbers| numbers.webhooks))

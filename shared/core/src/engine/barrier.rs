@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
+    pub(super) fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
         let mut progress = Progress {
             seen: true,
             uid: namespace.uid,

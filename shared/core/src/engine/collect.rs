@@ -213,6 +213,7 @@ impl Engine {
         self.fire();
         self.news.forget();
         self.changes.forget();
+        self.forget_newcomers();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         self.namespaces.retain(|_, namespace| {
             namespace.cells.retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());

@@ -27,6 +27,7 @@
 //! - `record`: what is written down before a kind's first copy
 //! - `barrier`: namespaces that wait for their copies
 //! - `issued`: marks that this replica set and has not seen yet
+//! - `newcomers`: new ones that no webhook has marked
 //!
 //! What is done about it:
 //! - `work`: the queue, the timers and the back-off
@@ -61,6 +62,7 @@ mod kinds;
 mod lacks;
 mod members;
 mod namespaces;
+mod newcomers;
 mod numbers;
 mod plan;
 mod preview;
@@ -214,6 +216,7 @@ pub struct Engine {
     inject_delay: Duration,
     /// Since when a namespace has had the mark that this process is taking off.
     unmarking: BTreeMap<Arc<str>, Tick>,
+    newcomers: BTreeMap<Arc<str>, newcomers::Newcomer>,
     copy_lag: BTreeMap<RuleKind, Durations>,
     namespace_lag: Durations,
     webhooks: Webhooks,
@@ -300,6 +303,7 @@ impl Engine {
             issued: issued::Issued::default(),
             inject_delay: Duration::from_millis(1),
             unmarking: BTreeMap::new(),
+            newcomers: BTreeMap::new(),
             copy_lag: BTreeMap::new(),
             namespace_lag: Durations::default(),
             webhooks: Webhooks::default(),

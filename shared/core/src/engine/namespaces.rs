@@ -104,6 +104,9 @@ impl Engine {
         if watched {
             self.demand_changed();
         }
+        if !known {
+            self.greet(&name);
+        }
         self.see_mark(&name, changed);
         if changed {
             self.let_settle(&name);
@@ -127,6 +130,7 @@ impl Engine {
         self.at(now);
         let Some((name, mut old)) = self.namespaces.remove_entry(name) else { return };
         self.dirty.remove(&name);
+        self.newcomers.remove(&name);
         self.changes.end(Ended::Namespace(name.clone()));
         self.work.disturb();
         if self.settings.reach.targets.is_some() {

@@ -19,13 +19,14 @@ pub struct Numbers {
     pub held: BTreeMap<RuleKind, usize>,
     /// What is to be done.
     pub queued: Queued,
-    /// Namespaces whose mark says that they wait for their copies.
+    /// Namespaces that wait for their first copies: by their mark, or new ones that no webhook has marked.
     pub waiting: usize,
     /// Live replicas of the webhook.
     pub webhooks: usize,
     /// From the moment that a change of a source was seen until a copy had it, by the kind of their rules; all kinds are there.
     pub copy_lag: BTreeMap<RuleKind, Durations>,
-    /// From the moment that a namespace's mark was seen until this process took it off, since all of its copies were there.
+    /// From the moment that a namespace's mark was seen until this process took it off, since all of its copies were there; of a new
+    /// namespace without a mark, from the moment that it was seen until this process had written them.
     pub namespace_lag: Durations,
 }
 
@@ -129,7 +130,8 @@ impl Engine {
         let mut numbers = Numbers {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: self.work.queued(),
-            waiting: self.namespaces.values().filter(|namespace| namespace.mark.is_some()).count(),
+            waiting: self.namespaces.values().filter(|namespace| namespace.mark.is_some()).count()
+                + self.newcomers.values().filter(|newcomer| newcomer.waits).count(),
             webhooks: self.webhooks.seen.len(),
             copy_lag: RuleKind::ALL.map(|kind| (kind, self.copy_lag.get(&kind).cloned().unwrap_or_default())).into(),
             namespace_lag: self.namespace_lag.clone(),

@@ -64,6 +64,7 @@ impl Engine {
         let keeps = self.settings.role == Role::Keeper;
         namespace.cells.retain(|cell| cell.want.is_some() || (keeps && cell.seen().is_some()) || !cell.settled());
         self.plan_mark(name, &mut namespace);
+        self.plan_newcomer(name, &namespace);
         self.plan_seeds(name, &mut namespace);
         namespace.changed = self.changes.next();
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
