@@ -6,7 +6,7 @@
 //! connection is for one request and lasts no longer than one may take, and makes way before that if it asks nothing
 //! ([`Connections`]): nobody must keep probes out.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::pending, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -43,6 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CONNECTIONS: usize = 64;
 /// How long the head of a request may be, in bytes.
 const HEAD: usize = 32 << 10;
+/// How long something must be missing before it is logged: about as long as the kubelet takes to notice.
+const UNREADY: Duration = Duration::from_secs(5);
 
 /// Flags of the operations server.
 #[derive(Debug, Clone, Args)]
@@ -137,6 +139,37 @@ impl Readiness {
         checks.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).chain(shutdown).collect()
     }
 
+    /// Logs what is missing when that has changed, until a shutdown begins. What passes before a probe has given the program up is no
+    /// news: a start is made of such moments.
+    async fn tell(self) {
+        let mut changes = self.checks.subscribe();
+        let mut told = None;
+        loop {
+            changes.mark_unchanged();
+            let missing = self.missing();
+            let news = async {
+                if told.as_ref() == Some(&missing) {
+                    pending::<()>().await;
+                }
+                if !missing.is_empty() {
+                    sleep(UNREADY).await;
+                }
+            };
+            tokio::select! {
+                () = news => {}
+                // An error would mean that the sender is gone, and `self` holds it.
+                _ = changes.changed() => continue,
+                () = self.shutdown.triggered() => return,
+            }
+            if missing.is_empty() {
+                info!("ready");
+            } else {
+                warn!(missing = missing.join(", "), "not ready");
+            }
+            told = Some(missing);
+        }
+    }
+
     /// Returns as soon as all checks hold. Cancel safe.
     pub async fn complete(&self) {
         // An error would mean that the sender is gone, and `self` holds it.
@@ -154,9 +187,7 @@ pub struct Check {
 impl Check {
     /// Says whether it holds now.
     pub fn set(&self, holds: bool) {
-        self.readiness.checks.send_modify(|checks| {
-            checks.insert(self.name, holds);
-        });
+        self.readiness.checks.send_if_modified(|checks| checks.insert(self.name, holds) != Some(holds));
     }
 }
 
@@ -174,10 +205,11 @@ pub async fn serve(
     let listener = TcpListener::bind(args.ops_listen).await?;
     let address = listener.local_addr()?;
     info!(%address, tls = acceptor.is_some(), "operations server listening");
-    let mut router = router(guard, readiness, metrics).merge(more);
+    let mut router = router(guard, readiness.clone(), metrics).merge(more);
     if args.debug_endpoints {
         router = router.merge(guard.confine(debug.router()));
     }
+    tokio::spawn(readiness.tell());
     tokio::spawn(accept(listener, acceptor, router));
     Ok(address)
 }
@@ -376,6 +408,38 @@ mod tests {
         shutdown.trigger();
         let answer = get(address, "/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"), "{answer}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_missing_is_logged_once_when_that_changes_and_lasts() {
+        let log: Arc<std::sync::Mutex<Vec<u8>>> = Arc::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).without_time().finish();
+        let _log = tracing::subscriber::set_default(subscriber);
+        let shutdown = Shutdown::new();
+        let readiness = Readiness::new(shutdown.clone());
+        let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
+        let telling = tokio::spawn(readiness.clone().tell());
+        let wait = async |seconds| sleep(Duration::from_secs(seconds)).await;
+        wait(1).await;
+        certificate.set(true);
+        wait(60).await;
+        caches.set(true);
+        wait(1).await;
+        for check in [&caches, &certificate] {
+            check.set(false);
+            wait(1).await;
+            check.set(true);
+            check.set(true);
+            wait(60).await;
+        }
+        certificate.set(false);
+        wait(60).await;
+        shutdown.trigger();
+        telling.await.expect("it ends");
+        let log = String::from_utf8(log.lock().expect("nobody panics").clone()).expect("text");
+        let lines: Vec<&str> =
+            log.lines().filter_map(|line| line.split_once("server: ")).map(|(_, said)| said).collect();
+        assert_eq!(lines, ["not ready missing=\"caches\"", "ready", "not ready missing=\"certificate\""], "{log}");
     }
 
     #[tokio::test]
