@@ -1,5 +1,5 @@
-//! The manifests as people install them: the API server takes them, the programs know their flags, and the webhook may do with
-//! its configurations what it has to.
+//! The manifests as people install them: the API server takes them, the programs take what they are told by them, and the webhook may
+//! do with its configurations what it has to.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, api::PostParams};
-use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Program, eventually, scenario::SOON};
+use mimeo_tests::{
+    ControlPlane, NAMESPACE, Pair, Program, create_namespace, eventually,
+    scenario::{SOON, kubectl},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -27,8 +30,7 @@ fn run(command: &mut Command) -> Result<String> {
 
 /// The objects of a folder, as kustomize composes them.
 fn rendered(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<Value>> {
-    let text = run(control_plane.kubectl()?.arg("kustomize").arg(folder))?;
-    serde_yaml::Deserializer::from_str(&text).map(|object| Ok(Value::deserialize(object)?)).collect()
+    parsed(&run(control_plane.kubectl()?.arg("kustomize").arg(folder))?)
 }
 
 /// A kustomization of base and components, as an operator would have one.
@@ -73,7 +75,25 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
         let params = PostParams { dry_run: true, ..PostParams::default() };
         pods.create(&params, &serde_json::from_value(pod)?).await?;
     }
-    Ok(())
+    restricted_afterwards_it_keeps_rights_until_they_are_taken(&control_plane).await
+}
+
+/// As docs/operations.md warns, and tells what to do.
+async fn restricted_afterwards_it_keeps_rights_until_they_are_taken(control_plane: &ControlPlane) -> Result<()> {
+    kubectl(control_plane, ["apply", "-k", &with_components()?.path().display().to_string()])?;
+    // kubectl ends with 1 where the answer is no.
+    let may = || {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:mimeo-reconciler");
+        let output =
+            control_plane.kubectl()?.args(["auth", "can-i", "get", "secrets", "-n", "default", &account]).output()?;
+        anyhow::Ok(String::from_utf8_lossy(&output.stdout).trim() == "yes")
+    };
+    eventually(SOON, "the rights that it has had", || async { Ok(may()?.then_some(())) }).await?;
+    let operations = fs::read_to_string(workspace().join("docs/operations.md"))?;
+    let command = operations.lines().find_map(|line| line.strip_prefix("    kubectl delete clusterrolebinding "));
+    let command = format!("delete clusterrolebinding {}", command.context("no command")?);
+    kubectl(control_plane, command.split_whitespace())?;
+    eventually(SOON, "them to be gone", || async { Ok((!may()?).then_some(())) }).await
 }
 
 #[tokio::test]
@@ -114,35 +134,130 @@ async fn flags(program: &str) -> Result<BTreeMap<String, String>> {
 }
 
 #[tokio::test]
-async fn flags_have_variables_and_the_deployments_and_the_readme_know_them() -> Result<()> {
-    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+async fn flags_have_variables_and_the_readme_knows_them() -> Result<()> {
     let readme = fs::read_to_string(workspace().join("README.md"))?;
-    let objects = rendered(&control_plane, with_components()?.path())?;
-    for program in ["mimeo-webhook", "mimeo-reconciler"] {
-        let flags = flags(program).await?;
-        for (flag, variable) in &flags {
+    for program in PROGRAMS {
+        for (flag, variable) in &flags(program).await? {
             ensure!(!variable.is_empty(), "--{flag} of {program} has no variable");
             ensure!(
                 readme.contains(&format!("| `--{flag}` | `{variable}` |")),
                 "README.md lacks --{flag} ({variable})"
             );
         }
-        let deployment =
-            objects.iter().find(|object| object["kind"] == "Deployment" && object["metadata"]["name"] == program);
-        let container = &deployment.context("no Deployment")?["spec"]["template"]["spec"]["containers"][0];
-        assert_eq!(container["command"], json!([format!("/{program}")]));
-        let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap_or_default();
-        for arg in &args {
-            let name = arg.strip_prefix("--").and_then(|arg| arg.split('=').next()).context("no flag")?;
-            ensure!(flags.contains_key(name), "{program} doesn't know {arg}");
+    }
+    Ok(())
+}
+
+const PROGRAMS: [&str; 2] = ["mimeo-webhook", "mimeo-reconciler"];
+
+fn parsed(text: &str) -> Result<Vec<Value>> {
+    serde_yaml::Deserializer::from_str(text).map(|object| Ok(Value::deserialize(object)?)).collect()
+}
+
+/// All that is rendered: each set of the chart's values as its golden file has it, the one file, and the kustomization with its components.
+fn everything_rendered(control_plane: &ControlPlane) -> Result<Vec<(String, Vec<Value>)>> {
+    let mut all = vec![("kustomization".to_owned(), rendered(control_plane, with_components()?.path())?)];
+    let mut files = vec![workspace().join("manifests/install.yaml")];
+    for entry in fs::read_dir(workspace().join("tests/tests/chart"))? {
+        let path = entry?.path();
+        // Not the values, which are in `NAME.values.yaml`.
+        let golden =
+            path.extension().is_some_and(|known| known == "yaml") && path.with_extension("").extension().is_none();
+        files.extend(golden.then_some(path));
+    }
+    for file in files {
+        all.push((file.display().to_string(), parsed(&fs::read_to_string(&file)?)?));
+    }
+    Ok(all)
+}
+
+/// A container of Mimeo's own: its program, and all that this is told.
+struct Told {
+    program: String,
+    errand: Vec<String>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl Told {
+    fn of(container: &Value) -> Result<Self> {
+        let mut command: Vec<String> = serde_json::from_value(container["command"].clone())?;
+        let program = command.remove(0).trim_start_matches('/').to_owned();
+        let args = serde_json::from_value::<Option<_>>(container["args"].clone())?.unwrap_or_default();
+        let env = container["env"].as_array().into_iter().flatten().map(|variable| {
+            // What a node would look up is a name.
+            let value = variable["value"].as_str().unwrap_or("pod-0");
+            Ok((variable["name"].as_str().context("no name")?.to_owned(), value.to_owned()))
+        });
+        Ok(Self { program, errand: command, args, env: env.collect::<Result<_>>()? })
+    }
+
+    fn program(&self) -> Program {
+        let program = Program::new(&self.program).args(self.args.clone()).args(self.errand.clone()).quiet();
+        self.env.iter().fold(program, |program, (name, value)| program.env(name, value))
+    }
+}
+
+/// The containers of an object, if it is about pods.
+fn containers(object: &Value) -> Result<Vec<Told>> {
+    let of = ["/spec/template/spec/containers", "/spec/containers"].map(|path| object.pointer(path));
+    of.into_iter().flatten().filter_map(Value::as_array).flatten().map(Told::of).collect()
+}
+
+#[tokio::test]
+async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let mut flags_of = BTreeMap::new();
+    for program in PROGRAMS {
+        flags_of.insert(program.to_owned(), flags(program).await?);
+    }
+    let mut started = BTreeMap::<String, usize>::new();
+    for (file, objects) in everything_rendered(&control_plane)? {
+        for object in &objects {
+            for told in containers(object)? {
+                let flags = flags_of.get(&told.program).with_context(|| format!("{file}: {}", told.program))?;
+                // Of a variable that it doesn't know no program says so.
+                for (variable, _) in &told.env {
+                    ensure!(flags.values().any(|known| known == variable), "{file}: {variable} is no variable");
+                }
+                // All flags are looked at before the cluster is looked for, which isn't there.
+                let mut running = told.program().env("KUBECONFIG", "/nowhere").start()?;
+                let status = running.wait(SOON).await?;
+                let log = running.log()?;
+                let lost = log.contains("failed to load the kubeconfig");
+                ensure!(status.code() == Some(1) && lost, "{file}: {} ended with {status}: {log}", told.program);
+                *started.entry(told.program).or_default() += 1;
+            }
         }
-        for variable in container["env"].as_array().context("no env")? {
-            let name = variable["name"].as_str().context("no name")?;
-            ensure!(flags.values().any(|known| known == name), "{program} doesn't know {name}");
+    }
+    // Eight manifests have both; and the webhook's program runs the errands.
+    ensure!(started["mimeo-reconciler"] >= 8 && started["mimeo-webhook"] > 16, "{started:?}");
+    Ok(())
+}
+
+/// A switch turned is worth nothing if the program then can't begin: with a value that parses and a folder that isn't mounted, say.
+#[tokio::test]
+async fn the_programs_begin_as_the_chart_tells_them_with_every_switch_turned() -> Result<()> {
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let crds = workspace().join("manifests/crds").display().to_string();
+    kubectl(&control_plane, ["apply", "-k", &crds])?;
+    create_namespace(&control_plane.client().await?, NAMESPACE, &[]).await?;
+    let everything = parsed(&fs::read_to_string(workspace().join("tests/tests/chart/everything.yaml"))?)?;
+    let deployments: Vec<&Value> = everything.iter().filter(|object| object["kind"] == "Deployment").collect();
+    assert_eq!(deployments.len(), 2);
+    for mut told in deployments.into_iter().map(containers).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        // The ports may be somebody else's here.
+        for arg in told.args.iter_mut().filter(|arg| arg.contains("listen=")) {
+            let port = arg.rsplit(':').next().context("no port")?.to_owned();
+            *arg = arg.replace(&format!(":{port}"), ":0");
         }
-        // The values are looked at before the help is shown.
-        let mut parsed = Program::new(program).args(args).arg("--help").quiet().start()?;
-        ensure!(parsed.wait(SOON).await?.success(), "{}", parsed.log()?);
+        let kubeconfig = control_plane.kubeconfig().display().to_string();
+        let running = told.program().env("KUBECONFIG", kubeconfig).args(["--namespace", NAMESPACE]).start()?;
+        eventually(SOON, format!("{} to be ready", told.program), || async {
+            let log = running.log()?;
+            if log.contains("\"message\":\"ready\"") { Ok(Some(())) } else { bail!("{log}") }
+        })
+        .await?;
     }
     Ok(())
 }

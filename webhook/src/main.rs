@@ -87,6 +87,9 @@ async fn main() -> anyhow::Result<()> {
             () = shutdown.triggered() => anyhow::bail!("interrupted"),
         };
     }
+    // Flags that make no sense end the program before it asks or answers anybody.
+    let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
+    let barrier_resources = flags.hooks.barrier_resources()?;
     let readiness = Readiness::new(shutdown.clone());
     let checks = Checks::new(&readiness);
     let metrics = Metrics::new();
