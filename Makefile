@@ -49,6 +49,7 @@ demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after t
 	@"$${CARGO_TARGET_DIR:-target}/debug/mimeo-demo" $(if $(filter 1,$(ONCE)),--once)
 
 screenshots: control-plane ## Draw docs/images/page-*.png anew, by a real browser
+	tests/browser.sh
 	$(CARGO) build --locked -p mimeo-webhook -p mimeo-reconciler
 	$(CARGO) test --locked -p mimeo-tests --test page -- --ignored screenshots
 
