@@ -17,7 +17,7 @@ use kube::{
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
-    scenario::{SOON, helm, kubectl, merge, rule, value, wait_for},
+    scenario::{SOON, create, helm, kubectl, merge, rule, value, wait_for},
 };
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -69,6 +69,18 @@ impl Cluster {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let is = move |copy: &Secret| value(copy, "token").as_deref() == Some(token);
         wait_for(secrets, "registry".into(), is).await.map(drop)
+    }
+
+    /// Of what was installed, but for definitions.
+    async fn nothing_is_left(&self) -> Result<()> {
+        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
+                     deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
+        eventually(SOON, "nothing to be left", || async {
+            let left = kubectl(&self.control_plane, ["get", kinds, "--all-namespaces", "--output=name"])?;
+            let left: Vec<&str> = left.lines().filter(|name| name.contains("mimeo")).collect();
+            if left.is_empty() { Ok(Some(())) } else { bail!("{left:?}") }
+        })
+        .await
     }
 
     async fn webhook_replicas(&self) -> Result<Option<i32>> {
@@ -132,6 +144,50 @@ async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
     Ok(())
 }
 
+/// As `docs/operations.md` says; copies and namespaces are as before.
+#[tokio::test]
+async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, client } = &cluster;
+    let file = format!("{CHART}/../install.yaml");
+    kubectl(control_plane, ["apply", "-f", &file])?;
+    // The webhook writes them itself: here for an address, in place of the Service that the file names.
+    kubectl(control_plane, ["delete", "mutatingwebhookconfiguration,validatingwebhookconfiguration", "mimeo"])?;
+    let mut pair = Pair::builder().installed_rights().start(control_plane).await?;
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})).create(client).await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "labels"},
+        "spec": {
+            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+            "transform": {"labels": {"set": {"c": "d"}}},
+        },
+    });
+    create(client, "transformpolicies", &policy).await?;
+    eventually(SOON, "all registrations", || async {
+        let there = cluster.registrations().await?;
+        if there.len() == 4 { Ok(Some(())) } else { bail!("{there:?}") }
+    })
+    .await?;
+
+    // The programs run on meanwhile, as pods do for a while.
+    kubectl(control_plane, ["delete", "--ignore-not-found", "-f", &file])?;
+    cluster.nothing_is_left().await?;
+    eventually(SOON, "no registration", || async {
+        let left = cluster.registrations().await?;
+        if left.is_empty() { Ok(Some(())) } else { bail!("{left:?}") }
+    })
+    .await?;
+    pair.stop_webhooks().await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    create_namespace(client, "team-b", &[]).await?;
+    cluster.holds("team-a", "one").await
+}
+
 async fn it_verifies_itself(cluster: &Cluster) -> Result<()> {
     let testing = cluster.helm(&["test", "mimeo"])?;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), NAMESPACE);
@@ -176,13 +232,5 @@ async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
     }});
     jobs.patch_status("mimeo-unregister", &PatchParams::default(), &Patch::Merge(complete)).await?;
     uninstalling.await??;
-
-    let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
-                 deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
-    eventually(SOON, "nothing to be left", || async {
-        let left = kubectl(&cluster.control_plane, ["get", kinds, "--all-namespaces", "--output=name"])?;
-        let left: Vec<&str> = left.lines().filter(|name| name.contains("mimeo")).collect();
-        if left.is_empty() { Ok(Some(())) } else { bail!("{left:?}") }
-    })
-    .await
+    cluster.nothing_is_left().await
 }
