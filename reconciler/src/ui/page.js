@@ -542,7 +542,7 @@ function introduce({ name, namespace, leads, leader }) {
   showHeld({ deletions: [], more: 0 });
   live('waiting', 'This replica stands by');
   notice = leader
-    ? `${name} stands by. ${leader} leads and knows how copies stand: kubectl port-forward -n ${namespace} pod/${leader} 8080`
+    ? `${name} stands by. ${leader} leads and knows how copies stand: kubectl port-forward -n ${namespace} pod/${leader} ${location.port || 8080}:ops`
     : `${name} stands by, and no replica leads now.`;
   show();
 }
