@@ -147,6 +147,9 @@ containers:
 {{- if eq .Values.metrics.auth "Token" }}
 - {name: MIMEO_OPS_AUTH, value: token}
 {{- end }}
+{{- if .Values.metrics.tls.secretName }}
+- {name: MIMEO_OPS_CERT_DIR, value: /ops-tls}
+{{- end }}
 {{- with .Values.rbac.sourceNamespaces }}
 - {name: MIMEO_SOURCE_NAMESPACES, value: {{ join "," . | quote }}}
 {{- end }}
@@ -158,9 +161,14 @@ containers:
 {{- end }}
 {{- end }}
 
-{{/* How the kubelet asks after a pod: it needs no token, but TLS where tokens are wanted. */}}
+{{/* Whether the port of probes and metrics speaks TLS. */}}
+{{- define "mimeo.opsTls" -}}
+{{- if or (eq .Values.metrics.auth "Token") .Values.metrics.tls.secretName }}yes{{ end }}
+{{- end }}
+
+{{/* How the kubelet asks after a pod: it needs no token. */}}
 {{- define "mimeo.probeScheme" -}}
-{{- if eq .Values.metrics.auth "Token" }}, scheme: HTTPS{{ end }}
+{{- if include "mimeo.opsTls" . }}, scheme: HTTPS{{ end }}
 {{- end }}
 
 {{/* Labels that the chart itself gives to objects: no others may stand beside them. */}}
