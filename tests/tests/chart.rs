@@ -136,6 +136,23 @@ fn the_schema_says_of_every_value_what_its_comment_says() -> Result<()> {
 }
 
 #[test]
+fn thresholds_are_the_numbers_of_the_alerts() -> Result<()> {
+    let file = fs::read_to_string(chart().join("files/alerts.yaml"))?;
+    let values: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("values.yaml"))?)?;
+    let thresholds = values["metrics"]["prometheusRule"]["thresholds"].as_object().context("no thresholds")?;
+    let named = file.lines().filter_map(|line| Some(line.strip_prefix("      ")?.split_once(" # ")?));
+    let named: BTreeSet<(String, &str)> =
+        named.map(|(expr, name)| (expr.rsplit(' ').next().unwrap_or_default().to_owned(), name)).collect();
+    assert_eq!(named, thresholds.iter().map(|(name, default)| (default.to_string(), name.as_str())).collect());
+    // And so it is rendered, for whoever changes none; what becomes of changed ones is in everything.yaml.
+    let enabled = rendered(&["--set", "metrics.prometheusRule.enabled=true", "--set", "crds.enabled=false"])?;
+    let enabled = objects(&enabled)?;
+    let groups = &find(&enabled, "PrometheusRule", "mimeo")?["spec"]["groups"];
+    assert_eq!(*groups, serde_yaml::from_str::<Value>(&file)?);
+    Ok(())
+}
+
+#[test]
 fn lint_finds_nothing() -> Result<()> {
     for set in SETS {
         let values = own(&format!("{set}.values.yaml")).display().to_string();

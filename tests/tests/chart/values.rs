@@ -53,6 +53,7 @@ pub(super) fn table(chart: &Path) -> Result<String> {
         let kind = match &default {
             Value::Null => "any",
             Value::Bool(_) => "bool",
+            Value::Number(number) if number.is_f64() => "float",
             Value::Number(_) => "int",
             Value::String(_) => "string",
             Value::Array(_) => "list",
