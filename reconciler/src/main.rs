@@ -115,7 +115,7 @@ async fn main() -> anyhow::Result<()> {
     let guard = flags.ops.guard(&clients.requests);
     let page = flags.ui.page();
     let routes = page.as_ref().map(|page| page.routes(&guard)).unwrap_or_default();
-    serve(&flags.ops, &guard, readiness, metrics.clone(), &debug, routes).await.context("operations server")?;
+    serve(&flags.ops, &guard, readiness, metrics.clone(), &debug, routes).context("operations server")?;
     let identity = tokio::select! {
         found = flags.identity.resolve(&clients.requests) => found,
         () = shutdown.triggered() => return Ok(()),

@@ -52,8 +52,8 @@ pub(crate) struct Flags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(crate) struct EndpointArgs {
-    /// Address of the webhook, in TLS; port 0 takes a free one, which is logged
-    #[arg(long, env = "MIMEO_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
+    /// Address of the webhook, in TLS, where [::] is every one, of IPv4 too; port 0 takes a free one, which is logged
+    #[arg(long, env = "MIMEO_LISTEN", value_name = "ADDRESS", default_value = "[::]:8443")]
     pub(crate) listen: SocketAddr,
     /// Service by which API servers reach the webhook. Default: mimeo-webhook in Mimeo's namespace
     #[arg(long, env = "MIMEO_SERVICE", value_name = "NAMESPACE/NAME", conflicts_with = "url")]

@@ -39,6 +39,7 @@ use mimeo_runtime::{
     identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
+    listen::listen,
     metrics::Metrics,
     observer::Observer,
     seal::{self, Keyring},
@@ -47,10 +48,7 @@ use mimeo_runtime::{
     tls,
     writer::Writer,
 };
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, Semaphore, watch},
-};
+use tokio::sync::{Notify, Semaphore, watch};
 use tracing::info;
 
 use crate::{
@@ -97,11 +95,8 @@ async fn main() -> anyhow::Result<()> {
     let clients = flags.client.clients("mimeo-webhook").await?;
     let guard = flags.ops.guard(&clients.requests);
     server::serve(&flags.ops, &guard, readiness.clone(), metrics.clone(), &debug, axum::Router::new())
-        .await
         .context("operations server")?;
-    let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
-    let barrier_resources = flags.hooks.barrier_resources()?;
-    let listener = TcpListener::bind(flags.endpoint.listen).await.context("failed to listen")?;
+    let listener = listen(flags.endpoint.listen).context("failed to listen")?;
     info!(address = %listener.local_addr()?, "listening");
     let asked = async { (flags.identity.resolve(&clients.requests).await, username(&clients.requests).await) };
     let (identity, username) = tokio::select! {

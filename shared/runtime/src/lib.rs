@@ -18,6 +18,7 @@ pub mod guard;
 pub mod identity;
 pub mod lease;
 pub mod limiter;
+pub mod listen;
 pub mod metrics;
 pub mod named;
 pub mod observer;

@@ -32,6 +32,7 @@ use crate::{
     connections::{Connections, Stay},
     debug::DebugPages,
     guard::{Guard, Peer},
+    listen::listen,
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
     shutdown::Shutdown,
     tls::{self, TlsError},
@@ -50,8 +51,8 @@ const UNREADY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
-    /// Address of /healthz, /readyz and /metrics; port 0 takes a free one, which is logged
-    #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    /// Address of /healthz, /readyz and /metrics, where [::] is every one, of IPv4 too; port 0 takes a free one, which is logged
+    #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "[::]:8080")]
     pub ops_listen: SocketAddr,
     /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
     #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
@@ -193,7 +194,9 @@ impl Check {
 
 /// Binds the address and serves in the background; returns the address that was bound, which is logged too. What isn't for
 /// everybody is behind the guard; `more` brings its own.
-pub async fn serve(
+///
+/// Needs a Tokio runtime.
+pub fn serve(
     args: &OpsArgs,
     guard: &Guard,
     readiness: Readiness,
@@ -202,7 +205,7 @@ pub async fn serve(
     more: Router,
 ) -> Result<SocketAddr, OpsError> {
     let acceptor = args.acceptor()?;
-    let listener = TcpListener::bind(args.ops_listen).await?;
+    let listener = listen(args.ops_listen)?;
     let address = listener.local_addr()?;
     info!(%address, tls = acceptor.is_some(), "operations server listening");
     let mut router = router(guard, readiness.clone(), metrics).merge(more);
@@ -295,8 +298,8 @@ mod tests {
         OpsArgs { ops_listen, ops_auth: OpsAuth::None, ops_cert_dir: None, debug_endpoints: false }
     }
 
-    async fn start(args: &OpsArgs, guard: &Guard, readiness: &Readiness) -> SocketAddr {
-        serve(args, guard, readiness.clone(), Metrics::new(), &debug_pages(), Router::new()).await.expect("a free port")
+    fn start(args: &OpsArgs, guard: &Guard, readiness: &Readiness) -> SocketAddr {
+        serve(args, guard, readiness.clone(), Metrics::new(), &debug_pages(), Router::new()).expect("a free port")
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -315,7 +318,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_asks_nothing_is_closed() {
         let readiness = Readiness::new(Shutdown::new());
-        let address = start(&plain(), &Guard::open(), &readiness).await;
+        let address = start(&plain(), &Guard::open(), &readiness);
         let mut silent = TcpStream::connect(address).await.expect("it listens");
         silent.write_all(b"GET /healthz HTTP/1.1\r\n").await.expect("it reads");
         let closed = timeout(2 * PATIENCE, silent.read(&mut [0; 9])).await.expect("closed");
@@ -333,9 +336,8 @@ mod tests {
         };
         let readiness = Readiness::new(Shutdown::new());
         let more = Router::new().route("/endless", axum::routing::get(endless));
-        let address = serve(&plain(), &Guard::open(), readiness, Metrics::new(), &debug_pages(), more)
-            .await
-            .expect("a free port");
+        let served = serve(&plain(), &Guard::open(), readiness, Metrics::new(), &debug_pages(), more);
+        let address = served.expect("a free port");
         let mut idle = TcpStream::connect(address).await.expect("it listens");
         idle.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
         sleep(4 * PATIENCE).await;
@@ -394,7 +396,7 @@ mod tests {
         let shutdown = Shutdown::new();
         let readiness = Readiness::new(shutdown.clone());
         let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
-        let address = start(&plain(), &Guard::open(), &readiness).await;
+        let address = start(&plain(), &Guard::open(), &readiness);
 
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/metrics").await.contains("openmetrics-text"));
@@ -452,7 +454,7 @@ mod tests {
         let api_server = Server::start([]).await;
         let readiness = Readiness::new(Shutdown::new());
         let args = OpsArgs { ops_auth: OpsAuth::Token, ops_cert_dir: Some(folder.path().to_owned()), ..plain() };
-        let address = start(&args, &args.guard(&api_server.client()), &readiness).await;
+        let address = start(&args, &args.guard(&api_server.client()), &readiness);
 
         let client = tls_client(&bundle.material().expect("its material"), b"http/1.1");
         let connect = async || loop {
