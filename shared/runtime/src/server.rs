@@ -23,9 +23,10 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
+    time::sleep,
 };
 use tokio_rustls::TlsAcceptor;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     certificates::{CertificateError, mounted, unverified},
@@ -303,7 +304,7 @@ mod tests {
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
-        let stream = TcpStream::connect(address).await.expect("it listens");
+        let stream = TcpStream::connect(address).expect("it listens");
         ask(stream, path).await
     }
 
@@ -364,7 +365,7 @@ mod tests {
         };
         let more = Router::new().route("/followed", axum::routing::get(followed));
         let (readiness, metrics) = (Readiness::new(Shutdown::new()), Metrics::new());
-        let address = serve(&plain(), &Guard::open(), readiness, metrics, &debug_pages(), more).await.expect("a port");
+        let address = serve(&plain(), &Guard::open(), readiness, metrics, &debug_pages(), more).expect("a port");
         let mut followed = TcpStream::connect(address).await.expect("it listens");
         followed.write_all(b"GET /followed HTTP/1.0\r\n\r\n").await.expect("it reads");
         followed.read_exact(&mut [0; 9]).await.expect("it answers");
@@ -412,10 +413,28 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"), "{answer}");
     }
 
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("nobody panics").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_is_missing_is_logged_once_when_that_changes_and_lasts() {
-        let log: Arc<std::sync::Mutex<Vec<u8>>> = Arc::default();
-        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).without_time().finish();
+        let (log, writer) = {
+            let log = Log::default();
+            (log.clone(), move || log.clone())
+        };
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).without_time().finish();
         let _log = tracing::subscriber::set_default(subscriber);
         let shutdown = Shutdown::new();
         let readiness = Readiness::new(shutdown.clone());
@@ -438,7 +457,7 @@ mod tests {
         wait(60).await;
         shutdown.trigger();
         telling.await.expect("it ends");
-        let log = String::from_utf8(log.lock().expect("nobody panics").clone()).expect("text");
+        let log = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
         let lines: Vec<&str> =
             log.lines().filter_map(|line| line.split_once("server: ")).map(|(_, said)| said).collect();
         assert_eq!(lines, ["not ready missing=\"caches\"", "ready", "not ready missing=\"certificate\""], "{log}");
@@ -451,7 +470,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("tls.crt"), bundle.serving().certificate()).expect("written");
         std::fs::write(folder.path().join("tls.key"), bundle.serving().key().expose()).expect("written");
-        let api_server = Server::start([]).await;
+        let api_server = Server::start([]);
         let readiness = Readiness::new(Shutdown::new());
         let args = OpsArgs { ops_auth: OpsAuth::Token, ops_cert_dir: Some(folder.path().to_owned()), ..plain() };
         let address = start(&args, &args.guard(&api_server.client()), &readiness);
