@@ -89,6 +89,8 @@ pub struct Cell {
     pub leaving: bool,
     /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
     pub proven: bool,
+    /// Which news was the last of what is here.
+    pub shown: u64,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
     pub repaired: u64,
 }
@@ -303,6 +305,7 @@ impl Cell {
             verify: false,
             leaving: false,
             proven: false,
+            shown: 0,
             repaired: 0,
         }
     }

@@ -208,7 +208,8 @@ pub fn source_hash(source: &str) -> u64 {
     Checksum::of(source.as_bytes()).short()
 }
 
-fn seconds(time: &Time) -> u32 {
+/// In seconds since 1970.
+pub(crate) fn seconds(time: &Time) -> u32 {
     u32::try_from(time.0.as_second()).unwrap_or_default()
 }
 

@@ -10,13 +10,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use mimeo_core::{
     engine::{Action, Announcement, Engine, Errand, Request, Role, Settings, SourceRead, Verb},
     kind::{GroupVersionKind, Resource},
-    meta::Uid,
     outcome::{Failure, Outcome, Reason},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, uid, vouch};
+use common::{author, home, uid, vouch};
 
 fn secrets() -> Resource {
     Resource { gvk: GroupVersionKind::parse("v1", "Secret").unwrap(), plural: "secrets".into(), namespaced: true }
@@ -91,7 +90,7 @@ impl World {
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
                 Action::Errand(Errand::ConfirmSource(source)) => {
-                    let read = SourceRead::Absent(Uid::parse(&uid(999)).unwrap());
+                    let read = SourceRead::Absent(home(999, 0));
                     self.engine.source_read(&source, Some(read), self.now);
                 }
                 Action::Errand(_) => {}
@@ -101,7 +100,7 @@ impl World {
 
     fn written(&mut self, request: &Request) -> Outcome {
         self.written += 1;
-        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}, "time": "2026-01-02T00:00:00Z"});
         let meta = json!({
             "name": &*request.ticket.name, "namespace": &*request.ticket.namespace,
             "uid": uid(100_000 + self.written), "resourceVersion": (10 + self.written).to_string(),

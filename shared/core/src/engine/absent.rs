@@ -1,22 +1,116 @@
 //! What became of rules and sources that aren't there: deleted on purpose, lost with what they lived in, or not known yet.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    Engine, Source, Tick,
-    work::{Errand, Timer},
+    Engine, RuleState, Settings, Source, Tick,
+    work::{Errand, Timer, delay},
 };
 use crate::{
-    meta::{Seen, Uid},
+    cell::Cell,
+    meta::{Seen, Uid, seconds},
     rule::{RuleId, SourceRef},
 };
+
+/// What is known of something that isn't there: a rule that copies name, or a source.
+#[derive(Debug)]
+pub(super) struct Absence {
+    pub(super) verdict: Verdict,
+    /// How much had been shown of copies when it was asked, if that is being read, or waits to be tried again.
+    asked: Option<u64>,
+    /// The namespace that this process saw it in, if it did.
+    home: Option<Uid>,
+    /// How often in a row asking told nothing.
+    streak: u8,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not known.
+    Open,
+    /// Deleted on purpose.
+    Meant {
+        /// When that was read.
+        at: Tick,
+        /// How much had been shown of copies when it was asked.
+        shown: u64,
+        /// When its namespace was created, in seconds, if it may have been in a former one of that name.
+        since: Option<u32>,
+    },
+    /// Gone with its namespace.
+    Homeless,
+    /// Lost with its CRD, or with the record of that; not selected any more; or gone for reasons unknown.
+    Lost,
+}
+
+/// What became of it, as far as one copy goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Deleted on purpose.
+    Meant,
+    /// Gone with its namespace.
+    Homeless,
+    /// Lost: no copy goes by itself.
+    Lost,
+}
+
+/// For so long a read counts that found something missing: it may be back, and what shows that be late.
+const FRESH: Duration = Duration::from_secs(10);
+
+impl Absence {
+    /// Of what was in this namespace until just now, as far as this process knows.
+    pub(super) fn from(home: Option<Uid>) -> Self {
+        Self { verdict: Verdict::Open, asked: None, home, streak: 0 }
+    }
+
+    /// What it means for the copy in a cell; none: that isn't known, or not any more.
+    ///
+    /// A copy that this process has come to see after it had asked may have been made of what has come back since. And what was
+    /// never seen here was in the namespace that is there now only if the copy was written since that was created: with a former
+    /// one it went without anybody's having deleted it. Times have whole seconds, so equal ones prove nothing.
+    fn fate(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<Fate> {
+        match self.verdict {
+            Verdict::Open => None,
+            Verdict::Meant { since: Some(since), .. } if copy.written <= since => Some(Fate::Homeless),
+            Verdict::Meant { at, shown, .. } => (cell.shown <= shown && now <= at + FRESH).then_some(Fate::Meant),
+            Verdict::Homeless => Some(Fate::Homeless),
+            Verdict::Lost => Some(Fate::Lost),
+        }
+    }
+
+    /// Notes that it is asked. False: it is already.
+    fn ask(&mut self, shown: u64) -> bool {
+        let asks = self.asked.is_none();
+        self.asked = self.asked.or(Some(shown));
+        asks
+    }
+
+    /// Asking told nothing. Until when it isn't asked again: a second, at first.
+    fn ask_later(&mut self, settings: &Settings) -> Duration {
+        self.streak = self.streak.saturating_add(1);
+        delay(settings, self.streak.saturating_add(1))
+    }
+
+    /// Asked when so much had been shown of copies, it was read at that time: it isn't there, but this namespace of its is.
+    fn absent_at(&self, home: Home, shown: u64, at: Tick) -> Verdict {
+        match self.home {
+            // Not by itself, but with its namespace, of which this is another.
+            Some(former) if former != home.uid => Verdict::Homeless,
+            Some(_) => Verdict::Meant { at, shown, since: None },
+            None => Verdict::Meant { at, shown, since: Some(home.created) },
+        }
+    }
+}
 
 /// A rule that copies name but that doesn't exist.
 #[derive(Debug)]
 pub(super) struct Gone {
     /// When this process last saw it.
     seen: LastSeen,
-    pub(super) verdict: RuleVerdict,
+    pub(super) absence: Absence,
     /// Until then it is remembered even if no copy names it: a write that was never answered may still show.
     pub(super) until: Tick,
 }
@@ -32,42 +126,37 @@ enum LastSeen {
     Under(Box<str>),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RuleVerdict {
-    Unconfirmed,
-    Asked,
-    /// Deleted on purpose.
-    Meant,
-    /// Deleted with its namespace.
-    Homeless,
-    /// Lost with its CRD, or with the record of that: no copy goes by itself.
-    Lost,
-}
-
 impl Gone {
-    /// It was there until just now, under this CRD.
-    pub(super) fn seen_under(crd: Option<Box<str>>, now: Tick) -> Self {
+    /// It was there until just now, under this CRD and in this namespace.
+    pub(super) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
         let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
-        Self { seen, verdict: RuleVerdict::Unconfirmed, until: now + REMEMBERED }
+        Self { seen, absence: Absence::from(home), until: now + REMEMBERED }
     }
 }
 
-/// What became of a missing source.
+/// A namespace that is there and stays, as a read shows it that no cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SourceVerdict {
-    Unconfirmed,
-    Asked,
-    /// Deleted on purpose.
-    Meant,
-    /// Gone with its namespace, not selected any more, or gone for reasons unknown.
-    Lost,
+pub struct Home {
+    /// Its uid.
+    pub uid: Uid,
+    /// When it was created, in seconds since 1970.
+    pub created: u32,
+}
+
+impl Home {
+    /// The namespace with this metadata; none if its uid isn't understood.
+    pub fn of(meta: &ObjectMeta) -> Option<Self> {
+        // Without a time it is as if created just now: then nothing in it counts as deleted on purpose.
+        let created = meta.creation_timestamp.as_ref().map_or(u32::MAX, seconds);
+        Some(Self { uid: Uid::parse(meta.uid.as_deref()?)?, created })
+    }
 }
 
 /// The answer to [`Errand::ConfirmSource`], by reads that no cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceRead {
-    /// It isn't there; its namespace is, with this uid, and stays.
-    Absent(Uid),
+    /// It isn't there; its namespace is.
+    Absent(Home),
     /// Neither is there, or the namespace is going.
     Homeless,
     /// It is there, with labels that its selector doesn't match.
@@ -79,93 +168,151 @@ pub enum SourceRead {
 pub struct RuleRead {
     /// Whether the rule exists after all.
     pub found: bool,
-    /// Whether its namespace is gone, or going, if it lives in one.
-    pub homeless: bool,
+    /// Its namespace, if it lives in one that isn't gone, or going.
+    pub home: Option<Home>,
     /// Uid of its CRD, unless that is missing or being deleted.
     pub crd: Option<Box<str>>,
 }
 
 impl Engine {
-    /// A rule was read.
+    /// A rule was read; none: there was no answer. A 403 or 5xx is never read as "gone".
     pub fn rule_read(&mut self, id: &RuleId, read: Option<&RuleRead>, now: Tick) {
         self.at(now);
-        if let Some(state) = self.rules.get_mut(id) {
-            state.crd_asked = false;
+        if let Some((id, state)) = self.rules.get_key_value(id).map(|(id, _)| id.clone()).zip(self.rules.get_mut(id)) {
             match read {
                 Some(read) if read.found => {
+                    (state.crd_asked, state.crd_streak) = (false, 0);
                     state.crd.clone_from(&read.crd);
                     self.work.disturb();
                 }
                 // Its watch will say that it is gone. Not answered, it is asked again.
-                _ => self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything),
+                _ => {
+                    state.crd_streak = state.crd_streak.saturating_add(1);
+                    let pause = delay(&self.settings, state.crd_streak.saturating_add(1));
+                    self.work.timer(self.now + pause, Timer::AskRule(id));
+                }
             }
             return;
         }
         let Some((id, gone)) = self.gone.get_key_value(id).map(|(id, _)| id.clone()).zip(self.gone.get_mut(id)) else {
             return;
         };
-        let Some(read) = read else {
-            // Not answered. A 403 or 5xx is never read as "gone".
-            gone.verdict = RuleVerdict::Unconfirmed;
-            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
+        let Some(shown) = gone.absence.asked else { return };
+        let Some(read) = read.filter(|read| !read.found) else {
+            if read.is_some() {
+                // Its watch will show it, or shows it already.
+                gone.absence.verdict = Verdict::Open;
+            }
+            let pause = gone.absence.ask_later(&self.settings);
+            self.work.timer(self.now + pause, Timer::AskRule(id));
             return;
         };
-        if read.found {
-            // Its watch will show it, or shows it already.
-            gone.verdict = RuleVerdict::Unconfirmed;
-            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
-            return;
-        }
         let lived_under = match &gone.seen {
             LastSeen::Under(crd) => Some(crd),
             LastSeen::Never => self.crds[id.kind].recorded.as_ref(),
         };
-        let meant = read.crd.is_some() && read.crd.as_ref() == lived_under;
-        gone.verdict = match (meant, read.homeless) {
-            (true, false) => RuleVerdict::Meant,
-            (true, true) => RuleVerdict::Homeless,
-            (false, _) => RuleVerdict::Lost,
+        gone.absence.asked = None;
+        gone.absence.streak = 0;
+        gone.absence.verdict = match read.home {
+            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Verdict::Lost,
+            _ if id.namespace.is_none() => Verdict::Meant { at: self.now, shown, since: None },
+            Some(home) => gone.absence.absent_at(home, shown, self.now),
+            None => Verdict::Homeless,
         };
-        let keys = self.cells_of(&id);
-        self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
+        self.look_at_copies_of(&id);
     }
 
     /// A source was read; none: it is there after all, or there was no answer.
     pub fn source_read(&mut self, source: &SourceRef, read: Option<SourceRead>, now: Tick) {
         self.at(now);
-        let Some(Source::Missing { verdict, home, .. }) = self.sources.get_mut(source) else { return };
-        *verdict = match read {
-            // Not by itself, but with its namespace, of which this is another.
-            Some(SourceRead::Absent(now)) if home.is_some_and(|then| then != now) => SourceVerdict::Lost,
-            Some(SourceRead::Absent(_)) => SourceVerdict::Meant,
-            Some(SourceRead::Homeless | SourceRead::Relabelled) => SourceVerdict::Lost,
-            None => SourceVerdict::Unconfirmed,
-        };
-        if read.is_none() {
-            self.work.timer(self.now + self.settings.backoff * 4, Timer::Everything);
+        let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) else { return };
+        let Some(shown) = absence.asked else { return };
+        let Some(read) = read else {
+            absence.verdict = Verdict::Open;
+            let pause = absence.ask_later(&self.settings);
+            self.work.timer(self.now + pause, Timer::AskSource(source.clone()));
             return;
+        };
+        absence.asked = None;
+        absence.streak = 0;
+        absence.verdict = match read {
+            SourceRead::Absent(home) => absence.absent_at(home, shown, self.now),
+            SourceRead::Homeless => Verdict::Homeless,
+            SourceRead::Relabelled => Verdict::Lost,
+        };
+        self.look_at_copies_from(source);
+    }
+
+    /// A rule may be asked about again.
+    pub(super) fn reopen_rule(&mut self, id: &RuleId) {
+        if let Some(state) = self.rules.get_mut(id) {
+            state.crd_asked = false;
+            self.work.disturb();
         }
-        let source = source.clone();
-        self.concern_source(&source);
+        if let Some(gone) = self.gone.get_mut(id) {
+            gone.absence.asked = None;
+            self.look_at_copies_of(id);
+        }
+    }
+
+    /// A source may be asked about again.
+    pub(super) fn reopen_source(&mut self, source: &SourceRef) {
+        if let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) {
+            absence.asked = None;
+            self.look_at_copies_from(source);
+        }
+    }
+
+    fn look_at_copies_of(&mut self, id: &RuleId) {
+        let keys = self.cells_of(id);
+        self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
+    }
+
+    /// Copies of this source are to be planned anew. One that a selector doesn't find any more has no slot.
+    fn look_at_copies_from(&mut self, source: &SourceRef) {
+        let named = self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone());
+        let finds = |state: &RuleState| {
+            state.rule.as_ref().is_ok_and(|rule| rule.selectors.iter().any(|selector| selector.finds(source)))
+        };
+        let selecting = self.rules.iter().filter(|(_, state)| finds(state)).map(|(id, _)| id.clone());
+        let rules: BTreeSet<Arc<RuleId>> = named.chain(selecting).collect();
+        for id in rules {
+            self.look_at_copies_of(&id);
+        }
     }
 
     /// What became of a rule that isn't there but that this copy names. If that isn't known it is asked.
+    pub(super) fn rule_fate(&mut self, id: &Arc<RuleId>, cell: &Cell) -> Option<Fate> {
+        self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
+        let fate = self.known_fate(id, cell);
+        if fate.is_none() && self.gone.get_mut(id).is_some_and(|gone| gone.absence.ask(self.shown)) {
+            self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+        }
+        fate
+    }
+
+    /// The same as far as it is known.
     ///
     /// Whether a rule that this process never saw was deleted on purpose it knows by the CRD that was recorded. Of a copy that was last
     /// written before there was this record that says nothing: its rule may have been lost with a former one, as when Mimeo was
     /// removed.
-    pub(super) fn rule_verdict(&mut self, id: &Arc<RuleId>, copy: &Seen) -> RuleVerdict {
-        let gone = self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, Tick::ZERO));
-        if gone.verdict == RuleVerdict::Unconfirmed {
-            gone.verdict = RuleVerdict::Asked;
-            self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
-        }
+    pub(super) fn known_fate(&self, id: &RuleId, cell: &Cell) -> Option<Fate> {
+        let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
+        let meant = matches!(gone.absence.verdict, Verdict::Meant { .. });
         let unseen = matches!(gone.seen, LastSeen::Never);
-        match gone.verdict {
-            RuleVerdict::Meant if unseen && self.kinds_since.is_none_or(|since| copy.written < since) => {
-                RuleVerdict::Lost
-            }
-            verdict => verdict,
+        if meant && unseen && self.kinds_since.is_none_or(|since| copy.written < since) {
+            return Some(Fate::Lost);
         }
+        gone.absence.fate(cell, copy, self.now)
+    }
+
+    /// What became of a missing source that this copy was made of. If that isn't known it is asked.
+    pub(super) fn source_fate(&mut self, source: &SourceRef, cell: &Cell) -> Option<Fate> {
+        let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) else { return None };
+        let fate = absence.fate(cell, cell.ours()?, self.now);
+        if fate.is_none() && absence.ask(self.shown) {
+            self.work.errands.push_back(Errand::ConfirmSource(source.clone()));
+        }
+        fate
     }
 }

@@ -140,6 +140,10 @@ impl Engine {
     }
 
     fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+        if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
+            self.shown += 1;
+            cell.shown = self.shown;
+        }
         cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
         cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {

@@ -8,13 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    Engine, Namespace, Role, Source, Tick,
-    absent::{RuleVerdict, SourceVerdict},
-    kinds::Note,
-    record::CrdState,
-    work::Errand,
-};
+use super::{Engine, Namespace, Role, Tick, absent::Fate, kinds::Note, record::CrdState, work::Errand};
 use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
     meta::source_hash,
@@ -119,10 +113,10 @@ impl Engine {
         if seen.retention().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
             return Step::Leave(Leave::Retained);
         }
-        match self.rule_verdict(id, seen) {
-            RuleVerdict::Unconfirmed | RuleVerdict::Asked => Step::Leave(Leave::Undecided),
-            RuleVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
-            RuleVerdict::Homeless | RuleVerdict::Lost => self.sweep(id, name, cell, Why::RuleDeleted),
+        match self.rule_fate(id, cell) {
+            None => Step::Leave(Leave::Undecided),
+            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
+            Some(Fate::Homeless | Fate::Lost) => self.sweep(id, name, cell, Why::RuleDeleted),
         }
     }
 
@@ -133,19 +127,11 @@ impl Engine {
         name: &Arc<str>,
         cell: &Cell,
     ) -> Step {
-        let Some(Source::Missing { verdict, .. }) = self.sources.get_mut(source) else {
-            return Step::Leave(Leave::NoSource);
-        };
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::NoSource) };
-        match verdict {
-            SourceVerdict::Unconfirmed => {
-                *verdict = SourceVerdict::Asked;
-                self.work.errands.push_back(Errand::ConfirmSource(source.clone()));
-                Step::Leave(Leave::Undecided)
-            }
-            SourceVerdict::Asked => Step::Leave(Leave::Undecided),
-            SourceVerdict::Meant => Step::Delete(seen.uid, seen.version, Why::SourceDeleted),
-            SourceVerdict::Lost => self.sweep(rule, name, cell, Why::SourceDeleted),
+        match self.source_fate(source, cell) {
+            None => Step::Leave(Leave::Undecided),
+            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, Why::SourceDeleted),
+            Some(Fate::Homeless | Fate::Lost) => self.sweep(rule, name, cell, Why::SourceDeleted),
         }
     }
 

@@ -35,6 +35,8 @@ impl Engine {
         if !cell.show(seen) {
             return;
         }
+        self.shown += 1;
+        cell.shown = self.shown;
         cell.release();
         self.dirty.insert(namespace);
     }

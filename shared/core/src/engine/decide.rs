@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::RuleVerdict};
+use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::Fate};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     meta::{Checksum, source_hash},
@@ -38,12 +38,11 @@ impl Engine {
         if !matches!(self.listings[RuleKind::ClusterReplication], Listing::Listed | Listing::Unserved) {
             return false;
         }
-        let marked = cell.ours().and_then(|seen| Some((seen, seen.rule.clone()?)));
-        let former = marked.filter(|(_, former)| former.kind == RuleKind::ClusterReplication);
-        let Some((copy, former)) = former else { return true };
+        let marked = cell.ours().and_then(|seen| seen.rule.clone());
+        let Some(former) = marked.filter(|former| former.kind == RuleKind::ClusterReplication) else { return true };
         match self.rules.get(&former) {
             Some(state) => state.acting().is_some(),
-            None => self.rule_verdict(&former, copy) == RuleVerdict::Meant,
+            None => self.rule_fate(&former, cell) == Some(Fate::Meant),
         }
     }
 

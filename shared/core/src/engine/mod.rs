@@ -89,7 +89,7 @@ use std::{
 };
 
 pub use self::{
-    absent::{RuleRead, SourceRead},
+    absent::{Home, RuleRead, SourceRead},
     announce::Announcement,
     authorized::Inquiry,
     barrier::Progress,
@@ -207,6 +207,8 @@ pub struct Engine {
     served: BTreeMap<GroupVersionKind, Served>,
     slots: Slots,
     last_slot: u32,
+    /// How much was shown of copies.
+    shown: u64,
     work: work::Work,
     dirty: BTreeSet<Arc<str>>,
     /// How often a namespace was planned.
@@ -297,6 +299,7 @@ impl Engine {
             served: BTreeMap::new(),
             slots: Slots::default(),
             last_slot: 0,
+            shown: 0,
             work: work::Work::default(),
             dirty: BTreeSet::new(),
             planned: 0,

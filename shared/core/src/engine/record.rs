@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{
     Engine, KindState, RuleState, Served, Tick,
-    absent::RuleVerdict,
+    absent::Verdict,
     kinds::Note,
     work::{Errand, Timer},
 };
@@ -66,9 +66,9 @@ impl Engine {
             state.crd = known.certain();
         }
         self.work.disturb();
-        let lost = self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.verdict == RuleVerdict::Lost);
+        let lost = self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.absence.verdict == Verdict::Lost);
         for (_, gone) in lost {
-            gone.verdict = RuleVerdict::Unconfirmed;
+            gone.absence.verdict = Verdict::Open;
         }
         self.everything_dirty();
     }

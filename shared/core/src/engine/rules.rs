@@ -16,6 +16,7 @@ use super::{
 use crate::{
     cell::Reference,
     kind::GroupVersionKind,
+    meta::Uid,
     outcome::Unreadable,
     review::User,
     rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
@@ -38,6 +39,10 @@ pub(super) struct RuleState {
     pub(super) crd: Option<Box<str>>,
     /// Whether that is being read.
     pub(super) crd_asked: bool,
+    /// How often in a row that told nothing.
+    pub(super) crd_streak: u8,
+    /// Its namespace, if that is known to have gone since.
+    pub(super) home: Option<Uid>,
     /// Whether its status already said, when this generation was first seen, that every webhook replica has taken it in: so it
     /// was before a restart, and what replicas say of versions since doesn't count again.
     pub(super) barrier_proven: bool,
@@ -134,6 +139,8 @@ impl Engine {
                 spec_seen: self.now,
                 crd,
                 crd_asked: false,
+                crd_streak: 0,
+                home: None,
                 barrier_proven,
                 conflicts: BTreeMap::new(),
                 status: book,
@@ -168,7 +175,9 @@ impl Engine {
         self.sweeps.remove(&id);
         self.inquire();
         self.work.disturb();
-        self.gone.insert(id, absent::Gone::seen_under(old.crd, self.now));
+        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
+        self.gone.insert(id, gone);
         self.demand_changed();
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     Engine, Member, Members, Namespace, Observed, Role, Served, Source,
-    absent::SourceVerdict,
+    absent::{Absence, Fate},
     sources::Facts,
     work::{Errand, Timer},
 };
@@ -450,26 +450,21 @@ impl Engine {
             };
             let found = findings.members.get(&source.name).is_some();
             let source = selector.source(source.name.clone());
-            let home = self.namespaces.get(&*source.namespace).and_then(|entry| entry.uid);
-            let since = self.now;
             if found && !self.sources.contains_key(&source) {
                 // One of too many.
                 return Some(Step::Leave(Leave::Retained));
             }
-            let lost = Source::Missing { since, verdict: SourceVerdict::Unconfirmed, home };
+            let lost = Source::Missing { since: self.now, absence: Absence::from(None) };
             match self.sources.entry(source.clone()).or_insert(lost) {
                 Source::Missing { since, .. } if self.now < *since + grace => {
                     self.work.timer(*since + grace, Timer::Rule(id.clone()));
                     return Some(undecided);
                 }
-                Source::Missing { verdict: verdict @ SourceVerdict::Unconfirmed, .. } => {
-                    *verdict = SourceVerdict::Asked;
-                    self.work.errands.push_back(Errand::ConfirmSource(source));
-                    return Some(undecided);
-                }
-                Source::Missing { verdict: SourceVerdict::Asked, .. } | Source::NotRead => return Some(undecided),
-                Source::Missing { verdict: SourceVerdict::Meant, .. } => {}
-                Source::Missing { verdict: SourceVerdict::Lost, .. } => meant = false,
+                Source::NotRead => return Some(undecided),
+                Source::Missing { .. } => match self.source_fate(&source, cell) {
+                    None => return Some(undecided),
+                    Some(fate) => meant &= fate == Fate::Meant,
+                },
                 // In its place is what comes of it by this very rule.
                 Source::Found { facts, .. } if !facts.kin.admits(id) => meant = false,
                 // Never copied, or one of too many.

@@ -27,9 +27,7 @@ pub(super) enum Source {
     },
     Missing {
         since: Tick,
-        verdict: absent::SourceVerdict,
-        /// The namespace that it was in, if that is known.
-        home: Option<Uid>,
+        absence: absent::Absence,
     },
 }
 
@@ -72,7 +70,7 @@ impl std::fmt::Debug for Source {
         match self {
             Self::NotRead => f.write_str("NotRead"),
             Self::Found { version, .. } => write!(f, "Found({version})"),
-            Self::Missing { since, verdict, home } => write!(f, "Missing({since:?}, {verdict:?}, {home:?})"),
+            Self::Missing { since, absence } => write!(f, "Missing({since:?}, {absence:?})"),
         }
     }
 }
@@ -98,9 +96,12 @@ impl Engine {
             (None, Source::Missing { .. }) if !readable_again => return,
             (None, Source::Missing { .. }) => {}
             (None, known) => {
-                let former = if let Source::Found { home, .. } = known { *home } else { None };
-                let home = former.or_else(|| self.namespaces.get(&*source.namespace)?.uid);
-                *state = Source::Missing { since: self.now, verdict: absent::SourceVerdict::Unconfirmed, home };
+                // Never seen, it may have been in a former namespace of that name.
+                let home = match known {
+                    Source::Found { home, .. } => home.or_else(|| self.namespaces.get(&*source.namespace)?.uid),
+                    _ => None,
+                };
+                *state = Source::Missing { since: self.now, absence: absent::Absence::from(home) };
             }
             (Some(object), _) => {
                 *state = Source::found(source, Arc::new(object));
@@ -176,8 +177,11 @@ impl Engine {
         }
     }
 
-    /// A namespace is gone: sources that it held went with it, though their own watches may yet have to say so.
+    /// A namespace is gone: sources and rules that it held went with it, though their own watches may yet have to say so.
     pub(super) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
+        for (_, state) in self.rules.iter_mut().filter(|(id, _)| id.namespace.as_deref() == Some(name)) {
+            state.home = state.home.or(uid);
+        }
         for (source, state) in &mut self.sources {
             if let Source::Found { home: home @ None, .. } = state
                 && *source.namespace == *name

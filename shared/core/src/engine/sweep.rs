@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Engine, RuleState, Tick,
-    absent::RuleVerdict,
+    absent::Fate,
     announce::{Happening, places},
     work::Timer,
 };
@@ -160,7 +160,7 @@ impl Engine {
         let slots = self.rules.get(id).map(|state| self.slots_had(state));
         let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
         let large = large || self.tenants_lose_much(id);
-        let unmeant = slots.is_none() && self.gone.get(id).is_none_or(|gone| gone.verdict != RuleVerdict::Homeless);
+        let unmeant = slots.is_none() && !self.all_homeless(id);
         let held = self.sweeps.get(id).filter(|_| large || unmeant);
         let nonce = held.map(|sweep| self.nonce(id, sweep));
         let due = self.now + self.settings.sweep;
@@ -184,6 +184,15 @@ impl Engine {
             }
             None => self.let_go_what_is_due(id),
         }
+    }
+
+    /// Whether all that a rule has lost it lost by going with its namespace.
+    fn all_homeless(&self, id: &RuleId) -> bool {
+        let mut keys = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys());
+        keys.all(|(namespace, kind, name)| {
+            let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
+            cell.and_then(|cell| self.known_fate(id, cell)) == Some(Fate::Homeless)
+        })
     }
 
     /// Whether a person is to confirm that the cell's copy goes.

@@ -132,6 +132,10 @@ pub(super) enum Timer {
     /// What was created once in a namespace may be noted again.
     Note(Arc<str>),
     Rule(Arc<RuleId>),
+    /// What became of a rule may be asked again,
+    AskRule(Arc<RuleId>),
+    /// and of a source.
+    AskSource(SourceRef),
     Sweep(Arc<RuleId>),
     /// The statuses of all rules.
     Rules,
@@ -313,6 +317,8 @@ impl Engine {
                 self.touch(&id);
                 self.concern(&id);
             }
+            Timer::AskRule(id) => self.reopen_rule(&id),
+            Timer::AskSource(source) => self.reopen_source(&source),
             Timer::Everything => {
                 self.work.disturb();
                 self.everything_dirty();

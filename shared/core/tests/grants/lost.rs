@@ -6,6 +6,7 @@ use mimeo_core::{
 };
 use serde_json::json;
 
+use crate::common::home;
 use crate::scene::{Scene, cluster_replication, condition, copying, grant, replication, source, to, words};
 
 /// Else whatever Mimeo finds after a restart would be held for ever, of rules that were deleted meanwhile.
@@ -18,7 +19,7 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
         scene.engine.crd(RuleKind::Replication, Some("crd".into()), None, scene.now);
         scene.mark("mallory", "m", "Replication/x/y");
         scene.run();
-        let lost = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+        let lost = RuleRead { found: false, home: Some(home(1, 0)), crd: Some("crd".into()) };
         scene.engine.rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
         scene.rule(replication(
             "home",
@@ -62,7 +63,7 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
         }
         scene.mark_of(written, "z", "y", "ClusterReplication/p");
         scene.run();
-        let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+        let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
         scene.engine.rule_read(&id, Some(&read), scene.now);
         scene.run();
         scene.wait(60);
@@ -93,7 +94,7 @@ fn no_tenants_rule_takes_a_copy_written_before_the_record() {
     let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
     scene.rule(replication("home", "r", &json!({"sources": sources, "targets": targets})));
     scene.show(&source("home", "x"));
-    let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+    let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
     scene.engine.rule_read(&"ClusterReplication/p".parse().unwrap(), Some(&read), scene.now);
     scene.run();
     scene.wait(60);
@@ -144,7 +145,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
                 scene.mark("mallory", &format!("m-{number}"), "Replication/no-such-ns/x");
             }
             scene.run();
-            let read = RuleRead { found: false, homeless: true, crd: Some("crd".into()) };
+            let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
             scene.engine.rule_read(&"Replication/no-such-ns/x".parse().unwrap(), Some(&read), scene.now);
         } else {
             for place in &places {
@@ -186,7 +187,7 @@ fn a_namespaces_rules_together_lose_no_more_than_one_may() {
 
 #[test]
 fn rules_that_go_with_their_namespace_are_no_lost_definition() {
-    for (homeless, deleted_at_once) in [(false, true), (true, false)] {
+    for (stays, deleted_at_once) in [(true, true), (false, false)] {
         let mut scene = Scene::new(&["home", "to"]);
         scene.grant("to", grant("Write", &to("home"), &[]));
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
@@ -194,7 +195,8 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         assert_eq!(scene.done(), ["write to/x"]);
         scene.engine.rule_gone(&id, scene.now);
         scene.run();
-        let read = RuleRead { found: false, homeless, crd: Some("crd".into()) };
+        let home = stays.then(|| home(scene.uids["home"], 0));
+        let read = RuleRead { found: false, home, crd: Some("crd".into()) };
         scene.engine.rule_read(&id, Some(&read), scene.now);
         assert_eq!(scene.done().is_empty(), !deleted_at_once);
         scene.wait(11);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
+mod absent;
 #[path = "../common/mod.rs"]
 mod common;
 mod consent;

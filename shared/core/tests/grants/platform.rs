@@ -32,7 +32,7 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
     scene.engine.rule_gone(&"ClusterReplication/p".parse().unwrap(), scene.now);
     scene.run();
     assert!(scene.errands.iter().any(|errand| matches!(errand, Errand::ConfirmRule(_))));
-    let read = RuleRead { found: false, homeless: false, crd: Some("crd".into()) };
+    let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
     scene.engine.rule_read(&"ClusterReplication/p".parse().unwrap(), Some(&read), scene.now);
     assert_eq!(scene.done(), ["delete home/x"]);
 }
@@ -78,7 +78,7 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
         assert!(scene.errands.contains(&Errand::ConfirmRule(id.clone())));
         scene.engine.crd(RuleKind::ClusterReplication, crd.map(Into::into), Some("crd".into()), scene.now);
         scene.run();
-        let read = RuleRead { found: false, homeless: false, crd: crd.map(Into::into) };
+        let read = RuleRead { found: false, home: None, crd: crd.map(Into::into) };
         scene.engine.rule_read(&id, Some(&read), scene.now);
         scene.run();
         scene.wait(60);

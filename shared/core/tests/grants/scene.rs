@@ -210,6 +210,16 @@ impl Scene {
         }
     }
 
+    /// The next request, which nobody answers.
+    pub(crate) fn request(&mut self) -> Request {
+        loop {
+            match self.engine.next(self.now).unwrap() {
+                Action::Request(request) => return *request,
+                Action::Errand(errand) => self.errands.push(errand),
+            }
+        }
+    }
+
     pub(crate) fn written(&mut self, request: &Request) -> Value {
         self.version += 1;
         let ticket = &request.ticket;

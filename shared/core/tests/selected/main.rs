@@ -14,13 +14,12 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
     engine::SourceRead,
     kind::{GroupVersionKind, Resource},
-    meta::Uid,
     rule::Rule,
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, uid};
-use world::{World, labelled, rule, secrets};
+use common::{author, home, uid};
+use world::{WRITTEN_AT, World, labelled, rule, secrets};
 
 fn secret(name: &str) -> Value {
     secret_in("home", name)
@@ -69,7 +68,7 @@ fn sources_come_and_change_one_by_one() {
 fn a_deleted_source_takes_its_copies_along_after_the_grace() {
     let mut world = World::new(simple());
     world.listed(&[secret("a"), secret("b")]);
-    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    world.read = Some(SourceRead::Absent(home(0, 0)));
     world.shown(&secret("a"), false);
     world.wait(50);
     assert_eq!(world.copies().len(), 4);
@@ -103,7 +102,7 @@ fn a_loss_while_nothing_ran_is_told_by_the_copies() {
         let mut world = World::new(rules());
         world.listed(&[secret("a"), secret("b")]);
         world.restart(rules());
-        world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+        world.read = Some(SourceRead::Absent(home(0, 0)));
         world.wait(600);
         assert_eq!(world.copies().len(), 4, "before the listing nothing is lost");
         world.listed(&[secret("b")]);
@@ -112,6 +111,24 @@ fn a_loss_while_nothing_ran_is_told_by_the_copies() {
         world.wait(2);
         assert_eq!(world.copies(), left, "{policy}");
         assert_eq!(world.written, 4);
+    }
+}
+
+/// The namespace is there again, empty, since after the copies were written: nobody has deleted any of the sources.
+#[test]
+fn sources_that_went_with_a_former_namespace_are_lost_after_a_restart_too() {
+    let all: Vec<Value> = (0..20).map(|number| secret(&format!("s{number:02}"))).collect();
+    for (created, left) in [(WRITTEN_AT, 40), (WRITTEN_AT - 1, 0)] {
+        let mut world = World::new(simple());
+        world.listed(&all);
+        world.restart(simple());
+        world.read = Some(SourceRead::Absent(home(0, created)));
+        world.listed(&[]);
+        world.wait(61);
+        world.wait(61);
+        assert_eq!(world.copies().len(), left);
+        let held = world.status().conditions.iter().any(|condition| condition.reason == "DeletionHeld");
+        assert_eq!(held, left > 0);
     }
 }
 
@@ -186,14 +203,14 @@ fn too_many_are_taken_by_their_age() {
     assert!(reason == "False SourceRefused" && message.starts_with("300 sources "), "{reason} {message}");
     assert_eq!(status.sources.len(), 32);
     // One that goes makes room for the next, which has to be read again.
-    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    world.read = Some(SourceRead::Absent(home(0, 0)));
     world.shown(&all[0], false);
     let next = all[256]["metadata"]["name"].as_str().unwrap();
     assert_eq!(world.reads.iter().map(|source| &*source.name).collect::<Vec<_>>(), [next]);
     let source = world.reads[0].clone();
     world.engine.source(&source, Some(all[256].clone()), world.now);
     world.wait(61);
-    world.wait(61);
+    world.wait(1);
     assert_eq!(world.copies.len(), 256);
     assert!(world.copies.contains_key(&format!("one/{next}")) && !world.copies.contains_key("one/s999"));
     // After a restart it is the same ones.
@@ -306,11 +323,11 @@ fn a_chain_goes_on_and_a_loop_ends() {
     let via = |copy: &str| world.copies[copy]["metadata"]["annotations"]["mimeo.dev/via"].clone();
     assert_eq!((via("away/s-x"), via("one/s-x-x")), (Value::Null, "ClusterReplication/a".into()));
     // Without the source all of it goes, link by link.
-    world.read = Some(SourceRead::Absent(Uid::parse(&uid(0)).unwrap()));
+    world.read = Some(SourceRead::Absent(home(0, 0)));
     for _ in 0..4 {
         let all: Vec<Value> = world.copies.values().cloned().collect();
         world.listed(&all);
-        world.read = Some(SourceRead::Absent(Uid::parse(&uid(usize::from(world.copies.len() < 3))).unwrap()));
+        world.read = Some(SourceRead::Absent(home(usize::from(world.copies.len() < 3), 0)));
         world.wait(61);
         world.wait(11);
     }

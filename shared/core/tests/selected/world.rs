@@ -18,6 +18,10 @@ use serde_json::{Value, from_value, json};
 
 use crate::common::{author, uid, vouch};
 
+/// When copies are written, and the second that it is.
+const WRITTEN: &str = "2026-01-02T00:00:00Z";
+pub(crate) const WRITTEN_AT: u32 = 1_767_312_000;
+
 pub(crate) const NAMESPACES: [&str; 4] = ["home", "away", "one", "two"];
 
 pub(crate) fn secrets() -> GroupVersionKind {
@@ -180,10 +184,9 @@ impl World {
                 copy["number"] = number.into();
                 copy["metadata"]["uid"] = uid(number).into();
                 copy["metadata"]["namespace"] = (*ticket.namespace).into();
-                copy["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+                copy["metadata"]["creationTimestamp"] = WRITTEN.into();
                 copy["metadata"]["resourceVersion"] = (100 + self.written).to_string().into();
-                copy["metadata"]["managedFields"] =
-                    json!([{"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}}]);
+                copy["metadata"]["managedFields"] = json!([{"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}, "time": WRITTEN}]);
                 let meta = from_value(copy["metadata"].clone()).unwrap();
                 self.copies.insert(key, copy);
                 Outcome::Object(Box::new(meta))

@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use mimeo_core::{
-    engine::{Errand, Request, RuleRead, SourceRead, Verb},
-    meta::Uid,
+    engine::{Errand, Home, Request, RuleRead, SourceRead, Verb},
     outcome::Outcome,
     ownership,
     rule::SourceRef,
@@ -84,9 +83,9 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
         }
         Errand::ConfirmRule(id) => {
             let found = server.get(&Key::of(id)).is_some();
-            let home = id.namespace.as_deref().map(|home| server.namespace(home));
-            let homeless = home.is_some_and(|home| home.is_none_or(|home| home.deleting));
-            Answer::Rule(RuleRead { found, homeless, crd: server.crd_of(id.kind).map(Into::into) })
+            let home = id.namespace.as_deref().and_then(|home| server.namespace(home)).filter(|home| !home.deleting);
+            let home = home.and_then(|home| Home::of(&home.meta()));
+            Answer::Rule(RuleRead { found, home, crd: server.crd_of(id.kind).map(Into::into) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
         Errand::ReadSource(source) => {
@@ -110,7 +109,7 @@ fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
         return (!source.admits(|key| labels.get(key).map(String::as_str))).then_some(SourceRead::Relabelled);
     }
     let home = server.namespace(&source.namespace).filter(|namespace| !namespace.deleting);
-    home.map_or(Some(SourceRead::Homeless), |home| Uid::parse(&home.uid).map(SourceRead::Absent))
+    home.map_or(Some(SourceRead::Homeless), |home| Home::of(&home.meta()).map(SourceRead::Absent))
 }
 
 pub fn describe(answer: &Answer) -> String {

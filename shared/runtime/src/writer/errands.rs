@@ -14,9 +14,8 @@ use k8s_openapi::{
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_core::{
-    engine::{Announcement, RuleRead, SourceRead, StatusUpdate},
+    engine::{Announcement, Home, RuleRead, SourceRead, StatusUpdate},
     kind::{GroupKind, GroupVersionKind, Resource},
-    meta::Uid,
     names,
     rule::{RuleId, RuleKind, SourceRef},
     seeds::Seeds,
@@ -156,20 +155,16 @@ impl Writer {
             Look::NotServed => return None,
         };
         match rule {
-            Look::Found(_) => Some(RuleRead { found: true, homeless: false, crd }),
+            Look::Found(_) => Some(RuleRead { found: true, home: None, crd }),
             Look::Absent => {
-                let homeless = match &id.namespace {
-                    None => false,
-                    Some(home) => match self.look(&namespace_path(home)).await? {
-                        Look::Found(home) => home.metadata.deletion_timestamp.is_some(),
-                        Look::Absent => true,
-                        Look::NotServed => return None,
-                    },
+                let home = match &id.namespace {
+                    None => None,
+                    Some(home) => self.look_home(home).await?,
                 };
-                Some(RuleRead { found: false, homeless, crd })
+                Some(RuleRead { found: false, home, crd })
             }
             // The CRD is there but not (yet) served by whoever answered: that is no word about the rule.
-            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, homeless: false, crd }),
+            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, home: None, crd }),
         }
     }
 
@@ -182,14 +177,20 @@ impl Writer {
                 (!source.admits(|key| labels.get(key).map(String::as_str))).then_some(SourceRead::Relabelled)
             }
             Look::NotServed => None,
-            Look::Absent => match self.look(&namespace_path(&source.namespace)).await? {
-                Look::Found(namespace) if namespace.metadata.deletion_timestamp.is_some() => Some(SourceRead::Homeless),
-                Look::Found(namespace) => {
-                    namespace.metadata.uid.as_deref().and_then(Uid::parse).map(SourceRead::Absent)
-                }
-                Look::Absent => Some(SourceRead::Homeless),
-                Look::NotServed => None,
-            },
+            Look::Absent => {
+                let home = self.look_home(&source.namespace).await?;
+                Some(home.map_or(SourceRead::Homeless, SourceRead::Absent))
+            }
+        }
+    }
+
+    /// Reads a namespace; the inner none: it is gone, or going. None if nobody answers.
+    async fn look_home(&self, name: &str) -> Option<Option<Home>> {
+        match self.look(&namespace_path(name)).await? {
+            Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Some(None),
+            Look::Found(home) => Home::of(&home.metadata).map(Some),
+            Look::Absent => Some(None),
+            Look::NotServed => None,
         }
     }
 

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_core::{
-    engine::{Action, Announcement, Engine, Errand, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
+    engine::{Action, Announcement, Engine, Errand, Home, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
     review::User,
@@ -251,7 +251,7 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
     let going = || Script::json(200, &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let read = |found, crd: Option<&str>| Some(RuleRead { found, homeless: false, crd: crd.map(Into::into) });
+    let read = |found, crd: Option<&str>| Some(RuleRead { found, home: None, crd: crd.map(Into::into) });
     let cases = [
         (there(), there(), read(true, Some(UID))),
         (absent(), there(), read(false, Some(UID))),
@@ -278,14 +278,37 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
 }
 
 #[tokio::test]
+async fn what_a_tenants_rule_lived_in_is_read_too() {
+    let id: RuleId = "Replication/team/registry".parse().expect("a rule's identity");
+    let namespace = |metadata: Value| Script::json(200, &json!({"metadata": metadata}));
+    let stays = json!({"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"});
+    let going = json!({"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"});
+    let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
+    let read = |home| Some(RuleRead { found: false, home, crd: Some(UID.into()) });
+    let cases = [
+        (namespace(stays), read(home)),
+        (namespace(going), read(None)),
+        (status(404, &json!({"name": "team"})), read(None)),
+        (status(403, &json!({})), None),
+    ];
+    for (index, (namespace, want)) in cases.into_iter().enumerate() {
+        let crd = Script::json(200, &json!({"metadata": {"uid": UID}}));
+        let server = Server::start([status(404, &json!({"name": "registry"})), crd, namespace]).await;
+        assert_eq!(writer(&server).read_rule(&id).await, want, "case {index}");
+        assert_eq!(server.requests()[2], "GET /api/v1/namespaces/team");
+    }
+}
+
+#[tokio::test]
 async fn a_source_is_gone_only_by_a_clear_answer() {
     let source = SourceRef::named(secrets().gvk, "platform", "registry");
-    let there = || Script::json(200, &json!({"metadata": {"uid": UID}}));
+    let there = || Script::json(200, &json!({"metadata": {"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"}}));
     let going = || Script::json(200, &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
         (there(), there(), None),
-        (absent("secrets"), there(), Uid::parse(UID).map(SourceRead::Absent)),
+        (absent("secrets"), there(), home.map(SourceRead::Absent)),
         (absent("secrets"), going(), Some(SourceRead::Homeless)),
         (absent("secrets"), absent("namespaces"), Some(SourceRead::Homeless)),
         (absent("secrets"), status(403, &json!({})), None),

@@ -1,0 +1,137 @@
+//! What a read says of rules and sources that aren't there, and for which copies and how long it counts.
+
+use mimeo_core::{
+    engine::{Errand, RuleRead, SourceRead},
+    outcome::{Outcome, Reason},
+    rule::RuleId,
+};
+
+use crate::{
+    common::home,
+    scene::{Scene, cluster_replication, copying, replication, source, to, words},
+};
+
+const CREATED: &str = "2026-01-01T00:00:00Z";
+const CREATED_AT: u32 = 1_767_225_600;
+const BEFORE: &str = "2025-12-31T23:59:59Z";
+const AFTER: &str = "2026-01-01T00:00:01Z";
+
+fn deleted(home: Option<mimeo_core::engine::Home>) -> RuleRead {
+    RuleRead { found: false, home, crd: Some("crd".into()) }
+}
+
+/// As when the source's namespace was deleted and is there again, empty, and the process that held the deletion has ended.
+#[test]
+fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for (written, meant) in [(BEFORE, false), (CREATED, false), (AFTER, true)] {
+        let mut scene = Scene::new(&[&places[..], &["a"]].concat());
+        let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
+        for place in &places {
+            scene.mark_of(written, place, "b", "ClusterReplication/p");
+        }
+        assert!(scene.watched(&source("a", "b")));
+        scene.engine.source(&source("a", "b"), None, scene.now);
+        scene.wait(61);
+        assert!(scene.errands.contains(&Errand::ConfirmSource(source("a", "b"))));
+        let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+        scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
+        assert_eq!(scene.done().len(), if meant { 20 } else { 0 }, "{written}");
+        scene.wait(60);
+        assert_eq!(scene.done().len(), 0, "{written}");
+        let status = scene.status(&id);
+        let stalled = status.conditions.iter().any(|condition| condition.type_ == "Stalled");
+        assert_eq!(stalled, !meant, "{written}");
+        assert!(meant || words(&status, "Stalled") == "True DeletionHeld");
+    }
+}
+
+#[test]
+fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
+    for (written, meant) in [(BEFORE, false), (CREATED, false), (AFTER, true)] {
+        let mut scene = Scene::new(&["a", "z"]);
+        scene.mark_of(written, "z", "b", "Replication/a/r");
+        scene.run();
+        let read = deleted(Some(home(scene.uids["a"], CREATED_AT)));
+        scene.engine.rule_read(&"Replication/a/r".parse().unwrap(), Some(&read), scene.now);
+        assert_eq!(scene.done().len(), usize::from(meant), "{written}");
+        scene.wait(11);
+        assert_eq!(scene.done().len(), usize::from(!meant), "collected first: {written}");
+    }
+    // One that this process has seen it knows by its namespace.
+    for (again, meant) in [(false, true), (true, false)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        scene.grant("to", crate::scene::grant("Write", &to("home"), &[]));
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        if again {
+            scene.uids.remove("home");
+            scene.namespace("home", &serde_json::json!({}));
+        }
+        scene.engine.rule_gone(&id, scene.now);
+        scene.run();
+        scene.engine.rule_read(&id, Some(&deleted(Some(home(scene.uids["home"], 0)))), scene.now);
+        assert_eq!(scene.done().len(), usize::from(meant));
+        scene.wait(11);
+        assert_eq!(scene.objects.len(), 0);
+    }
+}
+
+/// The rule may be back, and what shows that be late.
+#[test]
+fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
+    let id: RuleId = "ClusterReplication/p".parse().unwrap();
+    let asked =
+        |scene: &Scene| scene.errands.iter().filter(|errand| **errand == Errand::ConfirmRule(id.clone())).count();
+    let mut scene = Scene::new(&["z"]);
+    scene.mark("z", "a", "ClusterReplication/p");
+    scene.run();
+    scene.mark("z", "b", "ClusterReplication/p");
+    scene.run();
+    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert_eq!(scene.done(), ["delete z/a"], "the other came after it was asked");
+    assert_eq!(asked(&scene), 2);
+    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert_eq!(scene.done(), ["delete z/b"]);
+    // What can't be deleted at once is asked about again.
+    scene.mark("z", "c", "ClusterReplication/p");
+    scene.run();
+    assert_eq!(asked(&scene), 3);
+    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    let request = scene.request();
+    scene.engine.outcome(&request.ticket, Outcome::of_silence(Reason::Timeout, "no answer"), scene.now);
+    scene.wait(11);
+    assert_eq!((scene.done(), asked(&scene)), (vec![], 4));
+    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert_eq!(scene.done(), ["delete z/c"]);
+}
+
+/// Whoever doesn't answer is asked less and less often.
+#[test]
+fn what_nobody_answers_is_asked_after_a_pause_that_grows() {
+    let mut scene = Scene::new(&["a", "z"]);
+    scene.rule(cluster_replication("p", &copying("a", "b", &["z"])));
+    scene.mark("z", "b", "ClusterReplication/p");
+    scene.mark("z", "c", "ClusterReplication/q");
+    assert!(scene.watched(&source("a", "b")));
+    scene.engine.source(&source("a", "b"), None, scene.now);
+    scene.wait(61);
+    let mut planned = 0;
+    for _ in 0..3600 {
+        scene.wait(1);
+        let before = scene.engine.planned();
+        for errand in std::mem::take(&mut scene.errands) {
+            match errand {
+                Errand::ConfirmRule(id) => scene.engine.rule_read(&id, None, scene.now),
+                Errand::ConfirmSource(source) => scene.engine.source_read(&source, None, scene.now),
+                _ => continue,
+            }
+            planned += 1;
+        }
+        scene.run();
+        assert!(scene.engine.planned() - before <= 2, "no answer, no plan");
+    }
+    assert!((20..60).contains(&planned), "{planned}");
+}
