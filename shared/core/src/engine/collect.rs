@@ -95,7 +95,7 @@ impl Engine {
             let heir = seen.source == source_hash(&slot.source.to_string());
             match &slot.rendering {
                 Err(NoRendering::SourceMissing) if heir => sourceless = Some(want),
-                Err(NoRendering::NotRead) => return undecided,
+                Err(NoRendering::NotRead) if self.hindrance(slot).is_none() => return undecided,
                 // The heir of this very copy is waited for, come what may.
                 _ if heir => return undecided,
                 Ok(_) if other.failure.is_none() => return undecided,

@@ -2,6 +2,7 @@
 
 use mimeo_core::{
     engine::{Errand, RuleRead},
+    outcome::Unreadable,
     rule::{RuleId, RuleKind},
 };
 use serde_json::json;
@@ -224,4 +225,26 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     let told: Vec<_> = scene.engine.held().map(|held| (held.copies, held.why, held.places())).collect();
     let places = "20 namespaces, first place-00, place-01, place-02".to_owned();
     assert_eq!(told, [(20, "it went with its namespace, and much was lost at once", places)]);
+}
+
+/// What can't come is not waited for: else a copy of a secret that was taken away would stay for as long as nobody mends another.
+#[test]
+fn a_source_that_cannot_be_read_keeps_no_copy_of_a_former_one() {
+    let mut scene = Scene::new(&["a", "z"]);
+    let rule = |names: [&str; 2], generation| {
+        let source = |name| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "a", "name": name});
+        let spec = json!({"sources": names.map(source), "targets": [{"namespaces": ["z"]}]});
+        let mut rule = cluster_replication("p", &spec);
+        rule.generation = generation;
+        rule
+    };
+    scene.rule(rule(["x", "y"], 1));
+    scene.show(&source("a", "x"));
+    scene.show(&source("a", "y"));
+    assert_eq!(scene.done(), ["write z/x", "write z/y"]);
+    scene.rule(rule(["w", "y"], 2));
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0], "first the new copies");
+    scene.engine.source_unreadable(&source("a", "w"), Unreadable::Unavailable, scene.now);
+    assert_eq!(scene.done(), ["delete z/x"]);
 }
