@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use sha2::{Digest, Sha256};
 
 use crate::{
+    engine::Role,
     kind::GroupKind,
     names,
     ownership::{Claims, is_our_apply},
@@ -159,9 +160,11 @@ impl Seen {
         self.rare.as_ref().map_or_else(Claims::default, |rare| rare.claims)
     }
 
-    /// Whether it may go, or change, and neither a watch nor a write of ours would tell.
-    pub fn unwatched(&self) -> bool {
-        !self.labelled && (self.deleting || !self.ours())
+    /// Whether it may go, or change, and neither a watch nor a write of ours would tell. What carries our label is shown to
+    /// whoever watches copies.
+    pub fn unwatched(&self, role: Role) -> bool {
+        let shown = self.labelled && role == Role::Keeper;
+        !shown && (self.deleting || !self.ours())
     }
 
     /// Reads the metadata of an object of this kind; none if it has no uid that we understand. `cluster` is the uid of this

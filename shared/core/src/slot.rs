@@ -44,6 +44,8 @@ pub struct Slot {
     pub renewed: Option<Tick>,
     /// What a good copy's field set is.
     pub reference: Reference,
+    /// How often in a row nobody could tell.
+    pub untold: u8,
     /// What it holds in memory, in bytes, if its rule is a tenant's,
     pub weight: usize,
     /// and what its source does, be it for several.

@@ -247,7 +247,9 @@ impl Observer {
             }
             if !listing {
                 // A CRD's name is its plural and its group.
-                self.discovery.forget_group(name.split_once('.').unwrap_or_default().1);
+                let (plural, group) = name.split_once('.').unwrap_or_default();
+                self.discovery.forget_group(group);
+                self.handle.with(|engine, now| engine.defined(group, plural, now));
                 self.crds_served(&served);
                 wake.notify_one();
             }

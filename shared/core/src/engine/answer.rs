@@ -8,6 +8,7 @@ use super::{
     Engine, Role, Tick,
     announce::Happening,
     request::{Ticket, Verb},
+    work::{Timer, delay},
 };
 use crate::{
     cell::{Belief, Cell, Content, Good, Phase, Reference, Repair, Why},
@@ -18,7 +19,7 @@ use crate::{
     ownership::content_is_ours,
     render::Copies,
     rule::{ConflictPolicy, RuleId},
-    slot::KindId,
+    slot::{KindId, SlotId},
     template::Place,
 };
 
@@ -53,10 +54,39 @@ impl Engine {
             Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
             _ => None,
         };
-        self.set_reference(ticket, entry.map_or(Reference::Unknown, Reference::Known));
-        if let Some(id) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
-            self.concern(&id);
+        let Some((id, slot)) = ticket.slot.and_then(|id| Some((id, self.slots.get_mut(&id)?))) else { return };
+        let same = slot.rendering.as_ref().is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+        if !same || slot.reference != Reference::Asked {
+            return;
         }
+        match entry {
+            Some(entry) => self.learnt(id, entry),
+            None => {
+                // Asked of every cell at once, each would plan all others. It counts as asked until then.
+                let due = self.now + delay(&self.settings, slot.untold);
+                slot.untold = slot.untold.saturating_add(1);
+                self.work.timer(due, Timer::Learn(id));
+            }
+        }
+    }
+
+    /// What a good copy's field set is, is known: cells may wait for it.
+    fn learnt(&mut self, id: SlotId, entry: u64) {
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        let asked = std::mem::replace(&mut slot.reference, Reference::Known(entry)) == Reference::Asked;
+        slot.untold = 0;
+        if asked {
+            let rule = slot.rule.clone();
+            self.concern(&rule);
+        }
+    }
+
+    /// Whoever couldn't tell may be able to by now, or another cell's object may.
+    pub(super) fn ask_reference(&mut self, id: SlotId) {
+        let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.reference == Reference::Asked) else { return };
+        slot.reference = Reference::Unknown;
+        let rule = slot.rule.clone();
+        self.concern(&rule);
     }
 
     fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
@@ -100,12 +130,9 @@ impl Engine {
                 let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
                 let hopeless = lasting && matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
                 self.fail(&ticket.namespace, cell, failure);
-                if hopeless {
-                    // The same bytes get the same answer: only a change of source, rule or copy is worth another try.
-                    cell.phase = Phase::Waiting;
-                } else {
-                    self.work.back_off(&ticket.namespace, cell, None, self.now, &self.settings);
-                }
+                // The same bytes get the same answer, until what refused them is another: a schema, a limit, or who has a port.
+                let at_least = hopeless.then_some(self.settings.backoff_limit);
+                self.work.back_off(&ticket.namespace, cell, at_least, self.now, &self.settings);
             }
             (_, Outcome::NamespaceGone | Outcome::NotServed) => {
                 // Its own watch will say so; till then no noise.
@@ -165,6 +192,10 @@ impl Engine {
                 cell.good = Some(Good { version: seen.version, managers: seen.managers });
                 cell.failure = None;
                 cell.verify = false;
+                if !written {
+                    // Nobody had undone anything.
+                    cell.repaired = 0;
+                }
                 if cell.repaired == 0 {
                     cell.streak = 0;
                 }
@@ -254,20 +285,12 @@ impl Engine {
         cell.want == ticket.slot && checksum == ticket.checksum
     }
 
-    fn set_reference(&mut self, ticket: &Ticket, reference: Reference) {
-        let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
-        let same = slot.rendering.as_ref().is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if same && slot.reference == Reference::Asked {
-            slot.reference = reference;
-        }
-    }
-
     /// A write's answer shows which fields a good copy owns.
     fn teach(&mut self, ticket: &Ticket, entry: u64) {
-        let Some(slot) = ticket.slot.and_then(|id| self.slots.get_mut(&id)) else { return };
+        let Some((id, slot)) = ticket.slot.and_then(|id| Some((id, self.slots.get(&id)?))) else { return };
         let same = slot.rendering.as_ref().is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if same && slot.reference == Reference::Unknown {
-            slot.reference = Reference::Known(entry);
+        if same && matches!(slot.reference, Reference::Unknown | Reference::Asked) {
+            self.learnt(id, entry);
         }
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use super::{
     Awaited, Engine, Namespace, Role, RuleState, Tick,
     namespaces::Mark,
-    work::{Errand, Timer},
+    work::{Errand, Timer, delay},
 };
 use crate::{
     cell::{Cell, Leave, Step},
@@ -129,7 +129,7 @@ impl Engine {
                 entry.claim = entry.claim.map(|from| if changed { from.min(soon) } else { from });
             }
             _ => {
-                entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false });
+                entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false, streak: 0 });
                 if let Some(awaited) = self.issued.redeem(&token) {
                     entry.claim = Some(match awaited {
                         Awaited::Namespace => soon,
@@ -159,7 +159,8 @@ impl Engine {
         self.work.timer(entry.settles, Timer::Namespace(name.clone()));
     }
 
-    /// The mark was taken off; or that failed: the namespace changed under us, or the server didn't answer.
+    /// The mark was taken off; or that failed: the namespace changed under us, which its watch tells, or the server refused or
+    /// didn't answer: then it is tried again after a pause that grows.
     pub fn unmarked(&mut self, namespace: &str, done: bool, now: Tick) {
         self.at(now);
         // Whoever takes the mark off counts it. (The watch may have shown by now that it is gone.)
@@ -175,9 +176,9 @@ impl Engine {
             return;
         };
         if let Some(mark) = entry.mark.as_mut().filter(|_| !done) {
-            mark.removing = false;
-            let due = self.now + self.settings.backoff;
-            self.work.timer(due, Timer::Namespace(name));
+            let due = self.now + delay(&self.settings, mark.streak);
+            mark.streak = mark.streak.saturating_add(1);
+            self.work.timer(due, Timer::Unmark(name));
         }
     }
 

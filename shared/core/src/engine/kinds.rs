@@ -1,11 +1,12 @@
 //! Kinds: whether they are served, and whether it is written down that copies of them may exist.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{Engine, Tick, survey::Surveys};
 use crate::{
+    cell::{Cell, Phase},
     kind::{GroupKind, GroupVersionKind, Resource},
-    outcome::Unreadable,
+    outcome::{Reason, Unreadable},
     rule::SourceRef,
     slot::KindId,
 };
@@ -70,6 +71,9 @@ impl Served {
     }
 }
 
+/// How long API servers may take to go by a definition after it was shown.
+const DEFINED: Duration = Duration::from_secs(5);
+
 impl Engine {
     /// What discovery says of a kind: served, or not (any more).
     pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
@@ -79,6 +83,7 @@ impl Engine {
             return;
         }
         self.served.insert(gvk.clone(), served);
+        self.try_refused(&gvk.group_kind());
         self.reopen(gvk);
         let sources: Vec<SourceRef> = self.sources.keys().filter(|source| source.gvk == *gvk).cloned().collect();
         for source in &sources {
@@ -87,6 +92,31 @@ impl Engine {
         self.touch_rules_of(gvk);
         self.everything_dirty();
         self.demand_changed();
+    }
+
+    /// The definition of a kind has come or changed, by its plural: another schema may accept what the former one refused.
+    pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
+        self.at(now);
+        let here = |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
+        let kinds = self.served.iter().filter(|(gvk, served)| *gvk.group == *group && here(served));
+        let kinds: BTreeSet<GroupKind> = kinds.map(|(gvk, _)| gvk.group_kind()).collect();
+        for kind in &kinds {
+            self.try_refused(kind);
+        }
+    }
+
+    /// What was refused of a kind for what it holds is tried again, as soon as every API server may know the definition.
+    fn try_refused(&mut self, kind: &GroupKind) {
+        let Some(id) = self.kind_ids.get(kind) else { return };
+        let refused = |cell: &Cell| {
+            let reason = cell.failure.as_ref().map(|failing| failing.failure.reason);
+            cell.phase == Phase::Waiting && matches!(reason, Some(Reason::Invalid | Reason::TooLarge))
+        };
+        for (name, namespace) in &mut self.namespaces {
+            for cell in namespace.cells.iter_mut().filter(|cell| cell.kind == *id && refused(cell)) {
+                self.work.put_off(name, cell, self.now + DEFINED);
+            }
+        }
     }
 
     /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was given holds.

@@ -52,8 +52,10 @@ pub(super) struct Namespace {
 pub(super) struct Mark {
     pub(super) token: Box<str>,
     pub(super) since: Tick,
-    /// Whether its removal is under way.
+    /// Whether its removal is under way, or waits to be tried again.
     pub(super) removing: bool,
+    /// How often in a row it failed.
+    pub(super) streak: u8,
 }
 
 impl Engine {

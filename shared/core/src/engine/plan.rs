@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Engine, Namespace, Role, Source, Tick, work::Timer};
 use crate::{
     cell::{Cell, Leave, Phase, Step},
-    meta::{Checksum, Seen},
+    meta::Checksum,
     outcome::{Failure, Reason},
     rule::RuleId,
     template::Place,
@@ -120,7 +120,9 @@ impl Engine {
                 self.work.back_off(name, cell, None, self.now, &self.settings);
             }
             // No watch will tell of its end.
-            Leave::Deleting if cell.phase == Phase::Idle && cell.seen().is_some_and(Seen::unwatched) => {
+            Leave::Deleting
+                if cell.phase == Phase::Idle && cell.seen().is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+            {
                 cell.failure = None;
                 self.work.back_off(name, cell, None, self.now, &self.settings);
             }

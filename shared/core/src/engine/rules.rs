@@ -292,6 +292,7 @@ impl Engine {
                     granted,
                     name: target.copy_name(source).into(),
                     reference: first_reference(self.settings.role, &rendering),
+                    untold: 0,
                     rendering,
                     renewed: None,
                     weight: 0,

@@ -149,6 +149,7 @@ impl Engine {
             let same = rendering == slot.rendering;
             if !same {
                 slot.reference = first_reference(self.settings.role, &rendering);
+                slot.untold = 0;
                 slot.rendering = rendering;
                 slot.renewed = Some(self.now);
             }

@@ -11,11 +11,11 @@ use super::{Engine, Queued, Settings, Tick, announce::Happening, kinds::Note, re
 use crate::{
     cell::{Belief, Cell, Failing, Phase},
     kind::{GroupKind, GroupVersionKind},
-    meta::{Checksum, Seen},
+    meta::Checksum,
     outcome::Failure,
     rule::{RuleId, RuleKind, SourceRef},
     seeds::Seeds,
-    slot::KindId,
+    slot::{KindId, SlotId},
 };
 
 /// Something for the rim to do.
@@ -129,8 +129,12 @@ pub(super) enum Timer {
     /// A copy is to be verified, if its rule still says so.
     Resync(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
-    /// What was created once in a namespace may be noted again.
+    /// What was created once in a namespace may be noted again,
     Note(Arc<str>),
+    /// and its mark be taken off.
+    Unmark(Arc<str>),
+    /// A slot's cells may be asked again what a good copy looks like.
+    Learn(SlotId),
     Rule(Arc<RuleId>),
     /// What became of a rule may be asked again,
     AskRule(Arc<RuleId>),
@@ -289,7 +293,7 @@ impl Engine {
                 }
                 cell.phase = Phase::Idle;
                 // It may be gone without a word.
-                if cell.seen().is_some_and(Seen::unwatched) {
+                if cell.seen().is_some_and(|seen| seen.unwatched(self.settings.role)) {
                     cell.belief = Belief::Unknown;
                 }
                 self.dirty.insert(namespace);
@@ -313,6 +317,13 @@ impl Engine {
                 }
                 self.dirty.insert(name);
             }
+            Timer::Unmark(name) => {
+                if let Some(mark) = self.namespaces.get_mut(&name).and_then(|entry| entry.mark.as_mut()) {
+                    mark.removing = false;
+                }
+                self.dirty.insert(name);
+            }
+            Timer::Learn(id) => self.ask_reference(id),
             Timer::Rule(id) => {
                 self.touch(&id);
                 self.concern(&id);
