@@ -406,7 +406,7 @@ pub struct HeartbeatSpec {
 }
 
 /// A replica's own Lease, renewed as long as this lives and deleted by [`stop`](Self::stop). Readers judge a Lease by how
-/// long they have seen no change of it; one whose replica was killed stays until a reader removes it.
+/// long they have seen no change of it; one whose replica was killed stays, and counts for nothing.
 ///
 /// Needs the verbs `create`, `patch` and `delete` on Leases.
 #[derive(Debug)]

@@ -163,9 +163,7 @@ impl Engine {
             owners.insert(owner);
         }
         self.consent.strewn_as(strewn);
-        self.origins.retain(|hash, _| origins.contains(hash));
-        let copied = |source: &SourceRef| origins.contains(&source_hash(&source.to_string()));
-        self.sources.retain(|source, state| source.selector().is_none() || !state.is_missing() || copied(source));
+        self.forget_origins(&origins);
         let now = self.now;
         self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
         // A rule that is there may have lost the source of a copy that carries another's mark still.
@@ -192,6 +190,13 @@ impl Engine {
         }
     }
 
+    /// Forgets what no copy was made of any more, of what selectors don't find any more.
+    fn forget_origins(&mut self, copied: &BTreeSet<u64>) {
+        self.origins.retain(|hash, _| copied.contains(hash));
+        let copied = |source: &SourceRef| copied.contains(&source_hash(&source.to_string()));
+        self.sources.retain(|source, state| source.selector().is_none() || !state.is_missing() || copied(source));
+    }
+
     /// What keeps one small that may not act yet: time passes, and what has ended is forgotten. Nothing is planned, which would
     /// only be out of date when it may.
     pub fn rest(&mut self, now: Tick) {
@@ -201,13 +206,16 @@ impl Engine {
         self.changes.forget();
         self.forget_newcomers();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
+        let mut origins: BTreeSet<u64> = BTreeSet::new();
         self.namespaces.retain(|_, namespace| {
             namespace.cells.retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());
             owners.extend(namespace.cells.iter().filter_map(|cell| cell.ours()?.rule.clone()));
+            origins.extend(namespace.cells.iter().filter_map(|cell| Some(cell.ours()?.source)));
             namespace.uid.is_some() || !namespace.cells.is_empty()
         });
         self.dirty.retain(|name| self.namespaces.contains_key(name));
         self.gone.retain(|id, gone| owners.contains(id) || self.now < gone.until);
         self.consent.forget_strewn(&owners);
+        self.forget_origins(&origins);
     }
 }

@@ -177,7 +177,9 @@ impl Engine {
         self.work.disturb();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
-        self.gone.insert(id, gone);
+        if self.settings.role == Role::Keeper {
+            self.gone.insert(id, gone);
+        }
         self.demand_changed();
     }
 

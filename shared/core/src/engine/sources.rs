@@ -85,6 +85,11 @@ impl Engine {
             self.take_source(source, object);
             self.render_source(source);
         }
+        // Of what it had found a keeper knows whose copies they were. Nobody else asks.
+        let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
+        if forgotten && self.sources.get(source).is_some_and(Source::is_missing) {
+            self.sources.remove(source);
+        }
     }
 
     pub(super) fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {

@@ -218,7 +218,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     assert_eq!(scene.done().len(), places.len());
     scene.engine.rule_gone(&id, scene.now);
     scene.run();
-    let read = RuleRead { found: false, homeless: true, crd: Some("crd".into()) };
+    let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
     scene.engine.rule_read(&id, Some(&read), scene.now);
     scene.run();
     scene.wait(11);

@@ -60,13 +60,16 @@ impl Observer {
             name: None,
             what: format!("sources {selector}"),
         };
-        let mut found = Found::default();
+        // Of a listing that is under way.
+        let mut found = Some(Found::default());
         let source = |object: &Value| Some(selector.source(object.pointer("/metadata/name")?.as_str()?));
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => found = Found::default(),
+            Event::Listing => found = Some(Found::default()),
             Event::Applied(object) => {
                 let Some(source) = source(&object) else { return };
-                found.extend(Member::of(&object));
+                if let Some(found) = &mut found {
+                    found.extend(Member::of(&object));
+                }
                 self.handle.with(|engine, now| engine.source(&source, Some(object), now));
             }
             Event::Deleted(object) => {
@@ -74,7 +77,7 @@ impl Observer {
                 self.handle.with(|engine, now| engine.source(&source, None, now));
             }
             Event::Listed { .. } => {
-                let found = std::mem::take(&mut found);
+                let found = found.take().unwrap_or_default();
                 self.handle.with(|engine, now| engine.selected(&selector, &found, now));
             }
             Event::NotServed => self.gone(&resource),
