@@ -6,7 +6,7 @@ use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent:
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     meta::{Checksum, source_hash},
-    rule::{Barrier, Retain, Rule, RuleKind, Strategy},
+    rule::{Barrier, Retain, Rule, RuleId, RuleKind, Strategy},
     slot::{NoRendering, Slot, SlotId},
 };
 
@@ -29,20 +29,26 @@ impl Engine {
         Step::Leave(Leave::Undecided)
     }
 
-    /// Whether a rule may have its cell as far as rules of the platform go, which come before a tenant's. Unless they are seen
+    /// Whether a rule may have its cell as far as other rules of the platform go, which come before a tenant's. Unless they are seen
     /// nobody knows what they want; so a copy of theirs passes on only where it might be deleted, too.
     fn left_by_the_platform(&mut self, id: SlotId, cell: &Cell) -> bool {
-        if self.slots.get(&id).is_none_or(|slot| slot.rule.kind == RuleKind::ClusterReplication) {
-            return true;
-        }
-        if !matches!(self.listings[RuleKind::ClusterReplication], Listing::Listed | Listing::Unserved) {
+        let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else { return true };
+        let tenants = rule.kind == RuleKind::Replication;
+        let listing = self.listings[RuleKind::ClusterReplication];
+        if tenants && !matches!(listing, Listing::Listed | Listing::Unserved) {
             return false;
         }
         let marked = cell.ours().and_then(|seen| seen.rule.clone());
-        let Some(former) = marked.filter(|former| former.kind == RuleKind::ClusterReplication) else { return true };
+        let others = |former: &Arc<RuleId>| former.kind == RuleKind::ClusterReplication && *former != rule;
+        let Some(former) = marked.filter(others) else { return true };
         match self.rules.get(&former) {
-            Some(state) => state.acting().is_some(),
-            None => self.rule_fate(&former, cell) == Some(Fate::Meant),
+            Some(state) if tenants => state.acting().is_some(),
+            Some(state) => state.rule.is_ok(),
+            // Whoever only fills new namespaces leaves it to the keeper, who asks.
+            None if self.settings.role == Role::Injector => false,
+            None if !tenants && listing != Listing::Listed => false,
+            // Among the platform's own it is enough that it isn't there: else no rule could follow one that was lost.
+            None => self.rule_fate(&former, cell).is_some_and(|fate| fate == Fate::Meant || !tenants),
         }
     }
 

@@ -155,3 +155,27 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     scene.engine.rules_listed(RuleKind::Replication, &BTreeSet::new(), scene.now);
     assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
 }
+
+/// A listing comes bit by bit, and a rule that is there may not be understood: nobody's copies are another's for the taking meanwhile.
+#[test]
+fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_became_of_its_own() {
+    let p: RuleId = "ClusterReplication/p".parse().unwrap();
+    let mut scene = Scene::starting(&["vault", "to"]);
+    scene.engine.rules_unserved(RuleKind::Replication, scene.now);
+    scene.mark("to", "x", "ClusterReplication/p");
+    let q = scene.rule(cluster_replication("q", &copying("vault", "x", &["to"])));
+    scene.show(&source("vault", "x"));
+    assert_eq!(scene.done(), [] as [&str; 0], "not all rules have been shown");
+    assert!(!scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    scene.engine.rule_applied(p.clone(), Err(vec![]), None, None, scene.now);
+    scene.engine.rules_listed(RuleKind::ClusterReplication, &[p.clone(), q].into(), scene.now);
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0], "what that rule wants nobody knows");
+    scene.engine.rule_gone(&p, scene.now);
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0], "whether it is gone only a read tells");
+    assert!(scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
+    scene.engine.rule_read(&p, Some(&read), scene.now);
+    assert_eq!(scene.done(), ["write to/x"]);
+}

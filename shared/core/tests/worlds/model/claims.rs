@@ -106,7 +106,11 @@ impl Model {
         {
             return Err("whose a copy is whose entry is gone");
         }
-        let marked = copy.and_then(Object::rule).filter(|rule| rules.contains(rule));
+        let of_rule = copy.and_then(Object::rule);
+        if of_rule.as_ref().and_then(|rule| self.rules.get(&**rule)).is_some_and(|rule| render::refused(&rule.spec)) {
+            return Err("another's copy of a rule that is refused");
+        }
+        let marked = of_rule.filter(|rule| rules.contains(rule));
         let oldest = rules.iter().map(|name| self.rules[*name].born).min().expect("no claim without a rule");
         let mut eldest = rules.into_iter().filter(|name| self.rules[*name].born == oldest);
         let first = eldest.next().expect("one is the oldest");
