@@ -362,10 +362,15 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             return;
         }
         changes.mark_unchanged();
-        let (updates, due) = handle.look(|engine, now| {
+        let (updates, counts, due) = handle.look(|engine, now| {
             let updates = engine.statuses(now, Timestamp::now());
-            (updates, engine.status_due().map(|due| due.saturating_sub(now)))
+            (updates, engine.counts(), engine.status_due().map(|due| due.saturating_sub(now)))
         });
+        if counts {
+            // Others get their turn in between.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            continue;
+        }
         for update in &updates {
             if let Err(error) = writer.write_status(update).await {
                 warn!(rule = %update.id, %error, "status not written");

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use super::{Engine, Namespace, Role, Tick, absent::Fate, kinds::Note, record::CrdState, work::Errand};
@@ -15,6 +16,11 @@ use crate::{
     rule::{Retain, RuleId, RuleKind, SourceRef},
     slot::{KindId, NoRendering, Slot},
 };
+
+/// Where there are this many cells, tidying takes a while,
+const MANY: usize = 1024;
+/// and rests so long for each of them afterwards: some ten times what it took.
+const EACH: Duration = Duration::from_micros(5);
 
 impl Engine {
     pub(super) fn decide_unwanted(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
@@ -144,6 +150,9 @@ impl Engine {
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         let mut origins: BTreeSet<u64> = BTreeSet::new();
         let mut strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
+        let count = self.namespaces.values().map(|namespace| namespace.cells.len()).sum::<usize>();
+        let rest = EACH.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        self.work.tidy_after = self.now + if count < MANY { Duration::ZERO } else { rest };
         let cells =
             self.namespaces.iter().flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
         for (name, cell) in cells {

@@ -1,6 +1,6 @@
 //! A rule's conditions: the words for how it stands.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -132,23 +132,23 @@ impl Engine {
         if rule.id.kind == RuleKind::Replication {
             return; // It can have none.
         }
+        let (reason, message) = self.barrier_word(state);
+        conditions.set("BarrierActive", reason == "Active", reason, &message);
+    }
+
+    /// Whether pods wait for the rule's copies: reason and message.
+    pub(super) fn barrier_word(&self, state: &RuleState) -> (&'static str, Cow<'static, str>) {
         if state.barrier() == Barrier::None {
-            conditions.set("BarrierActive", false, "Disabled", "pods do not wait for this rule's copies");
+            ("Disabled", "pods do not wait for this rule's copies".into())
         } else if self.webhooks.seen.is_empty() {
             let message =
                 "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
-            conditions.set("BarrierActive", false, "WebhookUnavailable", message);
+            ("WebhookUnavailable", message.into())
         } else if !self.taken_in(state) {
-            conditions.set(
-                "BarrierActive",
-                false,
-                "Pending",
-                "not every webhook replica has taken in this version of the rule",
-            );
+            ("Pending", "not every webhook replica has taken in this version of the rule".into())
         } else {
             let count = self.webhooks.seen.len();
-            let message = format!("pods of new namespaces wait for their copies; webhook replicas: {count}");
-            conditions.set("BarrierActive", true, "Active", &message);
+            ("Active", format!("pods of new namespaces wait for their copies; webhook replicas: {count}").into())
         }
     }
 

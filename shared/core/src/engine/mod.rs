@@ -36,6 +36,7 @@
 //!
 //! What people are told:
 //! - `status`: what a rule says about itself, and when it is written
+//! - `census`: goes over the cells for all statuses that are due
 //! - `tally`: its counts, its plan, and what failed
 //! - `conditions`: its conditions
 //! - `trouble`: what is wrong with its sources
@@ -50,6 +51,7 @@ mod answer;
 mod authorized;
 mod barrier;
 pub(crate) mod budget;
+mod census;
 mod collect;
 mod conditions;
 mod consent;
@@ -213,6 +215,10 @@ pub struct Engine {
     dirty: BTreeSet<Arc<str>>,
     /// How often a namespace was planned.
     planned: u64,
+    /// What is being counted for statuses.
+    census: Option<census::Census>,
+    /// How many cells were looked at for that.
+    counted: u64,
     /// Tokens of marks that this replica set and has not seen yet.
     issued: issued::Issued,
     inject_delay: Duration,
@@ -303,6 +309,8 @@ impl Engine {
             work: work::Work::default(),
             dirty: BTreeSet::new(),
             planned: 0,
+            census: None,
+            counted: 0,
             issued: issued::Issued::default(),
             inject_delay: Duration::from_millis(1),
             unmarking: BTreeMap::new(),

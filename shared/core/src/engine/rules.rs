@@ -98,6 +98,7 @@ impl Engine {
             return;
         }
         self.concern(&id);
+        self.census.iter_mut().for_each(|census| census.forget(&id));
         let old = self.rules.remove(&id);
         let former = old.as_ref().and_then(|old| old.rule.as_ref().ok());
         self.forget_places(&id, former);
@@ -165,6 +166,7 @@ impl Engine {
         self.at(now);
         self.concern(id);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
+        self.census.iter_mut().for_each(|census| census.forget(&id));
         self.changes.end(Ended::Rule(id.clone()));
         let former = old.rule.as_ref().ok();
         self.forget_places(&id, former);

@@ -11,7 +11,7 @@ use super::{
     authorized::{Authority, Unauthorized, told_denied},
     conditions::Conditions,
     numbers::Told,
-    tally::{CellName, FAILURES},
+    tally::{CellName, FAILURES, Tally},
     work::Timer,
 };
 use crate::{
@@ -106,19 +106,57 @@ impl Engine {
             (false, true) => self.rules.values_mut().for_each(|state| state.barrier_proven = false),
             _ => {}
         }
+        let barriers = |engine: &Self| -> Vec<_> {
+            let rules = engine.cluster_rules();
+            rules.map(|(id, state)| (id.clone(), engine.barrier_word(state))).collect()
+        };
+        let before = barriers(self);
         self.webhooks = webhooks;
-        self.rules.values_mut().for_each(|state| state.status.touch());
+        for ((id, _), _) in barriers(self).into_iter().zip(before).filter(|((_, now), (_, before))| now != before) {
+            self.touch(&id);
+        }
     }
 
-    /// Statuses that are due, as of the time `wall`.
+    /// Statuses that are due, as of the time `wall`. None while there is more to count than a moment takes: then
+    /// [`Engine::counts`], and it is to be asked again.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
         self.at(now);
         self.plan();
+        if self.census.is_none() {
+            let rules = self.begin_statuses();
+            if rules.is_empty() {
+                return vec![];
+            }
+            self.begin_census(rules);
+        }
+        let counted = self.count().unwrap_or_default();
+        counted.into_iter().filter_map(|(id, tally)| self.status(&id, tally, wall)).collect()
+    }
+
+    /// Whether statuses are being counted.
+    pub fn counts(&self) -> bool {
+        self.census.is_some()
+    }
+
+    /// The next rules whose statuses are due. What happens to them from here on makes them due again.
+    fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
         let due = self.rules.iter().filter(|(_, state)| state.status.due && state.status.not_before <= self.now);
         let mut due: Vec<(Tick, Arc<RuleId>)> = due.map(|(id, state)| (state.status.not_before, id.clone())).collect();
         // However many rules a tenant has: the platform's come first, and after them who has waited for longest.
         due.sort_by(|(since, id), (other, than)| (id.kind, since).cmp(&(than.kind, other)));
-        due.iter().take(BATCH).filter_map(|(_, id)| self.status(id, wall)).collect()
+        let mut rules = Vec::new();
+        for (_, id) in due.into_iter().take(BATCH) {
+            // Half a picture is none: after a start the status stays what it was until everything it speaks of was seen.
+            let known = self.rules.get(&id).is_some_and(|state| self.known(&id, state));
+            let Some(state) = self.rules.get_mut(&id) else { continue };
+            if known {
+                state.status.due = false;
+                rules.push(id);
+            } else {
+                state.status.not_before = self.now + PACE;
+            }
+        }
+        rules
     }
 
     /// When [`Engine::statuses`] has something to say again.
@@ -136,21 +174,14 @@ impl Engine {
         }
     }
 
-    fn status(&mut self, id: &Arc<RuleId>, wall: Timestamp) -> Option<StatusUpdate> {
-        let state = self.rules.get(id)?;
-        // Half a picture is none: after a start the status stays what it was until everything it speaks of was seen.
-        if !self.known(id, state) {
-            self.rules.get_mut(id)?.status.not_before = self.now + PACE;
-            return None;
-        }
+    fn status(&mut self, id: &Arc<RuleId>, tally: Tally, wall: Timestamp) -> Option<StatusUpdate> {
         let now = self.now;
         let book = &mut self.rules.get_mut(id)?.status;
         if let Some(tick) = book.synced.take() {
             book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
         }
-        let (status, told) = self.compose(id, self.rules.get(id)?, wall);
+        let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall);
         let book = &mut self.rules.get_mut(id)?.status;
-        book.due = false;
         book.told = told;
         if book.observed.as_ref() == Some(&status) {
             return None;
@@ -189,7 +220,13 @@ impl Engine {
             })
     }
 
-    fn compose(&self, id: &Arc<RuleId>, state: &RuleState, wall: Timestamp) -> (ClusterReplicationStatus, Told) {
+    fn compose(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        mut tally: Tally,
+        wall: Timestamp,
+    ) -> (ClusterReplicationStatus, Told) {
         let old = state.status.observed.as_ref();
         let generation = state.rule.as_ref().ok().map(|rule| rule.generation);
         let last_sync_time =
@@ -218,7 +255,7 @@ impl Engine {
                 self.describe_barrier(state, rule, &mut conditions);
             }
             Ok(rule) => {
-                let tally = self.tally(id, state, rule);
+                self.tally_lost(id, state, rule, &mut tally);
                 let choice = self.choose(rule);
                 self.describe(id, state, rule, (&tally, &choice), &mut conditions);
                 conditions.told.copies = tally.numbers();

@@ -39,7 +39,7 @@ pub(super) struct Standing<'a> {
 }
 
 /// What the cells of one rule come to.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) copies: CopyCounts,
     pub(super) plan: Plan,
@@ -72,7 +72,7 @@ impl Tally {
     }
 
     /// Counts a cell. Most are as they should be, and have their names in no list.
-    fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
+    pub(super) fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
         let Standing { wanted, synced, action, failure } = standing;
         self.copies.desired += i32::from(wanted);
         self.copies.synced += i32::from(synced);
@@ -111,25 +111,15 @@ fn planned(((namespace, kind, name), action): (&CellName, &&str)) -> PlannedCopy
 }
 
 impl Engine {
-    pub(super) fn tally(&self, id: &Arc<RuleId>, state: &RuleState, rule: &Rule) -> Tally {
-        let mut tally = Tally::default();
-        for name in &self.places(id) {
-            let Some(namespace) = self.namespaces.get(name) else { continue };
-            for cell in &namespace.cells {
-                if let Some(standing) = self.standing(id, rule, (name, namespace), cell) {
-                    let cell = || (name.clone(), self.kind_of(cell.kind).to_owned(), cell.name.clone());
-                    tally.count(cell, standing);
-                }
-            }
-        }
+    /// Adds to what its cells come to what the rule wants and can't have.
+    pub(super) fn tally_lost(&self, id: &RuleId, state: &RuleState, rule: &Rule, tally: &mut Tally) {
         for (name, lost) in &state.conflicts {
             for cell in lost {
                 let standing = Standing::lost(cell.reason(), cell.message(id, name));
                 tally.count(|| (name.clone(), self.kind_of(cell.kind).to_owned(), cell.name.clone()), standing);
             }
         }
-        self.tally_not_granted(rule, &mut tally);
-        tally
+        self.tally_not_granted(rule, tally);
     }
 
     /// What a cell has come to for this rule; none: nothing of the rule's is there or wanted there.

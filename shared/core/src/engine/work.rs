@@ -89,6 +89,8 @@ pub(super) struct Work {
     pub(super) errands: VecDeque<Errand>,
     pub(super) serial: u32,
     pub(super) untidy: bool,
+    /// Having taken long it isn't done again until then.
+    pub(super) tidy_after: Tick,
 }
 
 pub(super) type CellRef = (Arc<str>, KindId, Arc<str>);
@@ -144,6 +146,7 @@ pub(super) enum Timer {
     /// The statuses of all rules.
     Rules,
     Kind(KindId),
+    Tidy,
     Everything,
 }
 
@@ -241,9 +244,13 @@ impl Engine {
                 return Some(Action::Request(Box::new(request)));
             }
         }
-        if std::mem::take(&mut self.work.untidy) {
-            self.tidy();
-            self.work.untidy = false;
+        if self.work.untidy {
+            if self.now < self.work.tidy_after {
+                self.work.timer(self.work.tidy_after, Timer::Tidy);
+            } else {
+                self.tidy();
+                self.work.untidy = false;
+            }
         }
         self.errand().map(Action::Errand)
     }
@@ -330,6 +337,7 @@ impl Engine {
             }
             Timer::AskRule(id) => self.reopen_rule(&id),
             Timer::AskSource(source) => self.reopen_source(&source),
+            Timer::Tidy => self.work.disturb(),
             Timer::Everything => {
                 self.work.disturb();
                 self.everything_dirty();
