@@ -19,7 +19,7 @@ impl Engine {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
         let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else { return };
-        let kind = self.kind_id(kind);
+        let Some(kind) = self.kind_id(kind) else { return };
         let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
         let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
@@ -46,7 +46,7 @@ impl Engine {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
         let Some(uid) = meta.uid.as_deref().and_then(Uid::parse) else { return };
-        let kind = self.kind_id(kind);
+        let Some(kind) = self.kind_id(kind) else { return };
         let namespace = self.namespace_name(namespace);
         let Some(entry) = self.namespaces.get_mut(&namespace) else { return };
         let born = entry.born;

@@ -56,6 +56,7 @@ impl Engine {
 
     fn forget_unwatched(&mut self, demand: &Demand) {
         self.forget_surveys(&demand.copies);
+        self.forget_kinds(&demand.kinds);
         let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
         self.selectors.retain(|_, findings| !findings.rules.is_empty());
         for (selector, findings) in &mut self.selectors {

@@ -1,14 +1,14 @@
 //! Kinds: whether they are served, and whether it is written down that copies of them may exist.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use super::{Engine, Tick, survey::Surveys};
+use super::{Engine, RuleState, Tick, survey::Surveys};
 use crate::{
     cell::{Cell, Phase},
     kind::{GroupKind, GroupVersionKind, Resource},
     outcome::{Reason, Unreadable},
-    rule::SourceRef,
-    slot::KindId,
+    rule::{RuleId, SourceRef},
+    slot::{KindId, Slot},
 };
 
 #[derive(Debug)]
@@ -82,16 +82,33 @@ impl Engine {
         if self.served.get(gvk) == Some(&served) {
             return;
         }
-        self.served.insert(gvk.clone(), served);
+        let never = !matches!(served, Served::At(_));
+        let former = self.served.insert(gvk.clone(), served);
+        let never = never && !matches!(former, Some(Served::At(_)));
         self.try_refused(&gvk.group_kind());
         self.reopen(gvk);
         let sources: Vec<SourceRef> = self.sources.keys().filter(|source| source.gvk == *gvk).cloned().collect();
         for source in &sources {
             self.render_source(source);
         }
-        self.touch_rules_of(gvk);
-        self.everything_dirty();
+        if never {
+            // There can be copies of it neither now nor before: it is the matter of those that name it.
+            self.concern_rules_of(gvk);
+        } else {
+            self.touch_rules_of(gvk);
+            self.everything_dirty();
+        }
         self.demand_changed();
+    }
+
+    fn concern_rules_of(&mut self, gvk: &GroupVersionKind) {
+        let names = |state: &RuleState| state.rule.as_ref().is_ok_and(|rule| rule.kinds.contains(gvk));
+        let rules: Vec<Arc<RuleId>> =
+            self.rules.iter().filter(|(_, state)| names(state)).map(|(id, _)| id.clone()).collect();
+        for id in rules {
+            self.touch(&id);
+            self.concern(&id);
+        }
     }
 
     /// The definition of a kind has come or changed, by its plural: another schema may accept what the former one refused.
@@ -128,15 +145,14 @@ impl Engine {
         }
         *served = Served::Unanswered(why);
         self.inquire();
-        self.touch_rules_of(gvk);
-        self.everything_dirty();
+        self.concern_rules_of(gvk);
     }
 
     /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
         self.at(now);
         for gvk in kinds {
-            let id = self.kind_id(&gvk.group_kind());
+            let Some(id) = self.kind_id(&gvk.group_kind()) else { continue };
             let kind = &mut self.kinds[usize::from(id.0)];
             let fresh = match kind.note {
                 Note::Adding => self.kinds_known,
@@ -157,18 +173,49 @@ impl Engine {
         self.demand_changed();
     }
 
-    pub(super) fn kind_id(&mut self, group_kind: &GroupKind) -> KindId {
+    /// The number of a kind. None: there are too many, and none of them can be forgotten.
+    pub(super) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
         if let Some(id) = self.kind_ids.get(group_kind) {
-            return *id;
+            return Some(*id);
         }
-        // Kinds are bounded by what a cluster serves; past 65,535 the last number is shared, which costs nothing but needless looks.
-        let id = KindId(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
-        self.kinds.push(KindState {
+        let state = KindState {
             group_kind: group_kind.clone(),
             note: Note::Absent,
             surveys: Surveys::new(&self.settings.reach),
-        });
+        };
+        let id = if let Ok(next) = u16::try_from(self.kinds.len()) {
+            self.kinds.push(state);
+            KindId(next)
+        } else {
+            let id = self.needless_kind()?;
+            let former = std::mem::replace(&mut self.kinds[usize::from(id.0)], state);
+            self.kind_ids.remove(&former.group_kind);
+            id
+        };
         self.kind_ids.insert(group_kind.clone(), id);
-        id
+        Some(id)
+    }
+
+    /// A kind that nothing is known of any more but its name: rules may name kinds that there are not.
+    fn needless_kind(&self) -> Option<KindId> {
+        let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        needed.extend(self.namespaces.values().flat_map(|namespace| &namespace.cells).map(|cell| cell.kind));
+        let served: BTreeSet<GroupKind> = self
+            .served
+            .iter()
+            .filter(|(_, served)| matches!(served, Served::At(_)))
+            .map(|(gvk, _)| gvk.group_kind())
+            .collect();
+        let needless = |(id, kind): &(KindId, &KindState)| {
+            kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
+        };
+        (0..=u16::MAX).map(KindId).zip(&self.kinds).find(needless).map(|(id, _)| id)
+    }
+
+    /// Forgets what discovery said of kinds that aren't served and that nobody names any more.
+    pub(super) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
+        let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
+        self.served
+            .retain(|gvk, served| matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk));
     }
 }

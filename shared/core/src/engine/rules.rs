@@ -281,7 +281,11 @@ impl Engine {
                     added.push(*slot);
                     continue;
                 }
-                let kind = self.kind_id(&source.gvk.group_kind());
+                let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
+                    // The rule is told that it isn't served: hardly any of the others can be.
+                    self.served.insert(source.gvk.clone(), Served::No);
+                    continue;
+                };
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
                 let granted = self.may_read(id, source);
                 let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);

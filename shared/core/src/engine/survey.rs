@@ -99,7 +99,7 @@ impl Engine {
     /// The listing is complete as of `at` (a resourceVersion): what it didn't show was gone then.
     pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
         self.at(now);
-        let id = self.kind_id(&watch.kind);
+        let Some(id) = self.kind_id(&watch.kind) else { return };
         let Some(survey) = self.survey(watch) else { return };
         survey.listed = true;
         survey.listed_at = at;
@@ -123,7 +123,7 @@ impl Engine {
     /// Copies can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of them holds.
     pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
         self.at(now);
-        let id = self.kind_id(&watch.kind);
+        let Some(id) = self.kind_id(&watch.kind) else { return };
         if self.survey(watch).is_some_and(|survey| survey.unreadable.replace(why) != Some(why)) {
             self.touch_rules(|slot| slot.kind == id);
         }
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
-        let id = self.kind_id(&watch.kind);
+        let id = self.kind_id(&watch.kind)?;
         self.kinds[usize::from(id.0)].surveys.of_watch(watch.namespace.as_deref())
     }
 

@@ -1,11 +1,12 @@
 //! However much a tenant makes, it costs nobody else.
 
 use jiff::Timestamp;
-use serde_json::json;
+use mimeo_core::kind::GroupVersionKind;
+use serde_json::{Value, json};
 
 use crate::{
     common::{author, vouch},
-    scene::{Scene, cluster_replication, copying, grant, replication, source, to, words},
+    scene::{Scene, cluster_replication, copying, grant, replication, secrets, source, to, words},
 };
 
 /// So that one namespace's grants are quickly asked: the oldest count, and whoever writes one that wouldn't is told.
@@ -122,4 +123,52 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
     let done = scene.done();
     assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
     assert!(done[1..3].contains(&"write other/copy".to_owned()), "{done:?}");
+}
+
+/// Whoever makes up kinds has them looked for, and that is all.
+#[test]
+fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
+    let places: Vec<String> = (0..500).map(|i| format!("place-{i}")).collect();
+    let mut namespaces: Vec<&str> = places.iter().map(String::as_str).collect();
+    namespaces.push("mallory");
+    let mut scene = Scene::new(&namespaces);
+    let kinds: Vec<GroupVersionKind> =
+        (0..32).map(|i| GroupVersionKind::parse("example.com/v1", &format!("K{i}")).unwrap()).collect();
+    let source = |kind: &GroupVersionKind| json!({"apiVersion": kind.api_version(), "kind": &*kind.kind, "name": "x"});
+    let sources: Vec<Value> = kinds.iter().map(source).collect();
+    let targets = json!([{"namespaces": ["mallory"], "name": "$(source.name)-copy"}]);
+    let id = scene.rule(replication("mallory", "r", &json!({"sources": sources, "targets": targets})));
+    let planned = scene.engine.planned();
+    for kind in &kinds {
+        scene.engine.kind(kind, None, scene.now);
+        scene.run();
+    }
+    let planned = scene.engine.planned() - planned;
+    vouch(&mut scene.engine, scene.now);
+    assert!(planned <= 64, "{planned} namespaces planned for 32 kinds that aren't there");
+    assert_eq!(words(&scene.status(&id), "SourcesFound"), "False KindNotServed");
+}
+
+/// Two kinds of one number would share their cells, and what is decided of them.
+#[test]
+fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
+    let mut scene = Scene::new(&["home"]);
+    let recorded = (0..=u16::MAX).map(|i| GroupVersionKind::parse("example.com/v1", &format!("K{i}")).unwrap());
+    scene.engine.kinds_recorded(&recorded.collect(), scene.now);
+    let rule = |name: &str| {
+        let source = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x"});
+        let targets = json!([{"namespaces": ["home"], "name": format!("{name}-copy")}]);
+        replication("home", name, &json!({"sources": [source], "targets": targets}))
+    };
+    let id = scene.rule(rule("a"));
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
+    assert_eq!(status.copies.unwrap().desired, 0);
+    scene.engine.kinds_recorded(&[secrets()].into(), scene.now);
+    let id = scene.rule(rule("b"));
+    let maps = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
+    scene.engine.kind(&maps, None, scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
+    assert_eq!(status.copies.unwrap().desired, 1);
 }
