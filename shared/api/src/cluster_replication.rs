@@ -371,12 +371,13 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
-    /// The sources of the rule and the version of each that was last read. The first 32 of them.
+    /// The sources of the rule and the version of each that was last read. The first 32 of them, or fewer, where their names are so
+    /// long that the status would exceed 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<SourceStatus>,
 
-    /// Copies that could not be written or deleted, the first 20 of them.
+    /// Copies that could not be written or deleted, the first 20 of them. Fewer where long names leave no room for them in 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<CopyFailure>,
@@ -410,7 +411,7 @@ pub struct Plan {
     pub delete: i32,
     /// Copies that could not be written because another object has their name.
     pub conflict: i32,
-    /// Which copies these are: the first 20, by namespace, kind and name.
+    /// Which copies these are: the first 20, by namespace, kind and name. Fewer where long names leave no room for them in 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub copies: Vec<PlannedCopy>,

@@ -19,6 +19,9 @@ use crate::{
     rule::{Barrier, Rule, RuleId, RuleKind},
 };
 
+/// Longest message of a condition, in bytes of JSON: those of all conditions have room in a status.
+const MESSAGE: usize = 2000;
+
 /// Conditions in the making: each keeps its transition time while its status stays (Kubernetes API conventions).
 pub(super) struct Conditions<'a> {
     pub(super) old: &'a [Condition],
@@ -43,7 +46,7 @@ impl Conditions<'_> {
             type_: type_.into(),
             status: status.into(),
             reason: reason.into(),
-            message: message.chars().take(2000).collect(),
+            message: cut(message, MESSAGE),
             last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
             observed_generation: self.generation,
         });
@@ -160,6 +163,22 @@ impl Engine {
         (state.barrier_proven || self.now >= state.spec_seen.max(self.webhooks_since) + HOOKS_KNOWN)
             && self.webhooks.seen.iter().all(|seen| *seen >= least)
     }
+}
+
+/// The beginning of a message that takes at most so many bytes of JSON.
+fn cut(message: &str, most: usize) -> String {
+    let mut left = most;
+    let fits = |char: &char| {
+        let size = match char {
+            '"' | '\\' => 2,
+            control if control.is_control() => 6,
+            other => other.len_utf8(),
+        };
+        let rest = left.checked_sub(size);
+        left = rest.unwrap_or_default();
+        rest.is_some()
+    };
+    message.chars().take_while(fits).collect()
 }
 
 /// What was found, and what of it is passed over.

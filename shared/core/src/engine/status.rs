@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use mimeo_api::{ClusterReplicationStatus, CopyFailure, SourceStatus};
+use serde::Serialize;
 
 use super::{
     Engine, Listing, RuleState, Served, Source, Tick,
@@ -87,6 +88,9 @@ const PACE: Duration = Duration::from_secs(1);
 /// A configuration change reaches every API server within this time.
 pub(super) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const SOURCES: usize = 32;
+/// Longest status, in bytes of JSON. Names may be so long that fewer fit in than are told otherwise, and whoever watches rules gets all
+/// of it with each change.
+const LONGEST: usize = 16 * 1024 - 1;
 /// Most statuses at once; they are written one by one.
 const BATCH: usize = 128;
 
@@ -267,7 +271,7 @@ impl Engine {
             }
         }
         status.conditions = conditions.new;
-        (status, conditions.told)
+        (shortened(status), conditions.told)
     }
 
     fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
@@ -286,6 +290,32 @@ impl Engine {
             resource_version: version,
         }
     }
+}
+
+/// As much of a status as may be written: all of its conditions and numbers, and of its lists what there is room for. Sources go first,
+/// since they stand in the rule or follow from it; what has failed goes last.
+fn shortened(mut status: ClusterReplicationStatus) -> ClusterReplicationStatus {
+    let mut over = json_size(&status).saturating_sub(LONGEST);
+    shorten(&mut status.sources, &mut over);
+    if let Some(plan) = &mut status.plan {
+        shorten(&mut plan.copies, &mut over);
+    }
+    shorten(&mut status.failures, &mut over);
+    status
+}
+
+/// Takes the last ones away until nothing is over. A comma more goes with each.
+fn shorten<T: Serialize>(items: &mut Vec<T>, over: &mut usize) {
+    while *over > 0
+        && let Some(item) = items.pop()
+    {
+        *over = over.saturating_sub(json_size(&item));
+    }
+}
+
+fn json_size(value: &impl Serialize) -> usize {
+    // Nothing in a status has a key that isn't text, so there is no error.
+    serde_json::to_vec(value).map_or(0, |json| json.len())
 }
 
 fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {
