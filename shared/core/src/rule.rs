@@ -32,7 +32,7 @@ use self::target::{parse_targets, refuse_chosen_names};
 pub use self::{
     choices::{Barrier, ConflictPolicy, Retain, Retention, Strategy},
     id::{NotARuleId, RuleId, RuleKind},
-    refusal::Refusal,
+    refusal::{Refusal, Refused},
     source::{MOST_SOURCES, Origin, SourceRef, SourceSelector},
     target::Target,
 };

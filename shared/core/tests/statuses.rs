@@ -1,4 +1,4 @@
-//! What a rule's status has room for.
+//! What a rule's status has room for, and which version of the rule it speaks of.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
@@ -12,7 +12,7 @@ use mimeo_core::{
     engine::{Action, Engine, Role, Settings},
     kind::Resource,
     outcome::{Failure, Outcome, Reason},
-    rule::{Rule, RuleId, RuleKind},
+    rule::{Refusal, Refused, Rule, RuleId, RuleKind},
 };
 use serde_json::{Value, from_value, json};
 
@@ -119,8 +119,8 @@ impl World {
         requests
     }
 
-    fn apply(&mut self, rule: Rule) {
-        self.engine.rule_applied(self.id.clone(), Ok(rule), author(), None, self.now);
+    fn apply(&mut self, rule: Result<Rule, Refused>) {
+        self.engine.rule_applied(self.id.clone(), rule, author(), None, self.now);
         vouch(&mut self.engine, self.now);
     }
 
@@ -146,7 +146,7 @@ fn twenty_failures_and_twenty_planned_copies_are_named_and_all_are_counted() {
     assert_eq!((&*status.failures[0].namespace, &*status.failures[0].name), first);
     assert_eq!(status.failures[0].message.len(), 300);
 
-    world.apply(world.names.rule(2, true));
+    world.apply(Ok(world.names.rule(2, true)));
     let status = world.status();
     assert_eq!(status.plan.as_ref().map(|plan| plan.create), Some(COPIES));
     let named: Vec<(&str, &str)> = planned(&status).iter().map(|copy| (&*copy.namespace, &*copy.name)).collect();
@@ -160,7 +160,7 @@ fn twenty_failures_and_twenty_planned_copies_are_named_and_all_are_counted() {
 fn a_status_stays_below_16_kib_whatever_the_names() {
     let mut world = World::failed(Names::longest());
     let failing = world.status();
-    world.apply(world.names.rule(2, true));
+    world.apply(Ok(world.names.rule(2, true)));
     let suspended = world.status();
     for status in [&failing, &suspended] {
         let size = serde_json::to_string(status).unwrap().len();
@@ -185,4 +185,24 @@ fn a_rule_is_reconciling_while_its_copies_are_being_written_and_nothing_has_fail
     assert_eq!(told(&status), ["Ready False Pending", "Reconciling True Pending"]);
     world.fail();
     assert_eq!(told(&world.status()), ["Ready False CopiesFailed"]);
+}
+
+#[test]
+fn a_rule_that_is_refused_says_so_of_its_present_generation_and_keeps_its_copies() {
+    let mut world = World::failed(Names::short());
+    // Whatever it quotes.
+    for quoted in ["a", "\u{1}", "\"", "\u{1f600}"] {
+        let refusal = Refusal { field: "spec.targets[0].namespacePattern".into(), message: quoted.repeat(5000) };
+        world.apply(Err(Refused { generation: 7, refusals: vec![refusal] }));
+        let status = world.status();
+        assert_eq!(status.observed_generation, Some(7));
+        let told: Vec<_> = status.conditions.iter().map(|one| (&*one.type_, &*one.status, &*one.reason)).collect();
+        assert_eq!(told, [("Ready", "False", "InvalidSpec"), ("Stalled", "True", "InvalidSpec")]);
+        for condition in &status.conditions {
+            assert_eq!(condition.observed_generation, Some(7));
+            assert!(condition.message.contains(quoted), "{}", condition.message);
+        }
+        assert!(serde_json::to_string(&status).unwrap().len() < 16 * 1024);
+        assert_eq!(world.fail(), 0, "nothing is asked of the API server");
+    }
 }

@@ -15,7 +15,7 @@ use mimeo_core::{
     meta::version,
     names,
     outcome::Unreadable,
-    rule::{Refusal, Rule, RuleId, RuleKind},
+    rule::{Refusal, Refused, Rule, RuleId, RuleKind},
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -317,17 +317,16 @@ fn rule_id(kind: RuleKind, object: &Value) -> Option<RuleId> {
     Some(RuleId { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name")? })
 }
 
-/// One that can't even be decoded, as a newer version may have stored it, is that rule's trouble alone.
-fn parse(kind: RuleKind, object: Value) -> (Result<Rule, Vec<Refusal>>, Observed) {
+/// One that can't even be decoded, as a newer version may have stored it, is that rule's trouble alone. Its status is read by
+/// itself, so that what is already said isn't said again and again.
+fn parse(kind: RuleKind, mut object: Value) -> (Result<Rule, Refused>, Observed) {
+    let observed = object.get_mut("status").map(Value::take).and_then(|status| serde_json::from_value(status).ok());
+    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
     let parsed = match kind {
-        RuleKind::ClusterReplication => {
-            decode::<ClusterReplication>(object).map(|object| (Rule::parse(&object), object.status))
-        }
-        RuleKind::Replication => {
-            decode::<Replication>(object).map(|object| (Rule::parse_replication(&object), object.status))
-        }
+        RuleKind::ClusterReplication => decode(object).and_then(|object: ClusterReplication| Rule::parse(&object)),
+        RuleKind::Replication => decode(object).and_then(|object: Replication| Rule::parse_replication(&object)),
     };
-    parsed.unwrap_or_else(|refusals| (Err(refusals), None))
+    (parsed.map_err(|refusals| Refused { generation, refusals }), observed)
 }
 
 fn decode<T: DeserializeOwned>(object: Value) -> Result<T, Vec<Refusal>> {

@@ -26,7 +26,7 @@ const MESSAGE: usize = 2000;
 pub(super) struct Conditions<'a> {
     pub(super) old: &'a [Condition],
     pub(super) wall: Timestamp,
-    pub(super) generation: Option<i64>,
+    pub(super) generation: i64,
     pub(super) new: Vec<Condition>,
     /// The same in words that don't depend on the rule.
     pub(super) told: Told,
@@ -48,7 +48,7 @@ impl Conditions<'_> {
             reason: reason.into(),
             message: cut(message, MESSAGE),
             last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
-            observed_generation: self.generation,
+            observed_generation: Some(self.generation),
         });
     }
 }

@@ -19,14 +19,14 @@ use crate::{
     meta::Uid,
     outcome::Unreadable,
     review::User,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef},
+    rule::{Refused, Rule, RuleId, RuleKind, SourceRef},
     slot::{NoRendering, Slot, SlotId},
 };
 
 /// One rule, as last seen.
 #[derive(Debug)]
 pub(super) struct RuleState {
-    pub(super) rule: Result<Rule, Vec<Refusal>>,
+    pub(super) rule: Result<Rule, Refused>,
     /// Who wrote it, if that is known.
     pub(super) author: Option<Arc<User>>,
     pub(super) authority: authorized::Authority,
@@ -58,7 +58,7 @@ impl Engine {
     pub fn rule_applied(
         &mut self,
         id: RuleId,
-        rule: Result<Rule, Vec<Refusal>>,
+        rule: Result<Rule, Refused>,
         author: Option<User>,
         observed: Observed,
         now: Tick,

@@ -232,11 +232,11 @@ impl Engine {
         wall: Timestamp,
     ) -> (ClusterReplicationStatus, Told) {
         let old = state.status.observed.as_ref();
-        let generation = state.rule.as_ref().ok().map(|rule| rule.generation);
+        let generation = state.rule.as_ref().map_or_else(|refused| refused.generation, |rule| rule.generation);
         let last_sync_time =
             state.status.last_sync.map(Time).or_else(|| old.and_then(|old| old.last_sync_time.clone()));
         let mut status = ClusterReplicationStatus {
-            observed_generation: generation.or_else(|| old.and_then(|old| old.observed_generation)),
+            observed_generation: Some(generation),
             last_sync_time,
             ..ClusterReplicationStatus::default()
         };
@@ -248,8 +248,8 @@ impl Engine {
             told: Told::default(),
         };
         match &state.rule {
-            Err(refusals) => {
-                let message = refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
+            Err(refused) => {
+                let message = refused.refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
                 conditions.set("Ready", false, "InvalidSpec", &message);
                 conditions.set("Stalled", true, "InvalidSpec", &message);
             }

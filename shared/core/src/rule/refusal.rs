@@ -12,6 +12,15 @@ pub struct Refusal {
     pub message: String,
 }
 
+/// A stored object that is refused, of which only this is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Which of its specs that is (`metadata.generation`).
+    pub generation: i64,
+    /// Why, all of it.
+    pub refusals: Vec<Refusal>,
+}
+
 /// Reasons gathered on the way through an object, so that its author reads all of them at once.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Vec<Refusal>);

@@ -15,7 +15,7 @@ use mimeo_core::{
     outcome::Outcome,
     render::Precondition,
     review::User,
-    rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
+    rule::{Refused, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
 };
 use serde_json::{Value, json};
 
@@ -636,6 +636,8 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
     Ok((flatten(&body), pre))
 }
 
-fn parse(object: &Object) -> Result<Rule, Vec<Refusal>> {
-    object.spec.as_ref().expect("a rule has a spec").parse(object)
+/// The rule as the API server shows it.
+pub fn parse(object: &Object) -> Result<Rule, Refused> {
+    let rule = object.spec.as_ref().expect("a rule has a spec").parse(object);
+    rule.map_err(|refusals| Refused { generation: object.meta().generation.unwrap_or_default(), refusals })
 }
