@@ -306,9 +306,14 @@ fn deletions_that_are_held_are_told_once() {
         told.extend(world.announced());
         world.wait(5);
     }
-    assert_eq!(kinds(&told), ["ClusterReplication"]);
-    assert_eq!((told[0].reason, told[0].action), ("DeletionHeld", "Delete"));
+    assert_eq!(kinds(&told), [&["ClusterReplication"][..], &["Namespace"; 10]].concat());
+    assert!(told.iter().all(|one| (one.reason, one.action) == ("DeletionHeld", "Delete")), "{told:#?}");
     assert!(told[0].note.starts_with("39 copies would be deleted at once"), "{}", told[0].note);
+    assert_eq!(told[1].regarding.name.as_deref(), Some("team-00000"));
+    assert_eq!(
+        told[1].note,
+        "ClusterReplication/rule-0: Secret s0: would be deleted, with many others at once, and stays until somebody confirms it"
+    );
 }
 
 #[test]

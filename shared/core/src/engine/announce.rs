@@ -270,6 +270,7 @@ impl Engine {
             Happening::DeletionHeld => {
                 let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else { return vec![] };
                 let copies = sweep.len();
+                let told: Vec<Told<'_>> = sweep.cells().filter_map(|key| self.still(id, happening, key)).collect();
                 let note = if rule.is_some() {
                     format!(
                         "{copies} copies would be deleted at once, which is half of this rule's copies or more; the rule's \
@@ -281,7 +282,9 @@ impl Engine {
                          log says how to confirm it"
                     )
                 };
-                vec![about_rule(note, 1)]
+                let mut all = vec![about_rule(note, 1)];
+                all.extend(self.about_namespaces(topic, rule, &told));
+                all
             }
         }
     }
@@ -307,6 +310,9 @@ impl Engine {
             }
             Happening::CopyAdopted => {
                 "the object that was there, which Mimeo didn't write, has become the copy (conflictPolicy)".into()
+            }
+            Happening::DeletionHeld => {
+                "would be deleted, with many others at once, and stays until somebody confirms it".into()
             }
             _ => "deleted to be made anew, since what changed can't be changed in place".into(),
         };

@@ -73,6 +73,10 @@ impl Sweep {
     pub(super) fn len(&self) -> usize {
         self.cells.len()
     }
+
+    pub(super) fn cells(&self) -> impl Iterator<Item = &CellKey> {
+        self.cells.keys()
+    }
 }
 
 impl Engine {
