@@ -237,6 +237,30 @@ mod tests {
         assert_ne!(whole, sealed(KIND, &elsewhere, "ann").unwrap());
     }
 
+    /// Its author may speak for one namespace, and not for another that has a rule of the same name and spec.
+    #[test]
+    fn the_seal_of_a_namespaces_own_rule_is_of_that_namespace() {
+        let spec = |name: &str| {
+            let source = json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name});
+            json!({"sources": [source], "targets": [{"namespaces": ["team-a"]}]})
+        };
+        let bytes = |kind: &str, namespace: &str, name: &str, spec: &Value, author: &str| {
+            let metadata = json!({"namespace": namespace, "name": name});
+            sealed(kind, &json!({"metadata": metadata, "spec": spec}), author).unwrap()
+        };
+        let whole = bytes("Replication", "team-a", "pull", &spec("db"), "ann");
+        for (what, other) in [
+            ("namespace", bytes("Replication", "team-b", "pull", &spec("db"), "ann")),
+            ("name", bytes("Replication", "team-a", "push", &spec("db"), "ann")),
+            ("where one ends", bytes("Replication", "team-ap", "ull", &spec("db"), "ann")),
+            ("spec", bytes("Replication", "team-a", "pull", &spec("other"), "ann")),
+            ("author", bytes("Replication", "team-a", "pull", &spec("db"), "bob")),
+            ("kind", bytes(KIND, "team-a", "pull", &spec("db"), "ann")),
+        ] {
+            assert_ne!(whole, other, "{what}");
+        }
+    }
+
     #[test]
     fn what_has_no_name_or_makes_no_sense_or_needs_no_author_has_no_seal() {
         assert_eq!(sealed(KIND, &json!({"metadata": {"generateName": "a-"}, "spec": spec()}), "ann"), None);

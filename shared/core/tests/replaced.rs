@@ -95,8 +95,15 @@ impl Scene {
         self.engine.outcome(&request.ticket, Outcome::Object(Box::new(from_value(meta).unwrap())), NOW);
     }
 
+    /// In the API server's words for this kind.
     fn refuse(&mut self, request: &Request) {
-        let cause = json!({"field": "type", "message": "Invalid value: \"b\": field is immutable"});
+        let cause = match &*self.source.gvk.kind {
+            "ConfigMap" => json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"}),
+            "RoleBinding" => {
+                json!({"field": "roleRef", "message": "Invalid value: {\"name\":\"b\"}: cannot change roleRef"})
+            }
+            _ => json!({"field": "type", "message": "Invalid value: \"b\": field is immutable"}),
+        };
         let status: Value = json!({"code": 422, "reason": "Invalid", "details": {"causes": [cause]}});
         let status: Status = from_value(status).unwrap();
         self.engine.outcome(&request.ticket, Outcome::of_error(422, &status, None, true), NOW);
