@@ -140,7 +140,7 @@ fn thresholds_are_the_numbers_of_the_alerts() -> Result<()> {
     let file = fs::read_to_string(chart().join("files/alerts.yaml"))?;
     let values: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("values.yaml"))?)?;
     let thresholds = values["metrics"]["prometheusRule"]["thresholds"].as_object().context("no thresholds")?;
-    let named = file.lines().filter_map(|line| Some(line.strip_prefix("      ")?.split_once(" # ")?));
+    let named = file.lines().filter_map(|line| line.strip_prefix("      ")?.split_once(" # "));
     let named: BTreeSet<(String, &str)> =
         named.map(|(expr, name)| (expr.rsplit(' ').next().unwrap_or_default().to_owned(), name)).collect();
     assert_eq!(named, thresholds.iter().map(|(name, default)| (default.to_string(), name.as_str())).collect());

@@ -18,8 +18,9 @@ const GROUP: &str = "/apis/mimeo.dev/v1alpha1";
 /// The roles as the chart has them with `rbac.aggregateToDefaultRoles`.
 fn roles() -> Result<Vec<Value>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chart/everything.yaml");
-    let objects = serde_yaml::Deserializer::from_str(&fs::read_to_string(path)?).map(Value::deserialize);
-    let objects = objects.collect::<Result<Vec<_>, _>>()?;
+    let manifests = fs::read_to_string(path)?;
+    let objects =
+        serde_yaml::Deserializer::from_str(&manifests).map(Value::deserialize).collect::<Result<Vec<_>, _>>()?;
     let is = |object: &Value| {
         object["kind"] == "ClusterRole"
             && matches!(object["metadata"]["name"].as_str(), Some("mimeo-view" | "mimeo-edit" | "mimeo-admin"))

@@ -360,7 +360,8 @@ async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_held_of_a_rule_that_is_gone_stands_above_the_grid_with_the_command_that_lets_it_go() -> Result<()> {
+async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_the_command_that_lets_it_go()
+-> Result<()> {
     let pair = Pair::builder().reconciler_args(["--ui", "--deletion-delay", "1s"]);
     let setting = Setting::start(ControlPlane::builder().controller_manager(false), pair).await?;
     let client = setting.control_plane.client().await?;
@@ -392,28 +393,19 @@ async fn what_is_held_of_a_rule_that_is_gone_stands_above_the_grid_with_the_comm
         format!("kubectl -n {NAMESPACE} annotate --overwrite configmap mimeo-kinds mimeo.dev/confirm-deletion={nonce}");
     let browser = Browser::start().await?;
     let notice = "document.getElementById('held')";
-    if let Some(browser) = &browser {
-        browser.open(&page.url("/ui/"))?;
-        browser
-            .wait(&format!(
-                "{notice}.textContent.includes('ClusterReplication/defaults is gone5 copies in 5 namespaces')"
-            ))
-            .await?;
-        ensure!(
-            value(browser, &format!("{notice}.querySelector('pre').textContent"))? == command.as_str(),
-            "another command"
-        );
-    }
+    browser.open(&page.url("/ui/"))?;
+    let gone = "ClusterReplication/defaults is gone5 copies in 5 namespaces";
+    browser.wait(&format!("{notice}.textContent.includes('{gone}')")).await?;
+    let shown = value(&browser, &format!("{notice}.querySelector('pre').textContent"))?;
+    ensure!(shown == command.as_str(), "another command");
     kubectl(&setting.control_plane, command.split_off("kubectl ".len()).split(' '))?;
     follower.until(SOON, "that nothing is held any more", |told| told.held["deletions"] == json!([]))?;
     for number in 0..5 {
         wait_gone(of::<ConfigMap>(&client, &format!("team-{number:05}")), "defaults").await?;
     }
-    if let Some(browser) = &browser {
-        browser.wait(&format!("{notice}.hidden")).await?;
-        let complaints = browser.complaints()?;
-        ensure!(complaints.is_empty(), "{complaints:#?}");
-    }
+    browser.wait(&format!("{notice}.hidden")).await?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
 }
 

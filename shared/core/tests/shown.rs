@@ -220,7 +220,7 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
     world.answer(|_| None);
     world.engine.rule_gone(&rule_id(0), world.now);
     world.answer(|_| None);
-    let read = RuleRead { found: false, homeless: false, crd: None };
+    let read = RuleRead { found: false, home: None, crd: None };
     world.engine.rule_read(&rule_id(0), Some(&read), world.now);
     world.answer(|_| None);
     assert_eq!(world.engine.held().count(), 0, "it is collected first");

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use mimeo_core::{
-    engine::{Engine, Role, Settings},
+    engine::{Engine, Members, Role, Settings},
     kind::{GroupVersionKind, Resource},
     rule::{Rule, RuleKind},
 };
@@ -60,7 +60,7 @@ fn a_webhook_forgets_what_has_ended() {
     engine.rules_listed(RuleKind::ClusterReplication, &[stays.id.clone()].into(), now);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), now);
     let _ = engine.demand();
-    engine.selected(&stays.selectors[0], &[].into(), now);
+    engine.selected(&stays.selectors[0], &Members::default(), now);
     for round in 1..=10 {
         let ended = rule(&format!("ended-{round}"));
         engine.rule_applied(ended.id.clone(), Ok(ended.clone()), None, None, now);

@@ -304,7 +304,7 @@ mod tests {
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
-        let stream = TcpStream::connect(address).expect("it listens");
+        let stream = TcpStream::connect(address).await.expect("it listens");
         ask(stream, path).await
     }
 
@@ -470,7 +470,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("tls.crt"), bundle.serving().certificate()).expect("written");
         std::fs::write(folder.path().join("tls.key"), bundle.serving().key().expose()).expect("written");
-        let api_server = Server::start([]);
+        let api_server = Server::start([]).await;
         let readiness = Readiness::new(Shutdown::new());
         let args = OpsArgs { ops_auth: OpsAuth::Token, ops_cert_dir: Some(folder.path().to_owned()), ..plain() };
         let address = start(&args, &args.guard(&api_server.client()), &readiness);

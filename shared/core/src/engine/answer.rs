@@ -59,14 +59,13 @@ impl Engine {
         if !same || slot.reference != Reference::Asked {
             return;
         }
-        match entry {
-            Some(entry) => self.learnt(id, entry),
-            None => {
-                // Asked of every cell at once, each would plan all others. It counts as asked until then.
-                let due = self.now + delay(&self.settings, slot.untold);
-                slot.untold = slot.untold.saturating_add(1);
-                self.work.timer(due, Timer::Learn(id));
-            }
+        if let Some(entry) = entry {
+            self.learnt(id, entry);
+        } else {
+            // Asked of every cell at once, each would plan all others. It counts as asked until then.
+            let due = self.now + delay(&self.settings, slot.untold);
+            slot.untold = slot.untold.saturating_add(1);
+            self.work.timer(due, Timer::Learn(id));
         }
     }
 

@@ -93,11 +93,10 @@ impl Engine {
     /// Held deletions of rules that no longer exist, for the one who can't read them in a status; the platform's first.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
         self.sweeps.iter().filter(|(id, _)| !self.rules.contains_key(*id)).filter_map(|(id, sweep)| {
-            let homeless = self.gone.get(id).is_some_and(|gone| gone.verdict == RuleVerdict::Homeless);
             Some(HeldDeletion {
                 rule: id,
                 copies: sweep.len(),
-                why: if homeless {
+                why: if self.all_homeless(id) {
                     "it went with its namespace, and much was lost at once"
                 } else {
                     "nobody is known to have deleted it: it may have been lost with its definition"

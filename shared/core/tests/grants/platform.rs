@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use mimeo_core::{
     engine::{Errand, RuleRead},
     outcome::Unreadable,
-    rule::{RuleId, RuleKind},
+    rule::{Refused, RuleId, RuleKind},
 };
 use serde_json::{from_value, json};
 
@@ -167,7 +167,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     scene.show(&source("vault", "x"));
     assert_eq!(scene.done(), [] as [&str; 0], "not all rules have been shown");
     assert!(!scene.errands.contains(&Errand::ConfirmRule(p.clone())));
-    scene.engine.rule_applied(p.clone(), Err(vec![]), None, None, scene.now);
+    scene.engine.rule_applied(p.clone(), Err(Refused { generation: 1, refusals: vec![] }), None, None, scene.now);
     scene.engine.rules_listed(RuleKind::ClusterReplication, &[p.clone(), q].into(), scene.now);
     scene.wait(60);
     assert_eq!(scene.done(), [] as [&str; 0], "what that rule wants nobody knows");
