@@ -103,12 +103,13 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
 
     let selecting = |number: usize| {
         let metadata = json!({"namespace": tenant, "name": format!("flood-{number:03}")});
-        let labels = json!({"matchExpressions": [{"key": format!("no-{number}"), "operator": "DoesNotExist"}]});
+        let another = json!([{"key": format!("no-{number}"), "operator": "DoesNotExist"}]);
+        let labels = json!({"matchLabels": {"flood": "yes"}, "matchExpressions": another});
         let sources = json!([{"apiVersion": "v1", "kind": "Secret", "selector": labels}]);
         let targets = json!([{"namespaces": [&tenant], "name": format!("$(source.name)-{number}")}]);
         json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata,
-            "spec": {"sources": sources, "targets": targets},
+            "spec": {"sources": sources, "targets": targets, "transform": {"labels": {"exclude": ["flood"]}}},
         })
     };
     // One after the other: they are refused as soon as the webhook has seen those that are there.
@@ -123,10 +124,14 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
         anyhow::Ok(refused)
     };
     let sources = stream::iter(0..SELECTED).map(|number| {
-        let (client, tenant) = (scene.client.clone(), tenant.clone());
-        async move { create_secret(&client, &tenant, &format!("s{number}"), &[("token", "flood")]).await }
+        let secrets = scene.secrets(&tenant);
+        async move {
+            let secret = json!({"metadata": {"name": format!("s{number}"), "labels": {"flood": "yes"}}});
+            secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+            anyhow::Ok(())
+        }
     });
-    let sources = sources.buffer_unordered(8).try_for_each(|_| async { Ok(()) });
+    let sources = sources.buffer_unordered(8).try_collect::<()>();
     let others = async {
         put(&scene.secrets(&scene.home), "first", &[("token", "two")]).await?;
         scene.wait_secret(&team, "first", |copy| value(copy, "token").as_deref() == Some("two")).await?;

@@ -5,7 +5,7 @@
 
 use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Extension, Router};
 use clap::Args;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -29,12 +29,16 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{debug, info, warn};
 
+<<<<<<< HEAD
 use crate::{
     certificates::ServingMaterial,
     connections::{Connections, Stay},
     duration,
     shutdown::Shutdown,
 };
+=======
+use crate::{certificates::ServingMaterial, duration, guard::Peer, shutdown::Shutdown};
+>>>>>>> 830793a (Tell the hooks which address asks)
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -139,7 +143,7 @@ impl fmt::Debug for Current {
     }
 }
 
-/// Serves until the shutdown: then goes on as before for the delay, stops accepting, lets requests in flight end
+/// Serves until the shutdown, with the [`Peer`] as an extension of each request: then goes on as before for the delay, stops accepting, lets requests in flight end
 /// (telling clients to go elsewhere), and after the drain's time gives up on the rest.
 pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, drain: DrainArgs, shutdown: Shutdown) {
     let draining = Shutdown::new();
@@ -153,7 +157,18 @@ pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, 
     loop {
         tokio::select! {
             () = &mut accepting => break,
+<<<<<<< HEAD
             (stream, _) = connections.accept(&listener) => connections.serve(|stay| server.clone().connection(stream, stay)),
+=======
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, peer)) => { connections.spawn(server.clone().connection(stream, Peer(peer))); }
+                Err(error) => {
+                    warn!(%error, "failed to accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+>>>>>>> 830793a (Tell the hooks which address asks)
         }
     }
     drop(listener);
@@ -172,6 +187,7 @@ struct Server {
 }
 
 impl Server {
+<<<<<<< HEAD
     async fn connection(self, stream: TcpStream, stay: Stay) {
         tokio::select! {
             () = self.answer(stream, &stay) => {}
@@ -180,6 +196,9 @@ impl Server {
     }
 
     async fn answer(self, stream: TcpStream, stay: &Stay) {
+=======
+    async fn connection(self, stream: TcpStream, peer: Peer) {
+>>>>>>> 830793a (Tell the hooks which address asks)
         let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
         let stream = tokio::select! {
             () = self.draining.triggered() => return,
@@ -190,7 +209,21 @@ impl Server {
             },
         };
         let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
+<<<<<<< HEAD
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(self.router)));
+=======
+        let under_way = watch::Sender::new(0);
+        let router = TowerToHyperService::new(self.router.layer(Extension(peer)));
+        let service = service_fn(|request| {
+            let one = UnderWay::new(&under_way);
+            let answer = router.call(request);
+            async move {
+                let _one = one;
+                answer.await
+            }
+        });
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+>>>>>>> 830793a (Tell the hooks which address asks)
         let result = tokio::select! {
             result = connection.as_mut() => result,
             () = ended(&self.draining, stay) => {
@@ -278,6 +311,7 @@ mod tests {
         let (publish, material) = watch::channel(Some(material()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
+<<<<<<< HEAD
         let slow = async || {
             sleep(Duration::from_millis(600)).await;
             "slow"
@@ -286,6 +320,16 @@ mod tests {
             .route("/fast", get(async || "fast"))
             .route("/slow", get(slow))
             .route("/read", post(async |_: Bytes| "read"));
+=======
+        let peer = async |Extension(Peer(peer)): Extension<Peer>| peer.ip().to_string();
+        let router = Router::new().route("/fast", get(async || "fast")).route("/peer", get(peer)).route(
+            "/slow",
+            get(async || {
+                sleep(Duration::from_millis(600)).await;
+                "slow"
+            }),
+        );
+>>>>>>> 830793a (Tell the hooks which address asks)
         let shutdown = Shutdown::new();
         let config = server_config(material).expect("a configuration");
         let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));
@@ -317,6 +361,7 @@ mod tests {
         connect(server.address, client(&new, b"http/1.1")).await.expect("the new one is served");
         connect(server.address, client(&old, b"http/1.1")).await.expect_err("the old one isn't");
         assert_eq!(text(running.await.expect("a task").expect("an answer")).await, b"slow");
+        assert_eq!(text(sender.send_request(request("/peer")).await.expect("an answer")).await, b"127.0.0.1");
         assert_eq!(text(sender.send_request(request("/fast")).await.expect("an answer")).await, b"fast");
     }
 
