@@ -29,16 +29,13 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{debug, info, warn};
 
-<<<<<<< HEAD
 use crate::{
     certificates::ServingMaterial,
     connections::{Connections, Stay},
     duration,
+    guard::Peer,
     shutdown::Shutdown,
 };
-=======
-use crate::{certificates::ServingMaterial, duration, guard::Peer, shutdown::Shutdown};
->>>>>>> 830793a (Tell the hooks which address asks)
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -143,8 +140,8 @@ impl fmt::Debug for Current {
     }
 }
 
-/// Serves until the shutdown, with the [`Peer`] as an extension of each request: then goes on as before for the delay, stops accepting, lets requests in flight end
-/// (telling clients to go elsewhere), and after the drain's time gives up on the rest.
+/// Serves until the shutdown, with the [`Peer`] as an extension of each request: then goes on as before for the delay, stops
+/// accepting, lets requests in flight end (telling clients to go elsewhere), and after the drain's time gives up on the rest.
 pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, drain: DrainArgs, shutdown: Shutdown) {
     let draining = Shutdown::new();
     let server = Server { acceptor: TlsAcceptor::from(Arc::new(config)), router, draining: draining.clone() };
@@ -157,18 +154,9 @@ pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, 
     loop {
         tokio::select! {
             () = &mut accepting => break,
-<<<<<<< HEAD
-            (stream, _) = connections.accept(&listener) => connections.serve(|stay| server.clone().connection(stream, stay)),
-=======
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, peer)) => { connections.spawn(server.clone().connection(stream, Peer(peer))); }
-                Err(error) => {
-                    warn!(%error, "failed to accept a connection");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
->>>>>>> 830793a (Tell the hooks which address asks)
+            (stream, peer) = connections.accept(&listener) => {
+                connections.serve(|stay| server.clone().connection(stream, Peer(peer), stay));
+            }
         }
     }
     drop(listener);
@@ -187,18 +175,14 @@ struct Server {
 }
 
 impl Server {
-<<<<<<< HEAD
-    async fn connection(self, stream: TcpStream, stay: Stay) {
+    async fn connection(self, stream: TcpStream, peer: Peer, stay: Stay) {
         tokio::select! {
-            () = self.answer(stream, &stay) => {}
+            () = self.answer(stream, peer, &stay) => {}
             () = stay.over() => debug!("connection made way for another one"),
         }
     }
 
-    async fn answer(self, stream: TcpStream, stay: &Stay) {
-=======
-    async fn connection(self, stream: TcpStream, peer: Peer) {
->>>>>>> 830793a (Tell the hooks which address asks)
+    async fn answer(self, stream: TcpStream, peer: Peer, stay: &Stay) {
         let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
         let stream = tokio::select! {
             () = self.draining.triggered() => return,
@@ -209,21 +193,8 @@ impl Server {
             },
         };
         let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
-<<<<<<< HEAD
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(self.router)));
-=======
-        let under_way = watch::Sender::new(0);
-        let router = TowerToHyperService::new(self.router.layer(Extension(peer)));
-        let service = service_fn(|request| {
-            let one = UnderWay::new(&under_way);
-            let answer = router.call(request);
-            async move {
-                let _one = one;
-                answer.await
-            }
-        });
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
->>>>>>> 830793a (Tell the hooks which address asks)
+        let router = self.router.layer(Extension(peer));
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(router)));
         let result = tokio::select! {
             result = connection.as_mut() => result,
             () = ended(&self.draining, stay) => {
@@ -311,25 +282,15 @@ mod tests {
         let (publish, material) = watch::channel(Some(material()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-<<<<<<< HEAD
         let slow = async || {
             sleep(Duration::from_millis(600)).await;
             "slow"
         };
         let router = Router::new()
             .route("/fast", get(async || "fast"))
+            .route("/peer", get(async |Extension(Peer(peer)): Extension<Peer>| peer.ip().to_string()))
             .route("/slow", get(slow))
             .route("/read", post(async |_: Bytes| "read"));
-=======
-        let peer = async |Extension(Peer(peer)): Extension<Peer>| peer.ip().to_string();
-        let router = Router::new().route("/fast", get(async || "fast")).route("/peer", get(peer)).route(
-            "/slow",
-            get(async || {
-                sleep(Duration::from_millis(600)).await;
-                "slow"
-            }),
-        );
->>>>>>> 830793a (Tell the hooks which address asks)
         let shutdown = Shutdown::new();
         let config = server_config(material).expect("a configuration");
         let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));

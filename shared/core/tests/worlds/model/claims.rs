@@ -107,7 +107,8 @@ impl Model {
             return Err("whose a copy is whose entry is gone");
         }
         let of_rule = copy.and_then(Object::rule);
-        if of_rule.as_ref().and_then(|rule| self.rules.get(&**rule)).is_some_and(|rule| render::refused(&rule.spec)) {
+        let refused = |rule: &Key| self.rules.get(rule).is_some_and(|known| render::refused(rule, &known.spec));
+        if of_rule.as_ref().is_some_and(refused) {
             return Err("another's copy of a rule that is refused");
         }
         let marked = of_rule.filter(|rule| rules.contains(rule));
