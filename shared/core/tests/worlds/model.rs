@@ -85,6 +85,10 @@ pub struct Model {
     steps: usize,
     /// What was taken away in this step.
     emptied: BTreeSet<Key>,
+    /// What copies were created of in this step once and for all.
+    sown: BTreeSet<Key>,
+    /// What was there in this step and was written over.
+    rewritten: BTreeSet<Key>,
 }
 
 impl Model {
@@ -137,7 +141,13 @@ impl Model {
             let before = self.objects.clone();
             let told = self.round(coverage)?;
             if self.objects == before {
+                // Which of the two came first nobody says.
+                if !self.sown.is_disjoint(&self.rewritten) {
+                    return Err("what is created once of what is being written over");
+                }
                 self.emptied.clear();
+                self.sown.clear();
+                self.rewritten.clear();
                 self.objects.values_mut().for_each(|object| object.known |= object.owned());
                 return Ok(told);
             }

@@ -117,7 +117,12 @@ impl Model {
             Then::Silent => return Err("how a seed is counted"),
         };
         match spec.strategy {
-            Strategy::CreateOnce if state == State::Synced => drop(self.seeded.insert(seed)),
+            Strategy::CreateOnce if state == State::Synced => {
+                self.seeded.insert(seed);
+                if then == Then::Write {
+                    self.sown.insert(source.clone());
+                }
+            }
             Strategy::Apply | Strategy::Replace if then == Then::Write => drop(self.seeded.remove(&seed)),
             _ => {}
         }
@@ -146,7 +151,12 @@ impl Model {
                 return State::Failed("Conflict");
             }
         }
-        self.objects.entry(key.clone()).or_default().apply(copy, spec.strategy, coverage);
+        let object = self.objects.entry(key.clone()).or_default();
+        let before = object.values();
+        object.apply(copy, spec.strategy, coverage);
+        if !before.is_empty() && object.values() != before {
+            self.rewritten.insert(key.clone());
+        }
         State::Synced
     }
 
