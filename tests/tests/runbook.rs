@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use mimeo_tests::{
-    ControlPlane, Pair, Program, eventually,
+    ControlPlane, Pair, Program, eventually, install_crd,
     scenario::{SOON, Setting, kubectl},
 };
 
@@ -39,6 +39,10 @@ async fn the_probe_tells_whether_api_servers_reach_the_webhook() -> Result<()> {
 #[tokio::test]
 async fn a_program_logs_what_it_lacks_and_when_it_lacks_nothing() -> Result<()> {
     let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let client = control_plane.client().await?;
+    for crd in mimeo_api::crds() {
+        install_crd(&client, &crd).await?;
+    }
     let user = control_plane.user("nobody-yet", &[])?;
     let reconciler = Program::new("mimeo-reconciler").env("KUBECONFIG", user.kubeconfig().display().to_string());
     let reconciler = reconciler.args(["--namespace", "default", "--ops-listen", "127.0.0.1:0"]).start()?;
