@@ -117,7 +117,7 @@ impl TargetSelection {
     pub fn load(&self) -> usize {
         match &self.selection {
             Selection::Names(globs) => globs.iter().map(Glob::load).sum(),
-            Selection::Pattern(_) => GLOB_LOAD,
+            Selection::Pattern(pattern) => pattern.load(),
             Selection::Labels(selector) => GLOB_LOAD * selector.requirements.len().max(1),
         }
     }

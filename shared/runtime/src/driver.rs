@@ -30,6 +30,7 @@ use crate::{
     discovery::Discovery,
     follow::Backoff,
     limiter::Limiter,
+    observer,
     trace::{Began, Parent, Traces},
     writer::{Answer, KINDS_CONFIG_MAP, Writer},
 };
@@ -297,6 +298,7 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
         Errand::ReadSource(source) => read_source(handle, tools, &source).await,
+        Errand::ReadGrant { namespace, name } => read_grant(handle, tools, &namespace, &name).await,
         Errand::NoteSeeds { namespace, seeds, version } => {
             let answer = writer.note_seeds(&namespace, &seeds, version).await;
             if let Err(error) = &answer {
@@ -331,6 +333,21 @@ async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
                 Err(error) => warn!(%source, %error, "cannot read a source"),
             }
             drop(turn);
+        }
+        tokio::time::sleep(backoff.pause()).await;
+    }
+}
+
+/// The same for a grant.
+async fn read_grant(handle: &Handle, tools: &Tools, namespace: &str, name: &str) {
+    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+    while handle.look(|engine, _| engine.awaits_grant(namespace, name)) {
+        match tools.writer.read_grant(namespace, name).await {
+            Ok(grant) => {
+                let grant = grant.map(observer::parse_grant);
+                return handle.with(|engine, now| engine.grant_read(namespace, name, grant, now));
+            }
+            Err(error) => warn!(namespace, name, %error, "cannot read a grant"),
         }
         tokio::time::sleep(backoff.pause()).await;
     }

@@ -125,7 +125,7 @@ impl Observer {
             Event::Applied(object) => {
                 let Some((namespace, name)) = key(&object) else { return };
                 listed.insert((namespace.clone(), name.clone()));
-                let grant = decode::<ReplicationGrant>(object).and_then(|object| Grant::parse(&object));
+                let grant = parse_grant(object);
                 self.handle.with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
             }
             Event::Deleted(object) => {
@@ -327,6 +327,11 @@ fn parse(kind: RuleKind, mut object: Value) -> (Result<Rule, Refused>, Observed)
         RuleKind::Replication => decode(object).and_then(|object: Replication| Rule::parse_replication(&object)),
     };
     (parsed.map_err(|refusals| Refused { generation, refusals }), observed)
+}
+
+/// A grant, as the API server has it.
+pub(crate) fn parse_grant(object: Value) -> Result<Grant, Vec<Refusal>> {
+    decode::<ReplicationGrant>(object).and_then(|object| Grant::parse(&object))
 }
 
 fn decode<T: DeserializeOwned>(object: Value) -> Result<T, Vec<Refusal>> {

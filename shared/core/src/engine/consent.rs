@@ -10,15 +10,16 @@ use std::{
     sync::Arc,
 };
 
-use jiff::Timestamp;
 use mimeo_api::Access;
 
 use super::{
     Engine, Listing, Tick,
     authorized::{Unauthorized, own_kind_unreadable},
     follow::Follows,
+    grants::Grants,
     lacks::Lacks,
     sweep::MuchLost,
+    work::Errand,
 };
 use crate::{
     grant::{self, Grant},
@@ -47,45 +48,6 @@ pub(super) struct Consent {
     selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Which Replications lost much together, when that was found, and of sweeps that began when.
     pub(super) much_lost: Option<((Tick, Tick), MuchLost)>,
-}
-
-/// The grants of a namespace.
-#[derive(Debug, Default)]
-struct Grants {
-    by_age: BTreeMap<(Timestamp, Box<str>), Grant>,
-    /// When each was created.
-    created: BTreeMap<Box<str>, Timestamp>,
-}
-
-impl Grants {
-    fn put(&mut self, name: &str, grant: Grant) {
-        self.take(name);
-        self.created.insert(name.into(), grant.created);
-        self.by_age.insert((grant.created, name.into()), grant);
-    }
-
-    fn take(&mut self, name: &str) -> Option<Grant> {
-        self.created.remove_entry(name).and_then(|(name, created)| self.by_age.remove(&(created, name)))
-    }
-
-    /// Those that count: the oldest, as long as all of them together can be asked in no time.
-    fn counting(&self) -> impl Iterator<Item = &Grant> {
-        let mut load = 0;
-        let fits = move |grant: &&Grant| {
-            load += grant.load;
-            load <= grant::LOAD
-        };
-        self.by_age.values().take(grant::MOST).take_while(fits)
-    }
-
-    /// Whether a grant would count if it were one of them.
-    fn would_count(&self, name: &str, grant: &Grant) -> bool {
-        let before = (grant.created, name);
-        let older =
-            self.by_age.iter().filter(|((created, other), _)| **other != *name && (*created, &**other) < before);
-        let (number, load) = older.fold((0, 0), |(number, load), (_, other)| (number + 1, load + other.load));
-        number < grant::MOST && load + grant.load <= grant::LOAD
-    }
 }
 
 impl Consent {
@@ -142,8 +104,31 @@ impl Engine {
     pub fn grant_applied(&mut self, namespace: &str, name: &str, grant: Result<Grant, Vec<Refusal>>, now: Tick) {
         self.at(now);
         let Ok(grant) = grant else { return self.grant_gone(namespace, name, now) };
-        self.consent.grants.entry(namespace.into()).or_default().put(name, grant);
+        let wanted = self.consent.grants.entry(namespace.into()).or_default().put(name, grant);
+        self.read_grants(namespace, wanted);
         self.review_grants(namespace);
+    }
+
+    /// Has grants read that come to count, since others went: they weren't held till then.
+    fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
+        let errand = |name| Errand::ReadGrant { namespace: namespace.into(), name };
+        self.work.errands.extend(names.into_iter().map(errand));
+    }
+
+    /// Whether a grant has yet to be read again.
+    pub fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
+        self.consent.grants.get(namespace).is_some_and(|grants| grants.awaits(name))
+    }
+
+    /// What a read of a grant says; none: there is no such grant. Whatever the watch has told of it since is newer.
+    pub fn grant_read(&mut self, namespace: &str, name: &str, grant: Option<Result<Grant, Vec<Refusal>>>, now: Tick) {
+        if !self.awaits_grant(namespace, name) {
+            return;
+        }
+        match grant {
+            Some(grant) => self.grant_applied(namespace, name, grant, now),
+            None => self.grant_gone(namespace, name, now),
+        }
     }
 
     /// Why a grant would grant nothing, if it would: the namespace has too many that are older.
@@ -162,12 +147,11 @@ impl Engine {
     pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
         let Some(grants) = self.consent.grants.get_mut(namespace) else { return };
-        if grants.take(name).is_none() {
-            return;
-        }
-        if grants.by_age.is_empty() {
+        let Some(wanted) = grants.take(name) else { return };
+        if grants.is_empty() {
             self.consent.grants.remove(namespace);
         }
+        self.read_grants(namespace, wanted);
         self.review_grants(namespace);
     }
 
@@ -175,8 +159,7 @@ impl Engine {
     pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
         self.at(now);
         let known = self.consent.grants.iter();
-        let known =
-            known.flat_map(|(namespace, grants)| grants.created.keys().map(|name| (namespace.clone(), name.clone())));
+        let known = known.flat_map(|(namespace, grants)| grants.names().map(|name| (namespace.clone(), name.clone())));
         let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
         for (namespace, name) in lost {
             self.grant_gone(&namespace, &name, now);

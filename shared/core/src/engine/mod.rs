@@ -9,6 +9,7 @@
 //! - `select`: which sources the selectors of rules find; `members`: in which order
 //! - `follow`: which selectors are followed at all
 //! - `consent`: what namespaces grant each other's rules
+//! - `grants`: which of these count
 //! - `lacks`: what of that a rule isn't granted
 //! - `authorized`: whether a rule may do what it says
 //! - `survey`: which copies were seen
@@ -59,6 +60,7 @@ mod copies;
 mod decide;
 mod demand;
 mod follow;
+mod grants;
 mod issued;
 mod kinds;
 mod lacks;

@@ -42,6 +42,13 @@ pub enum Errand {
     ConfirmSource(SourceRef),
     /// Read a source that a selector finds; answer by [`Engine::source`].
     ReadSource(SourceRef),
+    /// Read a grant; answer by [`Engine::grant_read`].
+    ReadGrant {
+        /// Its namespace.
+        namespace: Box<str>,
+        /// Its name.
+        name: Box<str>,
+    },
     /// Write down in a namespace, if it is still of this version, what was created in it once; tell
     /// [`Engine::seeds_noted`] if that fails.
     NoteSeeds {

@@ -1,19 +1,45 @@
 //! Regular expressions over names.
 
-use regex::bytes::{Regex, RegexBuilder};
+use std::{fmt, sync::Arc};
+
+use regex_automata::{
+    Anchored, Input,
+    dfa::{
+        Automaton, StartKind,
+        dense::{Builder, Config, DFA},
+    },
+    nfa::thompson::{self, WhichCaptures},
+    util::syntax,
+};
+
+use super::glob::GLOB_LOAD;
 
 /// Longest pattern, in bytes.
 const PATTERN_LENGTH: usize = 256;
 
-/// Most memory of one compiled pattern, in bytes: a rule may have 64 of them.
-const PATTERN_SIZE: usize = 256 * 1024;
+/// Most memory of one pattern, in bytes: whoever owns a namespace may write many, and a `{10000}` is quickly written. One that
+/// tells names of up to 63 characters apart takes a tenth of it.
+const PATTERN_SIZE: usize = 32 * 1024;
+/// The same while it is compiled.
+const COMPILING: usize = 8 * PATTERN_SIZE;
 
-/// A regular expression over a whole name, in RE2's syntax.
-#[derive(Clone, Debug)]
+/// So many bytes of a pattern count as one name.
+const BYTES_OF_A_NAME: usize = 128;
+
+/// A regular expression over a whole name, in RE2's syntax. Compiled to a table: it takes a step for each character and no memory
+/// besides, whatever the expression is.
+#[derive(Clone)]
 pub struct Pattern {
-    regex: Regex,
+    table: Arc<DFA<Vec<u32>>>,
     /// What every match begins with, as far as it is plain to see.
     begins: Box<str>,
+}
+
+/// Not derived: nobody reads the table.
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pattern({}…, {} bytes)", self.begins, self.table.memory_usage())
+    }
 }
 
 impl Pattern {
@@ -29,36 +55,48 @@ impl Pattern {
             return Err(format!("must not be longer than {PATTERN_LENGTH} characters"));
         }
         // Alone first: `a)|(b` would close the group below, and then not be anchored.
-        compile_pattern(text)?;
-        let regex = compile_pattern(&format!(r"\A(?:{text})\z"))?;
-        Ok(Self { regex, begins: literal_beginning(text).into() })
+        syntax::parse_with(text, &syntax()).map_err(|error| {
+            // The parser's message draws the pattern over several lines; the last says why.
+            let drawn = error.to_string();
+            let why = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            format!("not a regular expression: {why}")
+        })?;
+        let table = compile(&format!(r"(?:{text})\z"))
+            .ok_or_else(|| format!("not a regular expression that fits into {PATTERN_SIZE} bytes of memory"))?;
+        Ok(Self { table: Arc::new(table), begins: literal_beginning(text).into() })
     }
 
     /// Whether the whole of `name` matches.
     pub fn matches(&self, name: &str) -> bool {
-        self.regex.is_match(name.as_bytes())
+        let input = Input::new(name).anchored(Anchored::Yes).earliest(true);
+        self.table.try_search_fwd(&input).is_ok_and(|found| found.is_some())
     }
 
     pub(super) fn could_match(&self, prefix: &str) -> bool {
         self.begins.starts_with(prefix) || prefix.starts_with(&*self.begins)
     }
+
+    /// What holding it and matching it costs, in names compared.
+    pub fn load(&self) -> usize {
+        GLOB_LOAD.max(self.table.memory_usage() / BYTES_OF_A_NAME)
+    }
 }
 
-/// Over bytes and without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
-fn compile_pattern(text: &str) -> Result<Regex, String> {
-    RegexBuilder::new(text).unicode(false).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE).build().map_err(
-        |error| {
-            match error {
-                regex::Error::CompiledTooBig(_) => "not a regular expression that fits into memory".to_owned(),
-                // The parser's message draws the pattern over several lines; the last says why.
-                other => {
-                    let drawn = other.to_string();
-                    let why = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                    format!("not a regular expression: {why}")
-                }
-            }
-        },
-    )
+/// Without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
+fn syntax() -> syntax::Config {
+    syntax::Config::new().unicode(false).utf8(false)
+}
+
+/// None if it is too large.
+fn compile(text: &str) -> Option<DFA<Vec<u32>>> {
+    let expression =
+        thompson::Config::new().which_captures(WhichCaptures::None).utf8(false).nfa_size_limit(Some(COMPILING));
+    let table = Config::new()
+        .start_kind(StartKind::Anchored)
+        .accelerate(false)
+        .dfa_size_limit(Some(PATTERN_SIZE))
+        .determinize_size_limit(Some(COMPILING));
+    Builder::new().syntax(syntax()).thompson(expression).configure(table).build(text).ok()
 }
 
 /// The characters before the first one that could be special.
@@ -71,4 +109,40 @@ fn literal_beginning(pattern: &str) -> &str {
     // `ab?` may begin with `a` alone.
     let quantified = pattern[end..].starts_with(['?', '*', '+', '{']);
     &pattern[..end - usize::from(quantified && end > 0)]
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_anybody_means_is_small_and_what_is_meant_to_be_large_is_refused() {
+        for text in [
+            "team-[0-9]+",
+            "team-[a-z0-9-]{1,40}",
+            "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+            "(?i)(dev|test|prod)-.*-[a-z]{2}[0-9]{3}",
+            ".*-(preview|pr)-[0-9]+",
+            "^tenant-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        ] {
+            let pattern = Pattern::parse(text).unwrap();
+            let size = pattern.table.memory_usage();
+            eprintln!("{text}: {size} bytes, load {}", pattern.load());
+            assert!(size <= PATTERN_SIZE / 2, "{text}: {size}");
+        }
+        for text in
+            ["(a{10000})", "((a{100}){100}){100}", r"(?:\w{1,60}){60}", ".*a.{20}", "(.*a.{9}){9}", "(?u)(\\w{9}){99}"]
+        {
+            let refused = Pattern::parse(text).unwrap_err();
+            assert!(refused.starts_with("not a regular expression"), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_counts_by_its_size() {
+        let load = |text| Pattern::parse(text).unwrap().load();
+        assert_eq!(load("a"), GLOB_LOAD);
+        assert!(load("(a|b){500}") > 2 * load("[a-z0-9-]{1,40}"));
+    }
 }

@@ -1,7 +1,7 @@
 //! However much a tenant makes, it costs nobody else.
 
 use jiff::Timestamp;
-use mimeo_core::kind::GroupVersionKind;
+use mimeo_core::{engine::Errand, kind::GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::{
@@ -31,13 +31,18 @@ fn grants_beyond_the_bounds_grant_nothing() {
         let why = scene.engine.refuses_grant("to", "wanted", &wanted).unwrap().to_string();
         assert!(why.contains("at most 256 ReplicationGrants of a namespace count, with 1024 names in all"), "{why}");
         assert_eq!(scene.engine.refuses_grant("other", "wanted", &wanted), None);
-        scene.grant("to", wanted);
+        scene.grant("to", wanted.clone());
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
         scene.show(&source("home", "x"));
         assert_eq!(scene.done().len(), 0);
         assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
-        // It counts from when there is room, and no more once there isn't: who comes first is whose is older.
+        // It counts from when there is room and it was read again, and no more once there isn't: who comes first is whose is older.
         scene.engine.grant_gone("to", "g1", scene.now);
+        scene.run();
+        let asked = Errand::ReadGrant { namespace: "to".into(), name: "Write".into() };
+        assert!(scene.errands.contains(&asked), "{:?}", scene.errands);
+        assert_eq!(scene.done().len(), 0);
+        scene.engine.grant_read("to", "Write", Some(Ok(wanted)), scene.now);
         scene.run();
         assert_eq!(scene.done(), ["write to/x"]);
         assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");

@@ -92,6 +92,10 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             server.violations.push(format!("{source} was shown, and is to be read"));
             Answer::Noted
         }
+        Errand::ReadGrant { namespace, name } => {
+            server.violations.push(format!("nobody grants anything here, and {namespace}/{name} is to be read"));
+            Answer::Noted
+        }
         Errand::NoteSeeds { namespace, seeds, version } => {
             Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version))
         }

@@ -202,6 +202,17 @@ impl Writer {
         self.read_at(&resource_path(resource, Some(namespace), Some(name))).await
     }
 
+    /// A grant, from the storage; none if it isn't there. Asked for as a list of one: who may watch grants may do that.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`] if grants aren't served.
+    pub async fn read_grant(&self, namespace: &str, name: &str) -> Answer<Option<Value>> {
+        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
+        let path = format!("{path}?fieldSelector={}", encode(&format!("metadata.name={name}")));
+        let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
+        Ok(list.pointer("/items/0").cloned())
+    }
+
     /// Notes that copies of a kind may exist.
     pub async fn record(&self, gvk: &GroupVersionKind) -> Answer<()> {
         self.note(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
