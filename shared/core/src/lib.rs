@@ -12,6 +12,7 @@ pub mod engine;
 pub mod grant;
 pub mod kind;
 pub mod lineage;
+mod memory;
 pub mod meta;
 pub mod names;
 pub mod outcome;

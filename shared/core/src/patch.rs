@@ -11,8 +11,9 @@ use mimeo_api::JsonPatchOp;
 use serde_json::{Map, Value};
 
 use crate::{
+    memory,
     render::SourceRefused,
-    rule::{Refusal, Refusals, SourceRef, syntax},
+    rule::{Refusal, Refusals, RuleKind, SourceRef, syntax},
     template::{Template, Variable, each_text, fill_in, variables_in},
     transform::is_mark,
 };
@@ -23,15 +24,26 @@ const OPERATIONS: usize = 32;
 const PATH: usize = 1024;
 /// Most bytes that all values of one patch come to.
 const VALUES: usize = 64 * 1024;
-/// Most bytes that a copy may have after any of the operations: an API server stores no more. Copying a part into itself
-/// doubles it each time.
+/// Most bytes of memory for all values of one patch.
+const VALUES_MEMORY: usize = 512 * 1024;
+/// Most bytes that a copy may have: an API server stores no more.
 const RESULT: usize = 1536 * 1024;
+/// Most bytes of memory that a copy may take at any of the operations: as much as the largest of objects with few values.
+const MEMORY: usize = 8 << 20;
+/// The same for rules of tenants, who may write many.
+const TENANTS_MEMORY: usize = 2 << 20;
+/// A variable may become so much longer than it is written.
+const LONGER: usize = 256;
 /// Deepest nesting after any of the operations, and in a value.
 pub(crate) const DEPTH: usize = 100;
 
 /// A parsed patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct JsonPatch(Vec<PatchOperation>);
+pub(crate) struct JsonPatch {
+    operations: Vec<PatchOperation>,
+    /// Bytes of memory that its values take at most once their variables are filled in.
+    values: usize,
+}
 
 impl JsonPatch {
     /// Refusals name fields below `field`; `secrets`: whether copies of Secrets are patched.
@@ -48,24 +60,43 @@ impl JsonPatch {
         if size > VALUES {
             refusals.add(field, format!("must not have more than {VALUES} bytes in all values"));
         }
+        let values = operations.iter().filter_map(|one| one.value.as_ref()).map(memory_of_value).sum::<usize>();
+        if values > VALUES_MEMORY {
+            let why =
+                format!("must not have values that take more than {VALUES_MEMORY} bytes of memory: have fewer of them");
+            refusals.add(field, why);
+        }
         let parsed: Vec<_> = operations
             .iter()
             .enumerate()
             .filter_map(|(i, one)| operation(one, &format!("{field}[{i}]"), secrets, &mut refusals))
             .collect();
-        refusals.finish_with(Some(Self(parsed)))
+        refusals.finish_with(Some(Self { operations: parsed, values }))
     }
 
     pub(crate) fn is_noop(&self) -> bool {
-        self.0.is_empty()
+        self.operations.is_empty()
     }
 
     /// Variables of the namespace in its values.
     pub(crate) fn variables(&self) -> Vec<Variable> {
-        self.0.iter().filter_map(value_of).flat_map(variables_in).collect()
+        self.operations.iter().filter_map(value_of).flat_map(variables_in).collect()
     }
 
-    /// Patches a copy: `metadata` has labels and annotations alone, without Mimeo's; `body` is without identity.
+    /// Bytes of memory that a copy may come to take while it is patched, if it takes so many before: each copied part may be as large
+    /// as all that there was in the beginning, and no patch means more. Copying a part into itself would double it each time.
+    pub(crate) fn memory(&self, copy: usize, rules: RuleKind) -> usize {
+        let copied = self.operations.iter().filter(|one| matches!(one, PatchOperation::Copy(_))).count();
+        let most = match rules {
+            RuleKind::ClusterReplication => MEMORY,
+            RuleKind::Replication => TENANTS_MEMORY,
+        };
+        // What is large before any operation may be made smaller by them.
+        if self.is_noop() { copy } else { ((copy + self.values) * (copied + 1)).min(most.max(copy)) }
+    }
+
+    /// Patches a copy: `metadata` has labels and annotations alone, without Mimeo's; `body` is without identity. `rules`: of which
+    /// kind its rule is.
     ///
     /// # Errors
     /// Which operation can't be done, and why, without any of the data.
@@ -74,6 +105,7 @@ impl JsonPatch {
         metadata: &mut Map<String, Value>,
         body: &mut Map<String, Value>,
         source: &SourceRef,
+        rules: RuleKind,
         show: &dyn Fn(&Variable) -> String,
     ) -> Result<(), SourceRefused> {
         if self.is_noop() {
@@ -81,22 +113,55 @@ impl JsonPatch {
         }
         body.insert("metadata".into(), std::mem::take(metadata).into());
         let mut copy = Value::Object(std::mem::take(body));
-        for (number, operation) in self.0.iter().enumerate() {
+        // What is removed in between doesn't count: each part is looked at once, when it is put in.
+        let mut taken = memory::of(&copy);
+        let most = self.memory(taken, rules);
+        for (number, operation) in self.operations.iter().enumerate() {
             let refused = |why| SourceRefused::JsonPatch { number, why };
             let operation = filled_in(operation, source, show);
-            json_patch::patch(&mut copy, &[operation]).map_err(|error| refused(explain(&error.kind)))?;
-            match size(&copy, DEPTH) {
-                None => return Err(refused("the result is nested too deeply")),
-                Some(size) if size > RESULT => return Err(refused("the result is too large")),
-                Some(_) => {}
+            if let Some((path, value)) = put_in(&operation, &copy) {
+                if size(value, DEPTH.saturating_sub(path.count())).is_none() {
+                    return Err(refused("the result is nested too deeply"));
+                }
+                if !matches!(operation, PatchOperation::Move(_)) {
+                    taken += memory::of(value);
+                }
+                if taken > most {
+                    return Err(refused("the result is too large"));
+                }
             }
+            // What is left of the copy if that fails nobody sees.
+            json_patch::patch_unsafe(&mut copy, &[operation]).map_err(|error| refused(explain(&error.kind)))?;
         }
-        let gone = || SourceRefused::JsonPatch { number: self.0.len() - 1, why: "no object is left" };
+        let last = |why| SourceRefused::JsonPatch { number: self.operations.len() - 1, why };
+        if size(&copy, DEPTH).is_none_or(|size| size > RESULT) {
+            return Err(last("the result is too large"));
+        }
+        let gone = || last("no object is left");
         let Value::Object(mut copy) = copy else { return Err(gone()) };
         let Some(Value::Object(patched)) = copy.remove("metadata") else { return Err(gone()) };
         (*metadata, *body) = (patched, copy);
         Ok(())
     }
+}
+
+/// What an operation puts into the copy, and where.
+fn put_in<'a>(operation: &'a PatchOperation, copy: &'a Value) -> Option<(&'a PointerBuf, &'a Value)> {
+    match operation {
+        PatchOperation::Add(AddOperation { path, value })
+        | PatchOperation::Replace(ReplaceOperation { path, value }) => Some((path, value)),
+        PatchOperation::Copy(CopyOperation { from, path }) | PatchOperation::Move(MoveOperation { from, path }) => {
+            Some((path, copy.pointer(from.as_str())?))
+        }
+        PatchOperation::Remove(_) | PatchOperation::Test(_) => None,
+    }
+}
+
+/// Bytes of memory that a value takes at most once its variables are filled in.
+fn memory_of_value(value: &Value) -> usize {
+    let mut longer = 0;
+    each_text(value, &mut |text| longer += text.matches("$(").count() * LONGER);
+    memory::of(value) + longer
 }
 
 /// The crate's own messages name paths, and might one day name values.
@@ -248,7 +313,9 @@ mod tests {
         let mut metadata = json!({"labels": {"a": "b"}, "annotations": {}}).as_object().unwrap().clone();
         let mut body = json!({"type": "Opaque", "data": data}).as_object().unwrap().clone();
         let patch = parse(operations).unwrap();
-        patch.apply(&mut metadata, &mut body, &source, &Variable::to_string).map_err(|refused| refused.to_string())?;
+        patch
+            .apply(&mut metadata, &mut body, &source, RuleKind::Replication, &Variable::to_string)
+            .map_err(|refused| refused.to_string())?;
         Ok([metadata.into(), body.into()])
     }
 
@@ -299,6 +366,45 @@ mod tests {
             assert!(told.contains(want), "{told}");
             assert!(!told.contains("aHVudGVyMg") && !told.contains("MQ=="), "{told}");
         }
+    }
+
+    /// Text says nothing of memory: each of these is a node of a map, and has twelve bytes.
+    fn nodes(count: usize) -> Value {
+        vec![json!({"": 0}); count].into()
+    }
+
+    #[test]
+    fn what_takes_much_memory_in_few_bytes_is_refused_before_it_is_made() {
+        let add = |count| json!({"op": "add", "path": "/a", "value": nodes(count)});
+        let refused = parse(&json!([add(4000)])).unwrap_err();
+        assert!(refused.starts_with("p: must not have values that take more than 524288 bytes of memory"), "{refused}");
+        let copied = (0..31).map(|n| json!({"op": "copy", "from": "/a", "path": format!("/x{n}")}));
+        let removed = json!({"op": "remove", "path": "/a"});
+        let operations: Vec<Value> = std::iter::once(add(500)).chain(copied).collect();
+        for last in [vec![], vec![removed]] {
+            let operations = json!([&operations[..31], &last[..]].concat());
+            let told = patched(&operations, &json!({})).unwrap_err();
+            // 500 of them take some 370 KB: five times that is as much as a tenant's copy may take.
+            assert!(told.contains("[5] can't be applied: the result is too large"), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_a_patch_may_come_to_take_is_known_before() {
+        let copy = |to: &str| json!({"op": "copy", "from": "/data/a", "path": to});
+        let patch = |operations: &Value| parse(operations).unwrap();
+        let tenants = RuleKind::Replication;
+        assert_eq!(JsonPatch::default().memory(9 << 20, tenants), 9 << 20);
+        assert_eq!(patch(&json!([{"op": "remove", "path": "/data/a"}])).memory(1000, tenants), 1000);
+        assert_eq!(patch(&json!([copy("/data/b"), copy("/data/c")])).memory(1000, tenants), 3000);
+        assert_eq!(patch(&json!([copy("/data/b")])).memory(1 << 21, tenants), TENANTS_MEMORY);
+        assert_eq!(patch(&json!([copy("/data/b")])).memory(1 << 21, RuleKind::ClusterReplication), 1 << 22);
+        assert!(patch(&json!([{"op": "add", "path": "/data/a", "value": "$(source.name)"}])).memory(0, tenants) > 253);
+        // Whatever large object there is may be made smaller, and each of its parts copied once.
+        let large = json!({"a": "x".repeat(1 << 20)});
+        patched(&json!([{"op": "remove", "path": "/data/a"}]), &large).unwrap();
+        patched(&json!([copy("/data/b"), {"op": "remove", "path": "/data/a"}]), &json!({"a": "x".repeat(900 << 10)}))
+            .unwrap();
     }
 
     #[test]

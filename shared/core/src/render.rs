@@ -1,22 +1,23 @@
 //! A copy's body: rendered once per source version and target, then shared by all of the target's namespaces, but for the
-//! values of the variables that each of them fills in.
+//! values of the variables that each of them fills in. How it is made of the source: `draft`.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use mimeo_api::DriftPolicy;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     engine::budget,
-    kind::GroupVersionKind,
-    lineage::Lineage,
     meta::{Checksum, Uid},
-    names,
     outcome::{Failure, Reason},
-    rule::{Rule, RuleId, RuleKind, SourceRef, Strategy, Target, syntax},
-    template::{Place, Template, Variable, fill_in, variables_in},
+    rule::syntax,
+    template::{Place, Template, Variable},
 };
+
+mod draft;
+
+pub use self::draft::Draft;
+pub(crate) use self::draft::{assigned, never_copied};
 
 /// The bytes of one copy. The namespace is in the URL only, so they may be those of others, too.
 #[derive(Clone, PartialEq, Eq)]
@@ -164,7 +165,8 @@ pub struct Form {
     /// Whether a value may be among the keys by which the API server tells a list's items apart.
     apart: bool,
     metadata: Vec<Part>,
-    content: Vec<Part>,
+    /// Shared by the forms of all targets.
+    content: Arc<[Part]>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -223,7 +225,7 @@ impl Form {
             }
             Part::Checksum => checksum.to_string().into(),
         };
-        let [metadata, content] = [&self.metadata, &self.content].map(|parts| parts.iter().map(fill).collect());
+        let [metadata, content] = [&*self.metadata, &*self.content].map(|parts| parts.iter().map(fill).collect());
         Ok(Rendering { checksum, metadata, content })
     }
 }
@@ -276,268 +278,4 @@ pub enum SourceRefused {
     /// Not an object at all.
     #[error("the source is not a JSON object")]
     NotAnObject,
-}
-
-/// Renders the copies of `object` for one target.
-pub fn render(
-    rule: &Rule,
-    source: &SourceRef,
-    target: &Target,
-    object: &Value,
-    cluster: &str,
-) -> Result<Copies, SourceRefused> {
-    let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
-    let name = target.copy_name(source);
-    let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, &name, object, cluster, show);
-    let (metadata, body) = draft(&Variable::to_string)?;
-    let content = json!([&metadata, &body]).to_string();
-    let mut variables: BTreeSet<Variable> = name.variables().cloned().chain(rule.transform.variables()).collect();
-    if source.is_inline() {
-        variables.extend(object.values().flat_map(variables_in));
-    }
-    if variables.is_empty() {
-        check_metadata(&metadata, |_| false)?;
-        let checksum = Checksum::of(content.as_bytes());
-        let [metadata, content] = texts(metadata, body, checksum.to_string()).map(|text| vec![text.into()]);
-        return Ok(Copies::Alike(Arc::new(Rendering { checksum, metadata, content })));
-    }
-    let blanks = Blanks::unlike(&content, &variables);
-    let (metadata, body) = draft(&|variable| blanks.of(variable))?;
-    let checksum = Checksum::of(json!([&blanks.sign, &metadata, &body]).to_string().as_bytes());
-    check_metadata(&metadata, |text| text.contains(&blanks.sign))?;
-    let labels = metadata["labels"].as_object().into_iter().flatten();
-    let labels = labels.filter_map(|(key, value)| Some((key, value.as_str()?)));
-    let labels = labels.filter(|(_, value)| value.contains(&blanks.sign));
-    let split = |value: &str| blanks.split(&Bytes::copy_from_slice(value.as_bytes()));
-    let labels = labels.map(|(key, value)| (key.clone(), split(value))).collect();
-    let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
-    let [metadata, content] = texts(metadata, body, blanks.of_checksum()).map(|text| blanks.split(&text.into()));
-    let group = source.gvk.group.clone();
-    Ok(Copies::Form(Arc::new(Form { checksum, variables, group, name, labels, apart, metadata, content })))
-}
-
-type Fields = Map<String, Value>;
-
-/// Metadata and the other fields of the copies, without the checksum; `show` says what stands for variables of the namespace.
-fn draft(
-    rule: &Rule,
-    source: &SourceRef,
-    name: &Template,
-    object: &Map<String, Value>,
-    cluster: &str,
-    show: &dyn Fn(&Variable) -> String,
-) -> Result<(Fields, Fields), SourceRefused> {
-    let mut filled;
-    let object = if source.is_inline() {
-        filled = object.clone();
-        filled.values_mut().for_each(|value| fill_in(value, source, show));
-        &filled
-    } else {
-        object
-    };
-    let mut body = content(&source.gvk, object);
-    if source.gvk.is_secret() {
-        secret_type(rule, &mut body)?;
-    }
-    rule.transform.copy_data(&mut body).map_err(SourceRefused::SameKey)?;
-    let from = |field: &str| object.get("metadata").and_then(|m| m.get(field)).and_then(Value::as_object);
-    let mut metadata = Map::new();
-    metadata.insert("labels".into(), rule.transform.copy_labels(from("labels"), source, show).into());
-    metadata.insert("annotations".into(), rule.transform.copy_annotations(from("annotations"), source, show).into());
-    rule.transform.patch_copy(&mut metadata, &mut body, source, show)?;
-    // After the patch, which therefore can't change it.
-    body.insert("apiVersion".into(), source.gvk.api_version().into());
-    body.insert("kind".into(), (*source.gvk.kind).into());
-    mark(rule, source, Lineage::of(object.get("metadata")).annotation(), cluster, &mut metadata);
-    metadata.insert("name".into(), name.text(|variable| show(variable).into()).into());
-    let finalizers = rule.transform.finalizers();
-    if !finalizers.is_empty() {
-        metadata.insert("finalizers".into(), finalizers.into());
-    }
-    Ok((metadata, body))
-}
-
-/// Checks what a patch may have made of labels and annotations. Values with blanks are checked where they are filled in.
-fn check_metadata(metadata: &Map<String, Value>, has_blanks: impl Fn(&str) -> bool) -> Result<(), SourceRefused> {
-    for field in ["labels", "annotations"] {
-        for (key, value) in metadata.get(field).and_then(Value::as_object).into_iter().flatten() {
-            let right = |text: &str| field != "labels" || has_blanks(text) || syntax::label_value(text).is_ok();
-            if !value.as_str().is_some_and(right) {
-                return Err(SourceRefused::Metadata { field, key: key.clone() });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether text with this sign is anywhere in a list.
-fn in_a_list(value: &Value, sign: &str) -> bool {
-    match value {
-        Value::Array(_) => value.to_string().contains(sign),
-        Value::Object(fields) => fields.values().any(|field| in_a_list(field, sign)),
-        _ => false,
-    }
-}
-
-/// What stands in a copy's text where a variable is to be filled in: a sign that nothing else in the text contains, and a number.
-struct Blanks<'a> {
-    sign: String,
-    variables: Vec<&'a Variable>,
-}
-
-impl<'a> Blanks<'a> {
-    /// For a text like this one, which spells out the variables.
-    fn unlike(content: &str, variables: &'a BTreeSet<Variable>) -> Self {
-        // One of them is not in a text of finite length. It begins with a character that is not in the rest of it: no text that
-        // stands before it or behind it makes another of it.
-        let mut sign = "«".to_owned();
-        // Nobody writes a text so that it contains what is made of all of it: the first is as good as always right.
-        let first = Checksum::of(content.as_bytes()).short();
-        for number in (0_u64..).map(|number| first.wrapping_add(number)) {
-            sign = format!("«{number}:");
-            if !content.contains(&sign) {
-                break;
-            }
-        }
-        Self { sign, variables: variables.iter().collect() }
-    }
-
-    fn of(&self, variable: &Variable) -> String {
-        self.number(self.variables.iter().position(|one| *one == variable).unwrap_or_default())
-    }
-
-    fn of_checksum(&self) -> String {
-        self.number(self.variables.len())
-    }
-
-    fn number(&self, number: usize) -> String {
-        format!("{}{number}»", self.sign)
-    }
-
-    /// The text in parts, all of them slices of it.
-    fn split(&self, text: &Bytes) -> Vec<Part> {
-        let mut parts = Vec::new();
-        let mut from = 0;
-        for (at, _) in std::str::from_utf8(text).unwrap_or_default().match_indices(&self.sign) {
-            let behind = at + self.sign.len();
-            let digits = text[behind..].iter().take_while(|byte| byte.is_ascii_digit());
-            let number = digits.fold(0_usize, |number, digit| number * 10 + usize::from(digit - b'0'));
-            parts.push(Part::Bytes(text.slice(from..at)));
-            parts.push(self.variables.get(number).map_or(Part::Checksum, |variable| Part::Blank((*variable).clone())));
-            from = behind + number.to_string().len() + "»".len();
-        }
-        parts.push(Part::Bytes(text.slice(from..)));
-        parts
-    }
-}
-
-/// `…metadata's members`, and `},…the other members}`: what follows the id in the body.
-fn texts(mut metadata: Map<String, Value>, body: Map<String, Value>, checksum: String) -> [String; 2] {
-    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-        annotations.insert(names::CHECKSUM.into(), checksum.into());
-    }
-    let mut metadata = Value::Object(metadata).to_string();
-    metadata.pop();
-    metadata.remove(0);
-    // It has members (a kind), so the seam is a comma.
-    let mut content = Value::Object(body).to_string();
-    content.replace_range(..1, "},");
-    [metadata, content]
-}
-
-/// Everything but identity, metadata, status, and what the cluster assigned to the source alone.
-fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, Value> {
-    let mut content: Map<String, Value> = object
-        .iter()
-        .filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    for path in assigned(&gvk.group, &gvk.kind) {
-        remove(&mut content, path);
-    }
-    content
-}
-
-/// Fields that the cluster fills in for one object and no other can have, or that name objects of its namespace.
-pub(crate) fn assigned(group: &str, kind: &str) -> &'static [&'static [&'static str]] {
-    match (group, kind) {
-        ("", "Service") => &[&["spec", "clusterIP"], &["spec", "clusterIPs"], &["spec", "healthCheckNodePort"]],
-        ("", "ServiceAccount") => &[&["secrets"]],
-        ("", "PersistentVolumeClaim") => &[&["spec", "volumeName"]],
-        _ => &[],
-    }
-}
-
-fn remove(content: &mut Map<String, Value>, path: &[&str]) {
-    match path {
-        [] => {}
-        [last] => {
-            content.remove(*last);
-        }
-        [first, rest @ ..] => {
-            if let Some(inner) = content.get_mut(*first).and_then(Value::as_object_mut) {
-                remove(inner, rest);
-            }
-        }
-    }
-}
-
-fn secret_type(rule: &Rule, body: &mut Map<String, Value>) -> Result<(), SourceRefused> {
-    if let Some(wanted) = rule.transform.secret_type() {
-        body.insert("type".into(), wanted.into());
-        return Ok(());
-    }
-    never_copied(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)
-}
-
-/// Why Secrets of that type are never copied as such, if they aren't.
-pub(crate) fn never_copied(secret_type: Option<&str>) -> Option<SourceRefused> {
-    match secret_type {
-        Some("kubernetes.io/service-account-token") => Some(SourceRefused::ServiceAccountToken),
-        Some("helm.sh/release.v1") => Some(SourceRefused::HelmRelease),
-        _ => None,
-    }
-}
-
-/// Puts Mimeo's marks on a copy.
-fn mark(rule: &Rule, source: &SourceRef, via: Option<String>, cluster: &str, metadata: &mut Map<String, Value>) {
-    let mut mark = |field: &str, key: &str, value: String| {
-        if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
-            fields.insert(key.into(), value.into());
-        }
-    };
-    mark("labels", names::MANAGED_BY, names::MANAGED_BY_VALUE.into());
-    let label = match rule.id.kind {
-        RuleKind::ClusterReplication => names::CLUSTER_REPLICATION,
-        RuleKind::Replication => names::REPLICATION,
-    };
-    mark("labels", label, label_value(&rule.id));
-    if rule.drift == DriftPolicy::Deny {
-        mark("labels", names::DRIFT, names::DRIFT_DENY.into());
-    }
-    mark("annotations", names::RULE, rule.id.to_string());
-    mark("annotations", names::SOURCE, source.to_string());
-    mark("annotations", names::CLUSTER, cluster.into());
-    if rule.strategy == Strategy::Replace {
-        mark("annotations", names::STRATEGY, names::STRATEGY_REPLACE.into());
-    }
-    if let Some(via) = via {
-        mark("annotations", names::VIA, via);
-    }
-    if let Some(retention) = rule.retention.annotation() {
-        mark("annotations", names::RETENTION, retention);
-    }
-}
-
-/// A label value has at most 63 characters, a rule's name 253: longer ones keep their beginning and end in a hash.
-fn label_value(id: &RuleId) -> String {
-    let name = match &id.namespace {
-        None => id.name.to_string(),
-        Some(namespace) => format!("{namespace}.{}", id.name),
-    };
-    if name.len() <= 63 {
-        return name;
-    }
-    let beginning: String = name.chars().take(54).collect();
-    format!("{beginning}-{:08x}", Checksum::of(name.as_bytes()).short() >> 32)
 }

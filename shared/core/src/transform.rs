@@ -9,7 +9,7 @@ use crate::{
     kind::GroupVersionKind,
     patch::JsonPatch,
     render::SourceRefused,
-    rule::{Refusal, Refusals, SourceRef, syntax},
+    rule::{Refusal, Refusals, RuleKind, SourceRef, syntax},
     template::{Template, Variable},
 };
 
@@ -137,6 +137,7 @@ impl Transform {
     }
 
     /// Patches a copy of `source`: `metadata` has labels and annotations alone, without Mimeo's own; `body` is without identity.
+    /// `rules`: of which kind its rule is.
     ///
     /// # Errors
     /// Why the copy can't be patched.
@@ -145,9 +146,15 @@ impl Transform {
         metadata: &mut Map<String, Value>,
         body: &mut Map<String, Value>,
         source: &SourceRef,
+        rules: RuleKind,
         show: &dyn Fn(&Variable) -> String,
     ) -> Result<(), SourceRefused> {
-        self.json_patch.apply(metadata, body, source, show)
+        self.json_patch.apply(metadata, body, source, rules, show)
+    }
+
+    /// Bytes of memory that making a copy may take, if the source takes so many.
+    pub(crate) fn memory(&self, source: usize, rules: RuleKind) -> usize {
+        self.json_patch.memory(source, rules)
     }
 
     /// Variables of the namespace that stand anywhere.

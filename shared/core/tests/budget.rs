@@ -285,3 +285,35 @@ fn all_tenants_together_have_a_budget_that_the_oldest_rules_have_taken() {
     let held = scene.engine.demand().sources.len();
     assert_eq!((held, scene.written().len()), (18, 18));
 }
+
+/// The rules that patch a small source to something large, and then remove it again, hold next to nothing: making it counts.
+#[test]
+fn what_a_patch_takes_in_passing_counts() {
+    let mut scene = Scene::new(&["home"]);
+    let large: Vec<Value> = vec![json!({"": 0}); 500];
+    let mut patch = vec![json!({"op": "add", "path": "/a", "value": large})];
+    patch.extend((0..4).map(|i| json!({"op": "copy", "from": "/a", "path": format!("/x{i}")})));
+    let paths = ["/a", "/x0", "/x1", "/x2", "/x3"];
+    patch.extend(paths.iter().map(|path| json!({"op": "remove", "path": path})));
+    let ids: Vec<RuleId> = (0..10)
+        .map(|age| {
+            let name = format!("r{age}");
+            let object = json!({
+                "metadata": {
+                    "namespace": "home", "name": name, "generation": 1,
+                    "creationTimestamp": Timestamp::from_second(age).unwrap().to_string(),
+                },
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+                "spec": {
+                    "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}],
+                    "targets": [{"namespaces": ["home"], "name": format!("{name}-copy")}],
+                    "transform": {"jsonPatch": patch},
+                },
+            });
+            scene.apply(Rule::parse_replication(&from_value(object).unwrap()).unwrap())
+        })
+        .collect();
+    scene.show(&source("home", "x"), 1 << 10);
+    assert_eq!(scene.written(), ["home/r0-copy", "home/r1-copy"]);
+    assert_eq!(scene.sources_found(&ids[2]).0, "SourceRefused");
+}

@@ -10,12 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use serde_json::Value;
-
 use super::{Engine, Source};
 use crate::{
     render::{Copies, SourceRefused},
-    rule::{RuleId, RuleKind, SourceRef},
+    rule::{Rule, RuleId, RuleKind, SourceRef},
     slot::{NoRendering, Slot},
 };
 
@@ -24,6 +22,8 @@ use crate::{
 pub(crate) const OF_A_NAMESPACE: usize = 4 << 20;
 /// and for all Replications: a quarter of the memory that the reconciler's manifest allows it.
 pub(crate) const OF_ALL: usize = 32 << 20;
+/// So much memory takes no time worth speaking of while copies are made of a source: several of what is usual.
+const IN_PASSING: usize = 16 << 10;
 
 impl Engine {
     /// Finds out which slots of Replications are beyond the budgets. Those that have come to be, or are no more, are rendered
@@ -77,6 +77,8 @@ impl Engine {
                 *state = Source::NotRead;
             }
         }
+        // Those of one source together: what they have in common is made once.
+        changed.sort_unstable();
         self.render_slots(changed);
         self.demand_changed();
     }
@@ -101,7 +103,8 @@ impl Engine {
     }
 }
 
-/// What is made of sources in one go, which is weighed only after that: so much of it is kept till then, and the rest is made again.
+/// What is made of sources in one go, which is weighed as a whole only after that: so much is made till then, and the rest once it is
+/// known to have room.
 #[derive(Debug, Default)]
 pub(super) struct Scale {
     kept: usize,
@@ -109,56 +112,53 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Takes what was made for a tenant's slot, unless that is more than may be kept.
-    pub(super) fn take(
+    /// Has the copies of a slot made, unless it is a tenant's and that would take more than he may have. It is known before how much
+    /// making them takes: nothing is made in vain, whatever becomes of it.
+    pub(super) fn make(
         &mut self,
         slot: &mut Slot,
-        made: Result<Copies, NoRendering>,
+        rule: &Rule,
         source: &Source,
+        make: impl FnOnce(&Slot) -> Result<Copies, NoRendering>,
     ) -> Result<Copies, NoRendering> {
         if slot.rule.kind != RuleKind::Replication {
-            return made;
+            return make(slot);
         }
         let refused = Err(NoRendering::Refused(SourceRefused::TooMuch));
-        if let Source::Found { object: None, facts, .. } = source
-            && slot.weight == 0
-        {
+        // The copies for other targets share all but their metadata with the first's.
+        let first = slot.target == 0;
+        // What is made in passing counts where it is large.
+        let passing = |held| rule.transform.memory(held, RuleKind::Replication).saturating_sub(IN_PASSING);
+        match source {
             // Before it is read again: what it will come to is near enough.
-            (slot.source_weight, slot.weight) = (if slot.target == 0 { facts.length } else { 0 }, facts.length);
+            Source::Found { object: None, facts, .. } if slot.weight == 0 => {
+                slot.source_weight = if first { facts.memory } else { 0 };
+                slot.weight = facts.memory.max(passing(facts.memory));
+            }
+            Source::NotRead | Source::Found { object: None, .. } => {}
+            Source::Found { facts, .. } if slot.granted => {
+                if first {
+                    (slot.source_weight, slot.weight) = (facts.memory, passing(facts.memory));
+                }
+            }
+            Source::Found { .. } | Source::Missing { .. } => (slot.source_weight, slot.weight) = (0, 0),
         }
         if matches!(source, Source::NotRead | Source::Found { object: None, .. }) {
             // Perhaps because of what it weighed.
-            return if slot.shed { refused } else { made };
+            return if slot.shed { refused } else { make(slot) };
         }
-        (slot.source_weight, slot.weight) = match source {
-            Source::Found { facts, .. } if slot.granted => {
-                // The copies for other targets share all but their metadata with the first's.
-                let first = slot.target == 0;
-                let copies = made.as_ref().map_or(0, |copies| copies.len(first));
-                (if first { facts.length } else { 0 }, copies)
-            }
-            _ => (0, 0),
-        };
         let whose = (slot.rule.clone(), slot.source.clone());
         slot.shed |= self.kept + slot.weight > OF_A_NAMESPACE || self.beyond.contains(&whose);
         if slot.shed {
             self.beyond.insert(whose);
             return refused;
         }
+        let made = make(slot);
+        if let Ok(copies) = &made {
+            let held = copies.len(first);
+            slot.weight = if first { slot.weight.max(held) } else { held };
+        }
         self.kept += slot.weight;
         made
     }
-}
-
-/// Of an object in memory, near enough.
-pub(super) fn length(value: &Value) -> usize {
-    let inner = match value {
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(length).sum(),
-        Value::Object(fields) => {
-            fields.iter().map(|(key, value)| size_of::<String>() + key.len() + length(value)).sum()
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    };
-    size_of::<Value>() + inner
 }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     Engine, Listing, Role, Served, Source, Tick, absent, authorized, budget,
     conditions::barrier_active,
-    sources::{first_reference, rendering},
+    sources::{Press, first_reference},
     status::{self, Observed},
     view::Ended,
     wants, work,
@@ -65,9 +65,9 @@ impl Engine {
     ) {
         self.at(now);
         let author = author.map(Arc::new);
+        let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
         let authority = self.authority_of(&id, rule.as_ref().ok(), author.as_ref(), &observed);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
-        let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
         self.gone.remove(&id);
         let known = self.rules.get(&id);
         if let (Some(Ok(old)), Ok(new)) = (known.map(|state| &state.rule), &rule)
@@ -272,11 +272,11 @@ impl Engine {
         sources: &[SourceRef],
         former: &BTreeMap<(usize, SourceRef), SlotId>,
     ) -> Vec<Vec<SlotId>> {
-        let mut slots = Vec::with_capacity(rule.targets.len());
-        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
-        for (index, target) in rule.targets.iter().enumerate() {
-            let mut added = Vec::with_capacity(sources.len());
-            for source in sources {
+        let mut slots = vec![Vec::new(); rule.targets.len()];
+        let (mut press, mut scale) = (Press::default(), budget::Scale::default());
+        // Source by source: what the copies for all targets have in common is made once.
+        for source in sources {
+            for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
                 if let Some(slot) = former.get(&(index, source.clone())) {
                     added.push(*slot);
                     continue;
@@ -289,7 +289,6 @@ impl Engine {
                 self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
                 let granted = self.may_read(id, source);
                 let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
-                let rendering = rendering(rule, source, target, state, granted, &self.settings.cluster, &mut shared);
                 self.last_slot += 1;
                 let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
                 let mut slot = Slot {
@@ -299,21 +298,22 @@ impl Engine {
                     kind,
                     granted,
                     name: target.copy_name(source).into(),
-                    reference: first_reference(self.settings.role, &rendering),
+                    reference: Reference::Unknown,
                     untold: 0,
-                    rendering,
+                    rendering: Err(NoRendering::NotRead),
                     renewed: None,
                     weight: 0,
                     source_weight: 0,
                     shed: false,
                 };
-                let made = std::mem::replace(&mut slot.rendering, Err(NoRendering::NotRead));
-                slot.rendering = scale.take(&mut slot, made, state);
+                let cluster = &self.settings.cluster;
+                slot.rendering =
+                    scale.make(&mut slot, rule, state, |slot| press.rendering(rule, target, slot, state, cluster));
+                slot.reference = first_reference(self.settings.role, &slot.rendering);
                 self.consent.add_reader(SlotId(number), &slot);
                 self.slots.insert(SlotId(number), slot);
                 added.push(SlotId(number));
             }
-            slots.push(added);
         }
         slots
     }

@@ -171,7 +171,7 @@ impl Engine {
         match object {
             None if copied => self.read_again(source),
             Some(_) if waits => {
-                self.selectors.entry(selector).and_modify(|findings| findings.loose += facts.length);
+                self.selectors.entry(selector).and_modify(|findings| findings.loose += facts.memory);
             }
             Some(_) if !copied => *object = None,
             _ => {}

@@ -8,11 +8,12 @@ use super::{Engine, Role, Tick, absent, budget};
 use crate::{
     cell::{Cell, Reference},
     lineage::{Kin, Lineage},
+    memory,
     meta::{Uid, version},
     outcome::Unreadable,
-    render::{Copies, SourceRefused, never_copied, render},
-    rule::{Rule, RuleId, RuleKind, SourceRef},
-    slot::{NoRendering, SlotId},
+    render::{Copies, Draft, SourceRefused, never_copied},
+    rule::{Rule, RuleId, RuleKind, SourceRef, Target},
+    slot::{NoRendering, Slot, SlotId},
 };
 
 pub(super) enum Source {
@@ -53,14 +54,14 @@ pub(super) struct Facts {
     pub(super) kin: Kin,
     /// Why it is never copied as what it is.
     pub(super) never: Option<SourceRefused>,
-    /// How large it is in memory.
-    pub(super) length: usize,
+    /// How much memory it takes.
+    pub(super) memory: usize,
 }
 
 impl Facts {
     fn of(source: &SourceRef, object: &Value) -> Self {
         let never = source.gvk.is_secret().then(|| never_copied(object["type"].as_str())).flatten();
-        Self { kin: (&Lineage::of(object.get("metadata"))).into(), never, length: budget::length(object) }
+        Self { kin: (&Lineage::of(object.get("metadata"))).into(), never, memory: memory::of(object) }
     }
 }
 
@@ -136,8 +137,7 @@ impl Engine {
     pub(super) fn render_slots(&mut self, slots: Vec<SlotId>) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
-        let (mut shared, mut scale) = (Vec::new(), budget::Scale::default());
-        let mut last: Option<Arc<RuleId>> = None;
+        let (mut press, mut scale) = (Press::default(), budget::Scale::default());
         for id in slots {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };
@@ -145,12 +145,7 @@ impl Engine {
             let Some(state) = self.sources.get(&slot.source) else { continue };
             touched.insert(slot.rule.clone());
             let cluster = &self.settings.cluster;
-            if last.replace(slot.rule.clone()).is_some_and(|last| last != slot.rule && last.namespace.is_some()) {
-                // Tenants' rules may make of it what they like: none of it is kept for the others'.
-                shared.clear();
-            }
-            let made = rendering(rule, &slot.source, target, state, slot.granted, cluster, &mut shared);
-            let rendering = scale.take(slot, made, state);
+            let rendering = scale.make(slot, rule, state, |slot| press.rendering(rule, target, slot, state, cluster));
             let same = rendering == slot.rendering;
             if !same {
                 slot.reference = first_reference(self.settings.role, &rendering);
@@ -206,24 +201,48 @@ pub(super) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering
     }
 }
 
-/// What a slot's copies are; bytes that they have in common with `shared` are shared.
-pub(super) fn rendering(
-    rule: &Rule,
-    source: &SourceRef,
-    target: &crate::rule::Target,
-    state: &Source,
-    granted: bool,
-    cluster: &str,
-    shared: &mut Vec<Copies>,
-) -> Result<Copies, NoRendering> {
-    match state {
-        _ if !granted => Err(NoRendering::NotGranted),
-        Source::NotRead | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
-        Source::Missing { .. } => Err(NoRendering::SourceMissing),
-        Source::Found { object: Some(object), .. } => {
-            let mut copies = render(rule, source, target, object, cluster).map_err(NoRendering::Refused)?;
-            copies.share(shared);
-            Ok(copies)
+/// Renders what slots copy, in one go. What was made last for a rule and a source is there for the rule's next target.
+#[derive(Default)]
+pub(super) struct Press {
+    last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
+    /// Bytes that copies have in common are shared.
+    shared: Vec<Copies>,
+}
+
+impl Press {
+    /// What a slot's copies are.
+    pub(super) fn rendering(
+        &mut self,
+        rule: &Rule,
+        target: &Target,
+        slot: &Slot,
+        state: &Source,
+        cluster: &str,
+    ) -> Result<Copies, NoRendering> {
+        match state {
+            _ if !slot.granted => Err(NoRendering::NotGranted),
+            Source::NotRead | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
+            Source::Missing { .. } => Err(NoRendering::SourceMissing),
+            Source::Found { object: Some(object), .. } => {
+                let draft = self.draft(rule, slot, object, cluster).as_ref();
+                let copies = draft.map_err(Clone::clone).and_then(|draft| draft.copies(target));
+                let mut copies = copies.map_err(NoRendering::Refused)?;
+                copies.share(&mut self.shared);
+                Ok(copies)
+            }
         }
+    }
+
+    fn draft(&mut self, rule: &Rule, slot: &Slot, object: &Value, cluster: &str) -> &Result<Draft, SourceRefused> {
+        let last = self.last.take();
+        if last.as_ref().is_some_and(|(last, ..)| *last != slot.rule && last.namespace.is_some()) {
+            // Tenants' rules may make of it what they like: none of it is kept for the others'.
+            self.shared.clear();
+        }
+        let (.., draft) = self.last.insert(match last {
+            Some((of, source, draft)) if of == slot.rule && source == slot.source => (of, source, draft),
+            _ => (slot.rule.clone(), slot.source.clone(), Draft::of(rule, &slot.source, object, cluster)),
+        });
+        draft
     }
 }

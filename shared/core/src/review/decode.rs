@@ -12,7 +12,7 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
-use crate::{kind::GroupVersionKind, rule::syntax};
+use crate::{kind::GroupVersionKind, memory, rule::syntax};
 
 /// What is kept of an object. `managedFields`, which grow with it, are not.
 const KEPT: &[&str] = &["apiVersion", "kind", "metadata", "type"];
@@ -133,7 +133,7 @@ impl<'a> Object<'a> {
         let maps = pick(object, KEYS_KEPT)?.into_iter().filter(|(_, text)| text.get().starts_with('{'));
         for (name, text) in maps {
             // All but the values' own text, which isn't kept.
-            data_memory += memory(text.get()) - text.get().len();
+            data_memory += memory::of_text(text.get()) - text.get().len();
             if data_memory > KEPT_MEMORY {
                 break;
             }
@@ -146,7 +146,7 @@ impl<'a> Object<'a> {
 
     fn memory(&self) -> usize {
         let parts = self.fields.values().chain(self.metadata.values());
-        parts.map(|text| memory(text.get())).sum::<usize>() + self.data_memory
+        parts.map(|text| memory::of_text(text.get())).sum::<usize>() + self.data_memory
     }
 
     fn parse(&self) -> serde_json::Result<Value> {
@@ -199,28 +199,6 @@ impl<'de> Visitor<'de> for Pick {
         }
         Ok(fields)
     }
-}
-
-/// Bytes that JSON text takes at most once it is a [`Value`]: those of its strings, a node with room for eleven entries for
-/// each map, half empty ones as it grows, and room for twice the items of a list.
-fn memory(json: &str) -> usize {
-    const MAP: usize = 704;
-    const LIST: usize = 160;
-    const MORE: usize = 192;
-    let (mut memory, mut quoted, mut bytes) = (json.len(), false, json.bytes());
-    while let Some(byte) = bytes.next() {
-        match byte {
-            // Outside strings there is none. What it escapes may be a quotation mark.
-            b'\\' => _ = bytes.next(),
-            b'"' => quoted = !quoted,
-            _ if quoted => {}
-            b'{' => memory += MAP,
-            b'[' => memory += LIST,
-            b',' => memory += MORE,
-            _ => {}
-        }
-    }
-    memory
 }
 
 /// What is wrong and where. The parser's own message may quote the text, which may be secret.
@@ -311,7 +289,7 @@ struct UserInfo<'a> {
 
 impl UserInfo<'_> {
     fn memory(&self) -> usize {
-        [self.groups, self.extra].into_iter().flatten().map(|text| memory(text.get())).sum()
+        [self.groups, self.extra].into_iter().flatten().map(|text| memory::of_text(text.get())).sum()
     }
 
     fn parse(self, whole: bool) -> serde_json::Result<User> {
@@ -614,7 +592,8 @@ mod tests {
     #[test]
     fn memory_counts_what_is_outside_strings() {
         let quoted = r#""{[,\"{[,\\""#;
-        assert_eq!(memory(quoted), quoted.len());
+        assert_eq!(memory::of_text(quoted), quoted.len());
+        let memory = memory::of_text;
         assert!(memory(r#"{"a":{"":0}}"#) > 2 * memory("{}") - 8 && memory("[0,0,0]") > memory("[0]") + 300);
     }
 }
