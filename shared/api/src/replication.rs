@@ -103,8 +103,8 @@ pub struct ReplicationSpec {
 
     /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Adopt:
     /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
-    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it, as with a ClusterReplication; only
-    /// where every target is this rule's own namespace. An object that any rule names as its source, and may read, is
+    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it, as with a ClusterReplication. Adopt
+    /// and Overwrite only where every target is this rule's own namespace. An object that any rule names as its source, and may read, is
     /// always left alone. A copy that a ClusterReplication wants, too, is the ClusterReplication's. Default: Fail.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,

@@ -110,8 +110,9 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         refusals.add("spec.targets", why);
     }
     let abroad = spec.targets.iter().flat_map(|target| &target.namespaces).any(|name| *name != home);
-    if abroad && spec.conflict_policy == mimeo_api::ConflictPolicy::Overwrite {
-        let why = "must not be Overwrite: that is only for rules whose targets are all their own namespace";
+    if abroad && spec.conflict_policy != mimeo_api::ConflictPolicy::Fail {
+        // By what is adopted a rule could find out what is in others' objects: whether it is what it guessed.
+        let why = "must be Fail: the others are only for rules whose targets are all their own namespace";
         refusals.add("spec.conflictPolicy", why);
     }
 }
@@ -242,14 +243,20 @@ mod tests {
                 "spec.targets[0].name: must not have labels of the namespace",
             ),
             (
-                json!({"sources": sources(), "targets": [{"namespaces": ["a"]}], "conflictPolicy": "Overwrite"}),
-                "spec.conflictPolicy: must not be Overwrite",
+                json!({"sources": sources(), "targets": [{"namespaces": ["home", "a"]}], "conflictPolicy": "Overwrite"}),
+                "spec.conflictPolicy: must be Fail",
+            ),
+            (
+                json!({"sources": sources(), "targets": [{"namespaces": ["a"]}], "conflictPolicy": "Adopt"}),
+                "spec.conflictPolicy: must be Fail",
             ),
         ] {
             let refused = parse(&spec).unwrap_err();
             assert!(refused[0].starts_with(begins), "{refused:?}");
         }
-        let own = json!({"sources": sources(), "targets": [{"namespaces": ["home"], "name": "x"}], "conflictPolicy": "Overwrite"});
-        assert_eq!(parse(&own).unwrap().conflict, ConflictPolicy::Overwrite);
+        for (policy, parsed) in [("Overwrite", ConflictPolicy::Overwrite), ("Adopt", ConflictPolicy::Adopt)] {
+            let own = json!({"sources": sources(), "targets": [{"namespaces": ["home"], "name": "x"}], "conflictPolicy": policy});
+            assert_eq!(parse(&own).unwrap().conflict, parsed);
+        }
     }
 }

@@ -46,7 +46,7 @@ pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
 }
 
 /// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the namespace's labels where
-/// whatever has the name is written over. A namespace's own rule takes no labels into names, and writes over others' objects
+/// whatever has the name is written over. A namespace's own rule takes no labels into names, and takes others' objects
 /// only at home.
 pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
@@ -55,7 +55,7 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     sets.chain(names.clone()).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
         || (spec.conflict == Policy::Overwrite || rule.res == Res::Replication)
             && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
-        || (spec.conflict == Policy::Overwrite && rule.res == Res::Replication)
+        || (spec.conflict != Policy::Fail && rule.res == Res::Replication)
             && spec.targets.iter().any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
 }
 

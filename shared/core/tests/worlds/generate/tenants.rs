@@ -64,8 +64,9 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     targets.extend(chance.some(25, |chance| target(chance, home, several)));
     let mut spec = *rule(chance);
     let abroad = targets.iter().any(|target| target.by != By::Home(home));
-    if spec.conflict == Policy::Overwrite && abroad && chance.percent(80) {
-        spec.conflict = Policy::Adopt;
+    let refused = spec.conflict == Policy::Overwrite && abroad && !chance.percent(80);
+    if abroad && !refused {
+        spec.conflict = Policy::Fail;
     }
     if kinds.iter().any(|kind| *kind != Res::Secret) {
         spec.transform.type_ = None;
