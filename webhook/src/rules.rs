@@ -110,6 +110,10 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
     let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
+    // What doesn't grow can be changed and deleted wherever it is.
+    if before.as_ref().is_none_or(|before| before.weight < rule.weight) {
+        refuse(app.handle.look(|engine, _| engine.refuses_rule(&rule)).as_slice())?;
+    }
     let homes = rule.homes().filter(|(gvk, home)| told(*home) && reach.refuses_home(gvk, *home).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
     let mut own = rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));

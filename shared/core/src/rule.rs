@@ -85,6 +85,8 @@ pub struct Rule {
     pub suspend: bool,
     /// Value of the annotation [`names::CONFIRM_DELETION`].
     pub confirm_deletion: Option<Box<str>>,
+    /// Bytes of memory that it takes itself, with its slots and cells, if it is a tenant's.
+    pub weight: usize,
 }
 
 impl Rule {
@@ -175,6 +177,7 @@ impl Rule {
             resync,
             suspend: spec.suspend,
             confirm_deletion: annotation(names::CONFIRM_DELETION).map(|value| value.as_str().into()),
+            weight: 0,
         }))
     }
 

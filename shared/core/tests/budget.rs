@@ -286,6 +286,64 @@ fn all_tenants_together_have_a_budget_that_the_oldest_rules_have_taken() {
     assert_eq!((held, scene.written().len()), (18, 18));
 }
 
+/// As many rules as the tenant of `tests/tests/flood.rs` has fit in; with more copies each, the oldest do.
+#[test]
+fn what_rules_take_themselves_has_a_budget_that_the_oldest_have() {
+    let parse = |name: &str, age: i64, sources: usize, namespaces: usize| {
+        let created = Timestamp::from_second(age).unwrap().to_string();
+        let sources: Vec<Value> = (0..sources)
+            .map(|i| json!({"apiVersion": "v1", "kind": "Secret", "name": format!("source-{i}")}))
+            .collect();
+        let namespaces: Vec<String> = (0..namespaces).map(|i| format!("namespace-{i}")).collect();
+        let object = json!({
+            "metadata": {"namespace": "home", "name": name, "generation": 1, "uid": name, "creationTimestamp": created},
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "spec": {"sources": sources, "targets": [{"namespaces": namespaces, "name": "copy-of-$(source.name)"}]},
+        });
+        Rule::parse_replication(&from_value(object).unwrap()).unwrap()
+    };
+    assert!(parse("usual", 1, 1, 2).weight * 2000 < 8 << 20);
+    let weight = parse("r", 1, 32, 8).weight;
+    let fit = i64::try_from((8 << 20) / weight).unwrap();
+    assert!(weight > 256 * 200 && fit > 10, "{weight}");
+
+    let mut scene = Scene::new(&["home"]);
+    let refused = |scene: &mut Scene, age: i64| {
+        // So many at once are told.
+        for _ in 0..3 {
+            scene.now += Duration::from_secs(5);
+            for update in scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH) {
+                let conditions = update.status.conditions.into_iter();
+                let conditions = conditions.map(|condition| (condition.type_, (condition.reason, condition.message)));
+                scene.conditions.insert(update.id, conditions.collect());
+            }
+        }
+        let id = parse(&format!("r{age}"), age, 1, 1).id;
+        scene.conditions[&id]["Ready"].0 == "InvalidSpec"
+    };
+    // From the youngest on: each that is older than those that fill the room takes it from the youngest.
+    for age in (1..=fit + 3).rev() {
+        scene.apply(parse(&format!("r{age}"), age, 32, 8));
+    }
+    for number in 0..32 {
+        scene.engine.source(&source("home", &format!("source-{number}")), None, scene.now);
+    }
+    let out: Vec<i64> = (1..=fit + 3).filter(|age| refused(&mut scene, *age)).collect();
+    assert_eq!(out, [fit + 1, fit + 2, fit + 3]);
+    assert!(
+        scene.conditions.values().any(|rule| rule["Ready"].1.contains("of one namespace may take 8 MiB of memory"))
+    );
+    assert_eq!(scene.engine.demand().sources.len(), 32);
+    let another = parse("another", fit + 9, 32, 8);
+    assert!(scene.engine.refuses_rule(&another).is_some());
+
+    // Once there is room one that is told again has it.
+    scene.engine.rule_gone(&parse("r1", 1, 1, 1).id, scene.now);
+    assert!(scene.engine.refuses_rule(&another).is_none());
+    scene.apply(parse(&format!("r{}", fit + 1), fit + 1, 32, 8));
+    assert!(!refused(&mut scene, fit + 1) && refused(&mut scene, fit + 2));
+}
+
 /// The rules that patch a small source to something large, and then remove it again, hold next to nothing: making it counts.
 #[test]
 fn what_a_patch_takes_in_passing_counts() {

@@ -15,6 +15,7 @@
 //! - `survey`: which copies were seen
 //! - `demand`: what must be watched for all that
 //! - `budget`: how much of tenants' sources is held in memory
+//! - `crowd`: how much of their rules is
 //!
 //! What follows from it for a cell:
 //! - `plan`: goes over the namespaces in which something changed
@@ -57,6 +58,7 @@ mod collect;
 mod conditions;
 mod consent;
 mod copies;
+mod crowd;
 mod decide;
 mod demand;
 mod follow;
@@ -187,6 +189,7 @@ pub struct Engine {
     gone: BTreeMap<Arc<RuleId>, absent::Gone>,
     crds: PerKind<record::CrdState>,
     consent: consent::Consent,
+    crowd: crowd::Crowd,
     sweeps: BTreeMap<Arc<RuleId>, sweep::Sweep>,
     /// What a person confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
@@ -291,6 +294,7 @@ impl Engine {
             gone: BTreeMap::new(),
             crds: PerKind::default(),
             consent: consent::Consent::default(),
+            crowd: crowd::Crowd::default(),
             sweeps: BTreeMap::new(),
             confirmed: None,
             namespaces: BTreeMap::new(),

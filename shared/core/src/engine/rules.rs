@@ -66,6 +66,8 @@ impl Engine {
         self.at(now);
         let author = author.map(Arc::new);
         let id = self.rules.get_key_value(&id).map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        let (rule, crowded_out) = self.make_room(&id, rule);
+        self.crowd_out(&crowded_out);
         let authority = self.authority_of(&id, rule.as_ref().ok(), author.as_ref(), &observed);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
         self.gone.remove(&id);
@@ -167,6 +169,7 @@ impl Engine {
         self.concern(id);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
         self.census.iter_mut().for_each(|census| census.forget(&id));
+        self.crowd.leave(&id);
         self.changes.end(Ended::Rule(id.clone()));
         let former = old.rule.as_ref().ok();
         self.forget_places(&id, former);

@@ -6,11 +6,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, ReplicationSpec};
 
 use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, syntax, target::labels_of_the_namespace};
+use crate::{cell::Cell, slot::Slot};
 
 /// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
 const CELLS: usize = 256;
 /// Most keys and values of one selector: it is compared with every object's labels, and with every other selector.
 const LOAD: usize = 64;
+/// Bytes of memory for a rule and what is known of it,
+const RULE: usize = 1024;
+/// for one of its slots, in which each text of the source is its own,
+const SLOT: usize = size_of::<Slot>() + 160;
+/// and for one of its cells, with its share of what holds them.
+const CELL: usize = size_of::<Cell>() + 64;
+/// Bytes of the name of what a selector finds, usually.
+const FOUND: usize = 64;
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
@@ -28,8 +37,24 @@ impl Rule {
         refuse_to_tenants(spec, home, &mut refusals);
         let name = metadata.name.as_deref().unwrap_or_default();
         let id = RuleId { kind: RuleKind::Replication, namespace: Some(home.into()), name: name.into() };
-        let rule = Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)?;
-        Ok(Self { most_sources: CELLS / places(spec), ..rule })
+        let mut rule = Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)?;
+        rule.most_sources = CELLS / places(spec);
+        rule.weight = rule.weigh(spec);
+        Ok(rule)
+    }
+
+    /// Bytes of memory that it takes with all the slots and cells that it may have, near enough.
+    fn weigh(&self, spec: &ReplicationSpec) -> usize {
+        let text = serde_json::to_string(spec).map_or(0, |text| text.len());
+        let found = if self.selectors.is_empty() { 0 } else { self.most_sources.saturating_sub(self.sources.len()) };
+        let named = self.sources.iter().map(|source| SLOT + 2 * source.to_string().len()).sum::<usize>();
+        let slots = (named + found * (SLOT + 2 * FOUND)) * self.targets.len();
+        let cells = self.targets.iter().map(|target| {
+            let places = target.selection.exact_names().unwrap_or_default().len();
+            let named = |source| CELL + target.copy_name(source).text(|variable| variable.to_string().into()).len();
+            places * (self.sources.iter().map(named).sum::<usize>() + found * (CELL + FOUND))
+        });
+        RULE + 2 * text + self.transform.memory(0, self.id.kind) + slots + cells.sum::<usize>()
     }
 }
 
