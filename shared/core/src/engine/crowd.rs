@@ -12,7 +12,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::Engine;
-use crate::rule::{Refusal, Rule, RuleId, RuleKind};
+use crate::rule::{Refusal, Refused, Rule, RuleId, RuleKind};
 
 /// Most bytes for the Replications of one namespace: some thousands of usual size;
 const OF_A_NAMESPACE: usize = 8 << 20;
@@ -86,15 +86,15 @@ impl Engine {
     pub(super) fn make_room(
         &mut self,
         id: &Arc<RuleId>,
-        rule: Result<Rule, Vec<Refusal>>,
-    ) -> (Result<Rule, Vec<Refusal>>, Vec<Arc<RuleId>>) {
+        rule: Result<Rule, Refused>,
+    ) -> (Result<Rule, Refused>, Vec<Arc<RuleId>>) {
         self.crowd.leave(id);
         let Ok(held) = &rule else { return (rule, vec![]) };
         let mut out = self.crowd.enter(id, held);
         match out.iter().position(|out| out == id) {
             Some(own) => {
                 out.swap_remove(own);
-                (Err(crowded()), out)
+                (Err(Refused { generation: held.generation, refusals: vec![crowded()] }), out)
             }
             None => (rule, out),
         }
@@ -104,8 +104,10 @@ impl Engine {
     pub(super) fn crowd_out(&mut self, ids: &[Arc<RuleId>]) {
         for id in ids {
             let Some(state) = self.rules.get(id) else { continue };
+            let Ok(rule) = &state.rule else { continue };
+            let refused = Refused { generation: rule.generation, refusals: vec![crowded()] };
             let (author, observed) = (state.author.as_deref().cloned(), state.status.shown().clone());
-            self.rule_applied((**id).clone(), Err(crowded()), author, observed, self.now);
+            self.rule_applied((**id).clone(), Err(refused), author, observed, self.now);
         }
     }
 
@@ -116,16 +118,16 @@ impl Engine {
         let full = |taken: usize, most| taken - own + rule.weight > most;
         let at_home = self.crowd.homes.get(home).map_or(0, |room| room.taken);
         let full = full(at_home, OF_A_NAMESPACE) || full(self.crowd.all.taken, OF_ALL);
-        if full { crowded().pop() } else { None }
+        full.then(crowded)
     }
 }
 
-fn crowded() -> Vec<Refusal> {
+fn crowded() -> Refusal {
     let most = format!(
         "the Replications of one namespace may take {} MiB of memory, sources times namespaces, and those of all {} MiB",
         OF_A_NAMESPACE >> 20,
         OF_ALL >> 20
     );
     let message = format!("{most}; older ones have taken what this one would need: delete some, then change this one");
-    vec![Refusal { field: "spec".into(), message }]
+    Refusal { field: "spec".into(), message }
 }

@@ -156,7 +156,7 @@ impl Engine {
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
         match self.sources.get(source) {
             Some(Source::NotRead) => (true, None),
-            Some(Source::Found { facts, .. }) => (true, Some(Facts { length: 0, ..facts.clone() })),
+            Some(Source::Found { facts, .. }) => (true, Some(Facts { memory: 0, ..facts.clone() })),
             Some(Source::Missing { .. }) | None => (false, None),
         }
     }
