@@ -74,7 +74,7 @@ fn a_webhook_forgets_what_has_ended() {
     }
     let _ = engine.demand();
     // What people may be shown of it is bounded.
-    engine.rest(now);
+    engine.rest(now + Duration::from_secs(6));
     let rest = format!("{engine:?}");
     assert!(!rest.contains("ended-"), "{rest}");
 }
