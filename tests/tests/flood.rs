@@ -20,8 +20,8 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipp
 /// Of each.
 const MANY: usize = 1_500;
 /// Selectors, and objects that each of them finds.
-const SELECTORS: usize = 200;
-const SELECTED: usize = 40;
+const SELECTORS: usize = 100;
+const SELECTED: usize = 20;
 /// Requests at once.
 const AT_ONCE: usize = 48;
 

@@ -116,7 +116,7 @@ async fn of_too_many_the_oldest_are_copied() -> Result<()> {
         .await
         .map(|status| condition(&status, "SourcesFound").map(|condition| condition.message.clone()))?
         .context("no condition")?;
-    assert!(message.contains("a rule has at most 256"), "{message}");
+    assert!(message.contains("this rule has at most 256"), "{message}");
     let copies: Api<ConfigMap> = of(&scene.client, &namespace);
     let count = async || {
         let copies = copies.list(&ListParams::default().labels("app.kubernetes.io/managed-by=mimeo")).await?;

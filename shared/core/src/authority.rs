@@ -121,8 +121,8 @@ fn of_replication(rule: &Rule, home: &str, look_up: impl Fn(&GroupVersionKind) -
         needs.extend(write.into_iter().map(own));
     }
     // Many selectors of one kind take the same.
-    needs.sort();
-    needs.dedup();
+    let mut known = BTreeSet::new();
+    needs.retain(|right| known.insert(right.clone()));
     needs.into_iter().map(|right| Need { right, instead: vec![] }).collect()
 }
 
