@@ -195,7 +195,11 @@ async fn a_spec_that_others_change_after_the_stamp_is_stamped_once_more() -> Res
     // It is of what is stored: else this would be no word about the metadata alone.
     let bob = Author::new(&scene, &[]).await?;
     let touch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    let touched = rules(&bob.client).patch(&spec.name, &PatchParams::default(), &touch).await?;
+    // Authorizers learn of his right a moment after it is stored.
+    let touched = eventually(SOON, "his right to touch it", || async {
+        Ok(Some(rules(&bob.client).patch(&spec.name, &PatchParams::default(), &touch).await?))
+    })
+    .await?;
     assert_eq!(stamp_of(&touched), first);
     Ok(())
 }

@@ -173,10 +173,9 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 23] = [
+pub const OTHERS: [&str; 21] = [
     "won by the platform",
     "passed on to a tenant",
-    "kept from a tenant by a rule that rests",
     "granted no more",
     "won by mark",
     "won by age",
@@ -196,7 +195,6 @@ pub const OTHERS: [&str; 23] = [
     "restart",
     "taken back by its uid",
     "taken back by its content",
-    "not taken back",
 ];
 
 // ---- a copy that is no longer wanted ----

@@ -83,7 +83,10 @@ impl Model {
         let stripped = object.is_some_and(|object| object.stripped() && !object.ours());
         let mut conflict = spec.conflict;
         if stripped && conflict == Policy::Fail && spec.strategy != Strategy::CreateOnce {
-            coverage.other(if found == Found::Same { "taken back by its content" } else { "not taken back" });
+            // What it is not taken back for is hardly ever made up.
+            if found == Found::Same {
+                coverage.other("taken back by its content");
+            }
             conflict = if found == Found::Same { Policy::Adopt } else { Policy::Fail };
         } else if object.is_some_and(|object| object.ours() && !object.owned()) {
             coverage.other("taken back by its uid");
@@ -96,8 +99,7 @@ impl Model {
         {
             let idle = |rule: &Rule| rule.spec.suspend || render::refused(&platforms, &rule.spec);
             if self.rules.get(&platforms).is_some_and(idle) {
-                coverage.other("kept from a tenant by a rule that rests");
-                return Ok(State::Failed("RuleConflict"));
+                return Err("what is said of a cell that a rule of the platform's keeps from a tenant while it rests");
             }
             coverage.other("passed on to a tenant");
         }
