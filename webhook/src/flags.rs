@@ -52,7 +52,7 @@ pub(crate) struct Flags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(crate) struct EndpointArgs {
-    /// Address of the webhook, in TLS, where [::] is every one, of IPv4 too; port 0 takes a free one, which is logged
+    /// Address of the webhook, in TLS, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
     #[arg(long, env = "MIMEO_LISTEN", value_name = "ADDRESS", default_value = "[::]:8443")]
     pub(crate) listen: SocketAddr,
     /// Service by which API servers reach the webhook. Default: mimeo-webhook in Mimeo's namespace

@@ -22,7 +22,7 @@ pub(crate) use self::draft::{assigned, never_copied};
 /// The bytes of one copy. The namespace is in the URL only, so they may be those of others, too.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rendering {
-    /// Identifies the rendering; also on the copy, as the annotation [`names::CHECKSUM`].
+    /// Identifies the rendering; also on the copy, as the annotation [`CHECKSUM`](crate::names::CHECKSUM).
     pub checksum: Checksum,
     /// The body behind the id, which alone differs from copy to copy.
     metadata: Vec<Bytes>,

@@ -4,7 +4,7 @@
 //!
 //! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
 //! connection is for one request and lasts no longer than one may take, and makes way before that if it asks nothing
-//! ([`Connections`]): nobody must keep probes out.
+//! (`Connections`): nobody must keep probes out.
 
 use std::{collections::BTreeMap, future::pending, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -52,7 +52,7 @@ const UNREADY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
-    /// Address of /healthz, /readyz and /metrics, where [::] is every one, of IPv4 too; port 0 takes a free one, which is logged
+    /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
     #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "[::]:8080")]
     pub ops_listen: SocketAddr,
     /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
