@@ -12,14 +12,14 @@ use std::{
 use jiff::Timestamp;
 use mimeo_core::{
     cell::Why,
-    engine::{Action, Engine, Request, Role, Settings, Verb},
-    kind::{GroupVersionKind, Resource},
+    engine::{Action, Engine, Request, Role, Verb},
+    kind::Resource,
     outcome::Outcome,
-    rule::{Rule, RuleKind},
+    rule::Rule,
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, uid, vouch};
+use common::{author, primed, uid, vouch};
 
 const PERIOD: Duration = Duration::from_mins(1);
 const COPIES: usize = 100;
@@ -47,27 +47,11 @@ fn rule(generation: i64, spec: &Value) -> Rule {
 impl Scene {
     fn new(role: Role) -> Self {
         let now = Duration::from_secs(1);
-        let mut engine = Engine::new(Settings::new(role, "cluster"));
         let rule = rule(1, &json!({}));
-        let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
-        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-        engine.rules_unserved(RuleKind::Replication, now);
-        let names: BTreeSet<Box<str>> = (0..COPIES).map(|number| format!("team-{number}").into()).collect();
-        for (name, number) in names.iter().zip(1..) {
-            let mut meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
-            if role == Role::Injector {
-                meta["labels"] = json!({"mimeo.dev/copies": "token"});
-            }
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
-            engine.claim(name, now);
-        }
-        engine.namespaces_listed(&names, now);
-        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
-        engine.kinds_recorded(&[gvk.clone()].into(), now);
-        engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), now);
-        vouch(&mut engine, now);
-        let _ = engine.demand();
+        let source = rule.sources[0].clone();
+        let gvk = source.gvk.clone();
+        let resource = Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true };
+        let mut engine = primed(role, rule, resource, COPIES, now);
         engine.copies_listing(&gvk.group_kind().into(), now);
         engine.copies_listed(&gvk.group_kind().into(), 6, now);
         engine.source(&source, Some(json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque"})), now);

@@ -4,21 +4,18 @@
 
 mod common;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
+    engine::{Action, Engine, Errand, Request, Role, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, Outcome, Reason},
-    rule::{Rule, RuleKind},
+    rule::Rule,
 };
 use serde_json::{Value, from_value, json};
 
-use common::{author, uid, vouch};
+use common::{primed, uid};
 
 /// An engine with one rule over some namespaces, and what is in its cells.
 struct World {
@@ -43,26 +40,10 @@ impl World {
         });
         rule["spec"].as_object_mut().unwrap().extend(spec.as_object().cloned().unwrap());
         let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
-        let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-        let mut engine = Engine::new(Settings::new(role, "cluster"));
-        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
-        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-        engine.rules_unserved(RuleKind::Replication, now);
-        let names: BTreeSet<Box<str>> = (0..namespaces).map(|number| format!("team-{number}").into()).collect();
-        for (name, number) in names.iter().zip(1..) {
-            let mut meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
-            if role == Role::Injector {
-                meta["labels"] = json!({"mimeo.dev/copies": "token"});
-            }
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
-            engine.claim(name, now);
-        }
-        engine.namespaces_listed(&names, now);
+        let source = rule.sources[0].clone();
         let gvk = source.gvk.clone();
-        engine.kinds_recorded(&[gvk.clone()].into(), now);
-        engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "boxes".into(), namespaced: true }), now);
-        vouch(&mut engine, now);
-        let _ = engine.demand();
+        let resource = Resource { gvk: gvk.clone(), plural: "boxes".into(), namespaced: true };
+        let mut engine = primed(role, rule, resource, namespaces, now);
         engine.copies_listing(&gvk.group_kind().into(), now);
         engine.copies_listed(&gvk.group_kind().into(), 6, now);
         engine.source(&source, Some(json!({"metadata": {"resourceVersion": "9"}, "spec": {"a": "b"}})), now);

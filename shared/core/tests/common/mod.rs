@@ -2,13 +2,16 @@
 
 #![allow(dead_code)] // Not all in each of them.
 
-use std::fmt::Display;
+use std::{collections::BTreeSet, fmt::Display};
 
 use mimeo_core::{
-    engine::{Engine, Home, Tick},
+    engine::{Engine, Home, Role, Settings, Tick},
+    kind::Resource,
     meta::Uid,
     review::User,
+    rule::{Rule, RuleKind},
 };
+use serde_json::{from_value, json};
 
 /// The uid of an object, of one number for each.
 pub(crate) fn uid(number: impl Display + Copy) -> String {
@@ -31,4 +34,30 @@ pub(crate) fn vouch(engine: &mut Engine, now: Tick) {
     for inquiry in engine.inquiries() {
         engine.answered(&inquiry, Ok(&[]), now);
     }
+}
+
+/// An engine that has been told of one rule of the platform's with one source, of its kind, of namespaces `team-0` and so on that it is
+/// to fill at once. Copies and source are still to be shown.
+pub(crate) fn primed(role: Role, rule: Rule, resource: Resource, namespaces: usize, now: Tick) -> Engine {
+    let mut engine = Engine::new(Settings::new(role, "cluster"));
+    let id = rule.id.clone();
+    engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
+    engine.rules_unserved(RuleKind::Replication, now);
+    let names: BTreeSet<Box<str>> = (0..namespaces).map(|number| format!("team-{number}").into()).collect();
+    for (name, number) in names.iter().zip(1..) {
+        let mut meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
+        if role == Role::Injector {
+            meta["labels"] = json!({"mimeo.dev/copies": "token"});
+        }
+        engine.namespace_applied(&from_value(meta).expect("metadata"), now);
+        engine.claim(name, now);
+    }
+    engine.namespaces_listed(&names, now);
+    let gvk = resource.gvk.clone();
+    engine.kinds_recorded(&[gvk.clone()].into(), now);
+    engine.kind(&gvk, Some(resource), now);
+    vouch(&mut engine, now);
+    let _ = engine.demand();
+    engine
 }
