@@ -8,6 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
+use mimeo_core::{outcome::Reason, rule::RuleKind};
+use mimeo_tests::{ControlPlane, Pair};
 use promql_parser::{
     label::{MatchOp, Matcher},
     parser::{Expr, LabelModifier, VectorSelector, parse},
@@ -123,8 +125,9 @@ impl ExprVisitor for Asked {
 
 /// The API server's own metrics of admission tell of all hooks that there are: they are asked for Mimeo's alone.
 fn of_our_hooks(name: &str, matchers: &[Matcher]) -> Result<()> {
-    let known = ["apiserver_admission_webhook_rejection_count", "apiserver_admission_webhook_fail_open_count"];
-    ensure!(known.contains(&name), "{name} isn't known");
+    let known = ["rejection_count", "fail_open_count", "request_total"];
+    let known = known.map(|name| format!("apiserver_admission_webhook_{name}"));
+    ensure!(known.iter().any(|known| known == name), "{name} isn't known");
     let ours = |matcher: &Matcher| {
         matcher.name == "name" && matches!(matcher.op, MatchOp::Re(_)) && matcher.value == ".*[.]mimeo[.]dev"
     };
@@ -138,6 +141,62 @@ fn find<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<(&'a st
     let histogram = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part));
     let histogram = histogram.and_then(of).filter(|(_, help)| help.contains("histogram"));
     of(name).or(histogram).map(|(name, help)| (&**name, &**help))
+}
+
+/// The words that labels may have, by what they are those of.
+struct Words {
+    /// Of labels whose words are all there from the start, or soon, as the programs show them: by the label's name.
+    shown: BTreeMap<String, BTreeSet<String>>,
+    /// Where the others stand in the programs' text.
+    conditions: String,
+    watches: String,
+}
+
+impl Words {
+    async fn of_the_programs() -> Result<Self> {
+        let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+        let pair = Pair::builder().start(&control_plane).await?;
+        let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for replica in pair.webhooks.iter().chain(&pair.reconciler) {
+            let text = replica.metrics()?;
+            let labels =
+                text.lines().filter_map(|line| line.strip_prefix("mimeo_")?.split_once('{')?.1.split_once('}'));
+            for (label, word) in labels.flat_map(|(labels, _)| labels.split(',')).filter_map(|one| one.split_once('='))
+            {
+                shown.entry(label.to_owned()).or_default().insert(word.trim_matches('"').to_owned());
+            }
+        }
+        let text = |files: &[&str]| files.iter().map(|file| read(file)).collect::<Result<String>>();
+        let engine = ["conditions", "status", "numbers"].map(|file| format!("shared/core/src/engine/{file}.rs"));
+        let mut conditions: Vec<&str> = engine.iter().map(String::as_str).collect();
+        conditions.push("shared/runtime/src/metrics.rs");
+        Ok(Self { shown, conditions: text(&conditions)?, watches: text(&["shared/runtime/src/watch/health.rs"])? })
+    }
+
+    /// Whether a label of this metric ever has this value. One that is in no program makes an alert that is silent for good.
+    fn know(&self, metric: &str, label: &str, word: &str) -> bool {
+        let stands_in = |text: &str| text.contains(&format!("\"{word}\""));
+        let reasons = [
+            Reason::Conflict,
+            Reason::RuleConflict,
+            Reason::NotGranted,
+            Reason::Forbidden,
+            Reason::Invalid,
+            Reason::TooLarge,
+            Reason::QuotaExceeded,
+            Reason::AdmissionDenied,
+            Reason::VariableUnset,
+            Reason::Timeout,
+            Reason::ClusterUnreachable,
+        ];
+        match (label, metric) {
+            ("kind" | "rule_kind", _) => RuleKind::ALL.iter().any(|kind| kind.to_string() == word),
+            ("reason", "mimeo_copies_failed") => reasons.iter().any(|reason| reason.to_string() == word),
+            ("reason", "mimeo_watch_failures_total") => stands_in(&self.watches),
+            ("reason" | "ready", _) => stands_in(&self.conditions),
+            _ => self.shown.get(label).is_some_and(|shown| shown.contains(word)),
+        }
+    }
 }
 
 /// The words that stand between these two in a text.
@@ -155,6 +214,23 @@ fn alerts_ask_for_metrics_that_exist_and_for_labels_that_these_have() -> Result<
             ensure!(asked.grouped.contains(label), "{alert} tells of {label}, by which nothing is grouped");
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn alerts_ask_for_words_that_the_programs_use() -> Result<()> {
+    let words = Words::of_the_programs().await?;
+    for Alert { name: alert, expr, .. } in alerts()? {
+        for (metric, matchers) in Asked::of(&expr)?.selected {
+            for Matcher { name: label, value, .. } in matchers.iter().filter(|_| metric.starts_with("mimeo_")) {
+                for word in value.split('|') {
+                    ensure!(words.know(&metric, label, word), "{alert}: no {label} of {metric} is {word}");
+                }
+            }
+        }
+    }
+    assert!(words.know("mimeo_admission_duration_seconds_count", "hook", "Barrier"));
+    assert!(!words.know("mimeo_admission_duration_seconds_count", "hook", "Barriers"));
     Ok(())
 }
 

@@ -238,7 +238,7 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
     let table: Vec<(String, String)> = readme.lines().filter_map(row).collect();
     let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
     let pair = Pair::builder().start(&control_plane).await?;
-    // A review: of hooks that were never asked nothing is told.
+    // Without a rule nothing is told of any.
     let rule = rule("first").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
     rule.create(&control_plane.client().await?).await?;
     for (replica, told) in [

@@ -29,6 +29,11 @@ pub(crate) enum Hook {
     Sources,
 }
 
+impl Hook {
+    const ALL: [Self; 7] =
+        [Self::Namespaces, Self::Barrier, Self::Objects, Self::Stamps, Self::Rules, Self::Copies, Self::Sources];
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answer {
     hook: Hook,
@@ -45,6 +50,8 @@ pub(crate) enum Word {
 }
 
 impl Word {
+    const ALL: [Self; 5] = [Self::Allowed, Self::Patched, Self::Denied, Self::ComeAgain, Self::Undecodable];
+
     /// Of a review that was read.
     pub(crate) fn of(verdict: &Verdict) -> Self {
         match verdict {
@@ -67,11 +74,34 @@ impl Answers {
         let help = "Time from a review's arrival to its answer, by hook and verdict, in seconds";
         registry.register("admission_duration_seconds", help, admission.clone());
         registry.register("barrier_held_requests", "Requests that wait for a new namespace's copies", held.clone());
+        // From zero on: of what appears with its first event no rate can tell that one.
+        for (hook, verdict) in Hook::ALL.into_iter().flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict))) {
+            drop(admission.get_or_create(&Answer { hook, verdict }));
+        }
         Self { admission, held }
     }
 
     /// Counts an answer.
     pub(crate) fn answered(&self, hook: Hook, verdict: Word, took: Duration) {
         self.admission.get_or_create(&Answer { hook, verdict }).observe(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mimeo_runtime::metrics::Metrics;
+
+    use super::*;
+
+    #[test]
+    fn every_answer_counts_from_zero_on() {
+        let metrics = Metrics::new();
+        let answers = metrics.add(Answers::new);
+        answers.answered(Hook::Barrier, Word::Denied, Duration::ZERO);
+        let text = metrics.text().expect("it encodes");
+        let counts = text.lines().filter(|line| line.starts_with("mimeo_admission_duration_seconds_count{"));
+        assert_eq!(counts.clone().count(), 35, "{text}");
+        let counted: Vec<_> = counts.filter(|line| !line.ends_with(" 0")).collect();
+        assert_eq!(counted, ["mimeo_admission_duration_seconds_count{hook=\"Barrier\",verdict=\"Denied\"} 1"]);
     }
 }
