@@ -107,9 +107,13 @@ fn golden_kustomization() -> Result<()> {
         let kustomization = fs::read_to_string(folder.join("kustomization.yaml"))?;
         ensure!(kustomization.contains(&format!("\n- {name}\n")), "kustomization.yaml doesn't name {name}");
     }
-    let guarded = rendered(&["--set", "guardedLabels.enabled=true", "--show-only", "templates/guarded-labels.yaml"])?;
-    let text = by_template(&guarded).remove("guarded-labels.yaml").context("no policy")?;
-    compare(&folder.join("guarded-labels/policy.yaml"), &text)
+    for (value, component) in [("guardedLabels", "guarded-labels"), ("guardedWrites", "guarded-writes")] {
+        let template = format!("templates/{component}.yaml");
+        let guarded = rendered(&["--set", &format!("{value}.enabled=true"), "--show-only", &template])?;
+        let text = by_template(&guarded).remove(&format!("{component}.yaml")).context("no policy")?;
+        compare(&folder.join(component).join("policy.yaml"), &text)?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn with_components() -> Result<tempfile::TempDir> {
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let base = workspace().join("manifests/kustomize").canonicalize()?;
     let base = format!("{up}{}", base.strip_prefix("/")?.display());
-    let components = ["strict", "guarded-labels", "restricted"].map(|name| format!("{base}/{name}"));
+    let components = ["strict", "guarded-labels", "guarded-writes", "restricted"].map(|name| format!("{base}/{name}"));
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
         "resources": [base], "components": components,
