@@ -141,14 +141,14 @@ impl Node {
     }
 }
 
-/// Runs a command off this task.
+/// Runs a command off this task; returns what it wrote on stdout.
 pub(crate) async fn run(mut command: Command) -> Result<String> {
     tokio::task::spawn_blocking(move || {
         let output = command.output().with_context(|| format!("failed to run {command:?}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         ensure!(output.status.success(), "{command:?}: {stdout}{stderr}");
-        Ok(stdout + &stderr)
+        Ok(stdout)
     })
     .await?
 }

@@ -1,10 +1,6 @@
 //! The webhook's certificates are replaced while people work.
 
-use std::{
-    collections::BTreeSet,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
@@ -40,11 +36,10 @@ async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices
     }))
     .await?;
     let people = People::settle(&mimeo.client, "rotated").await?;
-    let over = AtomicBool::new(false);
     let rotated = async {
         let (mut authorities, mut certificates) = (BTreeSet::new(), BTreeSet::new());
         let secrets = of::<Secret>(&mimeo.client, NAMESPACE);
-        let outcome = tokio::time::timeout(2 * SOON, async {
+        tokio::time::timeout(2 * SOON, async {
             while authorities.len() < GENERATIONS {
                 let data = secrets.get("mimeo-webhook-tls").await?.data.context("an empty Secret")?;
                 let text = |key: &str| data.get(key).map(|ByteString(bytes)| bytes.clone()).context("a key is missing");
@@ -54,11 +49,10 @@ async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices
             }
             anyhow::Ok(certificates.len())
         })
-        .await;
-        over.store(true, Ordering::Relaxed);
-        outcome.context("too few authorities")?
+        .await
+        .context("too few authorities")?
     };
-    let (names, certificates) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), rotated)?;
+    let (names, certificates) = people.move_in_during(0, AT_ONCE, rotated).await?;
     eprintln!("{} namespaces, {GENERATIONS} authorities, {certificates} certificates", names.len());
     assert!(certificates >= GENERATIONS);
     people.have(&names, "first").await?;

@@ -1,7 +1,5 @@
 //! The chart: installed, verified, upgraded and rolled back under load, and uninstalled; and what its values switch on.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -24,31 +22,18 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
     let people = People::settle(&mimeo.client, "release").await?;
     mimeo.helm(&["test", "mimeo"]).await?;
 
-    let over = AtomicBool::new(false);
-    let changed = async {
-        let both = async {
-            Mimeo::by_chart(&json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}})).await?;
-            mimeo.helm(&["rollback", "mimeo", "1"]).await?;
-            mimeo.ready().await
-        };
-        let both = both.await;
-        over.store(true, Ordering::Relaxed);
-        both
+    let both = async {
+        Mimeo::by_chart(&json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}})).await?;
+        mimeo.helm(&["rollback", "mimeo", "1"]).await?;
+        mimeo.ready().await
     };
-    // Every refusal, and every pod before its copy, is an error.
-    let (names, ()) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), changed)?;
+    let (names, ()) = people.move_in_during(0, AT_ONCE, both).await?;
     people.rotate("second").await?;
     people.have(&names, "second").await?;
 
     // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that anybody waits for. Who comes
     // meanwhile may have the copy or not, and is let in.
-    over.store(false, Ordering::Relaxed);
-    let uninstalled = async {
-        let uninstalled = mimeo.helm(&["uninstall", "mimeo", "--wait"]).await;
-        over.store(true, Ordering::Relaxed);
-        uninstalled
-    };
-    tokio::try_join!(people.keep_coming_in(AT_ONCE, &over), uninstalled)?;
+    people.come_in_during(AT_ONCE, mimeo.helm(&["uninstall", "mimeo", "--wait"])).await?;
     let all = ListParams::default();
     let mutating = Api::<MutatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();
     let validating = Api::<ValidatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();

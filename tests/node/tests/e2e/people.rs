@@ -107,27 +107,34 @@ impl People {
         join_all((0..count).map(|_| self.move_in())).await.into_iter().collect()
     }
 
-    /// The same that often at least and until it is over, so many at a time and with a pause between. Returns all their names.
-    pub(crate) async fn keep_moving_in(&self, count: usize, at_once: usize, over: &AtomicBool) -> Result<Vec<String>> {
-        let mut names = Vec::with_capacity(count);
-        // A namespace costs the cluster more to delete than to create: whatever takes long should not make thousands.
-        let mut pace = tokio::time::interval(PACE);
-        while names.len() < count || !over.load(Ordering::Relaxed) {
-            pace.tick().await;
+    /// The same while that is done, and so often at least, so many at a time and with a pause between. Returns all their names,
+    /// and what was done.
+    ///
+    /// # Errors
+    /// Every refusal, and every pod before its copy.
+    pub(crate) async fn move_in_during<T>(
+        &self,
+        at_least: usize,
+        at_once: usize,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<(Vec<String>, T)> {
+        let mut names = Vec::with_capacity(at_least);
+        let done = during(work, async |over| {
             // All of them are let finish, so that none is cut short by another one's failure.
             names.extend(self.move_in_together(at_once).await?);
-        }
-        Ok(names)
+            Ok(over && names.len() >= at_least)
+        })
+        .await?;
+        Ok((names, done))
     }
 
-    /// So many at a time come in until it is over, whether their copies are there or not.
-    pub(crate) async fn keep_coming_in(&self, at_once: usize, over: &AtomicBool) -> Result<()> {
-        let mut pace = tokio::time::interval(PACE);
-        while !over.load(Ordering::Relaxed) {
-            pace.tick().await;
+    /// So many at a time come in while that is done, whether their copies are there or not.
+    pub(crate) async fn come_in_during<T>(&self, at_once: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
+        during(work, async |over| {
             join_all((0..at_once).map(|_| self.come_in())).await.into_iter().collect::<Result<Vec<_>>>()?;
-        }
-        Ok(())
+            Ok(over)
+        })
+        .await
     }
 
     /// Writes this into the source.
@@ -193,6 +200,28 @@ impl People {
         let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
         wait_for(pods, name, runs).await.map(drop)
     }
+}
+
+/// Does `work`, and meanwhile `step` by step, which is told whether the work is over and says whether that was the last step.
+async fn during<T>(work: impl Future<Output = Result<T>>, mut step: impl AsyncFnMut(bool) -> Result<bool>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    let work = async {
+        let done = work.await;
+        over.store(true, Ordering::Relaxed);
+        done
+    };
+    let steps = async {
+        // A namespace costs the cluster more to delete than to create: whatever takes long should not make thousands.
+        let mut pace = tokio::time::interval(PACE);
+        loop {
+            pace.tick().await;
+            if step(over.load(Ordering::Relaxed)).await? {
+                return Ok(());
+            }
+        }
+    };
+    let (done, ()) = tokio::try_join!(work, steps)?;
+    Ok(done)
 }
 
 /// What creating a pod there is refused with, once it has its service account.

@@ -21,7 +21,7 @@ async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Res
     for name in ["vault", "tenant", "outside"] {
         create_namespace(client, name, &[]).await?;
     }
-    let secrets = json!({"apiGroup": "", "resource": "secrets"});
+    let secrets = json!({"apiGroup": "", "resource": "secrets", "kind": "Secret"});
     let mimeo = Mimeo::by_chart(&json!({
         "rbac": {"kinds": [secrets], "sourceNamespaces": ["vault"], "targetNamespaces": ["tenant"]},
     }))

@@ -1,7 +1,5 @@
 //! Replicas come and go while people work.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use anyhow::Result;
 use mimeo_node_tests::{Mimeo, Program};
 use serde_json::json;
@@ -17,14 +15,7 @@ async fn webhooks_are_rolled_during_a_storm_of_namespaces_and_nobody_notices() -
     // Strict: a namespace that the API server can't ask a webhook about is refused.
     let mimeo = Mimeo::kustomized(&json!({"components": ["strict"]})).await?;
     let people = People::settle(&mimeo.client, "storm").await?;
-    let over = AtomicBool::new(false);
-    let rolled = async {
-        let rolled = mimeo.restart(Program::Webhook).await;
-        over.store(true, Ordering::Relaxed);
-        rolled
-    };
-    // Every refusal, and every pod before its copy, is an error.
-    let (names, ()) = tokio::try_join!(people.keep_moving_in(STORM, AT_ONCE, &over), rolled)?;
+    let (names, ()) = people.move_in_during(STORM, AT_ONCE, mimeo.restart(Program::Webhook)).await?;
     people.have(&names, "first").await?;
     people.leave().await
 }

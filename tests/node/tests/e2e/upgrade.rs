@@ -1,7 +1,5 @@
 //! From the last commit's chart and programs to these and back, while people work.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use anyhow::Result;
 use mimeo_node_tests::Mimeo;
 use serde_json::json;
@@ -15,19 +13,12 @@ async fn the_last_commit_is_upgraded_and_brought_back_under_load_and_nobody_noti
     Mimeo::remove_any().await?;
     let before = Mimeo::by_the_last_commit_s_chart().await?;
     let people = People::settle(&before.client, "upgrade").await?;
-    let over = AtomicBool::new(false);
-    let changed = async {
-        let both = async {
-            let after = Mimeo::by_chart(&json!({})).await?;
-            after.helm(&["rollback", "mimeo", "1"]).await?;
-            after.ready().await
-        };
-        let both = both.await;
-        over.store(true, Ordering::Relaxed);
-        both
+    let both = async {
+        let after = Mimeo::by_chart(&json!({})).await?;
+        after.helm(&["rollback", "mimeo", "1"]).await?;
+        after.ready().await
     };
-    // Every refusal, and every pod before its copy, is an error.
-    let (names, ()) = tokio::try_join!(people.keep_moving_in(0, AT_ONCE, &over), changed)?;
+    let (names, ()) = people.move_in_during(0, AT_ONCE, both).await?;
     people.rotate("second").await?;
     people.have(&names, "second").await?;
     let after_all = Mimeo::by_chart(&json!({})).await?;
