@@ -2,21 +2,39 @@
 #
 #     docker build -t mimeo:dev .        buildah build -t mimeo:dev .
 #
+# For another architecture than one's own it is compiled across, which takes no emulation:
+#
+#     docker build --platform linux/arm64 -t mimeo:dev .
+#
 # The tag is the toolchain of rust-toolchain.toml, which is left out of the context: rustup would fetch clippy for it. Another
 # image with that toolchain and a C compiler will do: --build-arg BUILDER=...
 ARG BUILDER=rust:1.95.0-slim-bookworm
-FROM ${BUILDER} AS build
+FROM --platform=$BUILDPLATFORM ${BUILDER} AS build
+# Set by the builder, from --platform.
+ARG TARGETARCH
 WORKDIR /src
+# What compiles for the target: Rust's library and a C compiler, fetched unless they are there.
+RUN set -eu; \
+    case "$TARGETARCH" in amd64) cpu=x86_64 ;; arm64) cpu=aarch64 ;; *) echo "no such TARGETARCH: '$TARGETARCH'"; exit 1 ;; esac; \
+    target=$cpu-unknown-linux-gnu; compiler=cc; \
+    if [ "$target" != "$(rustc -vV | sed -n 's/^host: //p')" ]; then \
+        compiler=$cpu-linux-gnu-gcc; \
+        [ -e "$(rustc --print sysroot)/lib/rustlib/$target" ] || rustup target add "$target"; \
+        command -v "$compiler" || { apt-get update && apt-get install --yes --no-install-recommends "gcc-$(echo $cpu | tr _ -)-linux-gnu" "libc6-dev-$TARGETARCH-cross"; }; \
+    fi; \
+    # A static C library, so that the image needs none. The target is named even if it is the builder's own, because
+    # these flags would otherwise hold for build scripts and macros too, and macros can't be static.
+    printf '[build]\ntarget = "%s"\n[target.%s]\nlinker = "%s"\nrustflags = ["-C", "target-feature=+crt-static"]\n' \
+        "$target" "$target" "$compiler" >/config.toml; \
+    echo "$target" >/target
 COPY . .
-# A static C library, so that the image needs none. The target is named, though it is the builder's own, because
-# RUSTFLAGS would otherwise hold for build scripts and macros too, and macros can't be static. On every architecture
-# that the base image has.
-RUN host=$(rustc -vV | sed -n 's/^host: //p') \
- && RUSTFLAGS='-C target-feature=+crt-static' \
-    cargo build --locked --release --target "$host" -p mimeo-webhook -p mimeo-reconciler \
- && mv "target/$host/release/mimeo-webhook" "target/$host/release/mimeo-reconciler" /
+RUN cargo build --config /config.toml --locked --release -p mimeo-webhook -p mimeo-reconciler \
+ && cd "target/$(cat /target)/release" && mv mimeo-webhook mimeo-reconciler /
 
 # No shell, no CA certificates: the only server that is called is the API server, whose CA comes with the service account.
 FROM scratch
+LABEL org.opencontainers.image.title="Mimeo" \
+      org.opencontainers.image.description="Keeps copies of Kubernetes objects where they are needed" \
+      org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /mimeo-webhook /mimeo-reconciler /
 USER 65532:65532

@@ -29,7 +29,7 @@ stand_in() {
     local root
     root=$(mktemp -d "$cache/builder.XXXXXX")
     # What rust:1-slim-bookworm has besides the toolchain.
-    debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev "$suite" "$root/debian" >&2
+    debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev "$suite" "$root/debian" >"$root/log" || { tail "$root/log" >&2; exit 1; }
     printf '%s\n' 'FROM scratch' 'COPY debian/ /' \
         'ENV PATH=/usr/local/toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_HOME=/usr/local/cargo' \
         >"$root/Dockerfile"
