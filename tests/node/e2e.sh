@@ -74,8 +74,9 @@ else
     tar -c --exclude ./target . | tar -x -C "$work/before"
 fi
 "$here/image.sh" mimeo "$work/before" "$work/before.tar" before
-cargo build --locked --quiet -p mimeo-tests --bins
-cargo test --locked --quiet -p mimeo-node-tests --test e2e --no-run
+# Of the whole workspace, as everything else is built: dependencies have the same features then, and are built once.
+cargo build --locked --quiet --workspace --bins
+cargo test --locked --quiet --workspace --test e2e --no-run
 say "built after $((SECONDS - started)) s"
 
 # Should this shell be killed, the machine goes all the same.
@@ -95,7 +96,7 @@ done
 say "the node runs after $((SECONDS - started)) s"
 
 status=0
-cargo test --locked --quiet -p mimeo-node-tests --test e2e -- --test-threads=1 "$@" 2>&1 | tee "$work/log" || status=$?
+cargo test --locked --quiet --workspace --test e2e -- --test-threads=1 "$@" 2>&1 | tee "$work/log" || status=$?
 say "over after $((SECONDS - started)) s"
 awk '
     /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) ~ /^passed/) p += $i; if ($(i + 1) ~ /^failed/) f += $i } }

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds images without a registry, as archives that containerd imports, with buildah and as root.
 #
-#   image.sh mimeo CONTEXT FILE TAG [--fresh]   the project's Dockerfile over this folder, as localhost/mimeo:TAG
-#   image.sh pause FILE                         localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
-#   image.sh digest FILE                        of the image in an archive
+#   image.sh mimeo CONTEXT FILE TAG [PLATFORM]   the project's Dockerfile over this folder, as localhost/mimeo:TAG
+#   image.sh pause FILE                          localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
+#   image.sh digest FILE                         of the image in an archive
 #
 # The Dockerfile's builder image would be pulled. A stand-in for it is made here, once, of Debian's packages; toolchain and crates
 # are this machine's own, mounted where that image has them. What was compiled is kept in the cache, and so are the last images:
-# one of the same sources isn't built again. With --fresh nothing of that is used.
+# one of the same sources isn't built again. For a platform that is named (linux/arm64) nothing of that is used.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -52,13 +52,15 @@ mimeo)
         --volume "$(cd "$context" && rustc --print sysroot):/usr/local/toolchain:ro"
         --volume "${CARGO_HOME:-$HOME/.cargo}/registry:/usr/local/cargo/registry"
     )
-    build() { # build NAME: the same time for every file and for the image itself, so that equal contents are equal images
+    build() { # build NAME [OPTION...]: the same time for every file and for the image itself, so that equal contents are equal images
         images build --quiet --isolation chroot --pull-never --timestamp 0 --build-arg "BUILDER=$builder" "${mounts[@]}" \
-            --ignorefile "$context/.dockerignore" --tag "$1" "$context" >&2
+            --ignorefile "$context/.dockerignore" --tag "$@" "$context" >&2
     }
-    if [[ ${5:-} == --fresh ]]; then
+    if [[ -n ${5:-} ]]; then
         exec 9>&-
-        build "$tag"
+        # The builder has no rustup: the library for the target is this machine's, too.
+        if [[ $5 == linux/arm64 ]]; then (cd "$context" && rustup target add --quiet aarch64-unknown-linux-gnu); fi
+        build "$tag" --platform "$5"
     else
         sources=$(cd "$context" &&
             { rustc --version && find Dockerfile Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum; } |

@@ -203,7 +203,10 @@ impl People {
 }
 
 /// Does `work`, and meanwhile `step` by step, which is told whether the work is over and says whether that was the last step.
-async fn during<T>(work: impl Future<Output = Result<T>>, mut step: impl AsyncFnMut(bool) -> Result<bool>) -> Result<T> {
+async fn during<T>(
+    work: impl Future<Output = Result<T>>,
+    mut step: impl AsyncFnMut(bool) -> Result<bool>,
+) -> Result<T> {
     let over = AtomicBool::new(false);
     let work = async {
         let done = work.await;
