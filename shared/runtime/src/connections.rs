@@ -169,6 +169,11 @@ impl Stay {
         }
     }
 
+    /// Returns when there was a request.
+    pub(crate) async fn asked(&self) {
+        let _ = self.0.state.subscribe().wait_for(|state| state.asked).await;
+    }
+
     /// Returns when its place is needed.
     pub(crate) async fn over(&self) {
         // An error would mean that the sender is gone, and `self` holds it.

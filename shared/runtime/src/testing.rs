@@ -209,6 +209,10 @@ pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector
 
 /// Connects it to what calls itself `localhost`.
 pub(crate) async fn tls_connect(address: SocketAddr, client: TlsConnector) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from("localhost").expect("a name");
-    client.connect(name, TcpStream::connect(address).await?).await
+    tls_upgrade(TcpStream::connect(address).await?, client).await
+}
+
+/// The same over a connection that there is.
+pub(crate) async fn tls_upgrade(stream: TcpStream, client: TlsConnector) -> io::Result<TlsStream<TcpStream>> {
+    client.connect(ServerName::try_from("localhost").expect("a name"), stream).await
 }

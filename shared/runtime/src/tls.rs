@@ -39,6 +39,9 @@ use crate::{
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection that hasn't asked anything may take to do so once the server ends. Not nothing: an API server that has
+/// just connected has a review to send, and its call would fail.
+const LATE: Duration = Duration::from_secs(2);
 /// How long a connection may be without a request. Longer than Go keeps such ones (90 s), so that it is the client who closes
 /// them, who can't lose a request that way; and longer than any request takes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
@@ -183,9 +186,13 @@ impl Server {
     }
 
     async fn answer(self, stream: TcpStream, peer: Peer, stay: &Stay) {
+        let too_late = async {
+            self.draining.triggered().await;
+            sleep(LATE).await;
+        };
         let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
         let stream = tokio::select! {
-            () = self.draining.triggered() => return,
+            () = too_late => return,
             result = handshake => match result {
                 Ok(Ok(stream)) => stream,
                 Ok(Err(error)) => return debug!(%error, "TLS handshake failed"),
@@ -212,7 +219,10 @@ impl Server {
 /// nothing would otherwise keep theirs by answering pings.
 async fn ended(draining: &Shutdown, stay: &Stay) {
     tokio::select! {
-        () = draining.triggered() => {}
+        () = draining.triggered() => {
+            // One that is told to end before its first request was read may end without an answer.
+            let _ = timeout(LATE, stay.asked()).await;
+        }
         () = stay.silent(IDLE_TIMEOUT) => {}
     }
 }
@@ -259,7 +269,7 @@ mod tests {
     use super::*;
     use crate::{
         certificates::{Bundle, Lifetimes, ServingNames},
-        testing::{tls_client as client, tls_connect as connect},
+        testing::{tls_client as client, tls_connect as connect, tls_upgrade as upgrade},
     };
 
     const DRAIN: DrainArgs =
@@ -360,6 +370,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_had_connected_before_the_drain_is_answered() {
+        for protocol in [&b"h2"[..], b"http/1.1"] {
+            let server = run(DrainArgs { shutdown_delay: Duration::ZERO, ..DRAIN }).await;
+            let trusted = server.publish.borrow().clone().expect("published");
+            let early = TcpStream::connect(server.address).await.expect("it listens");
+            let accepted = connect(server.address, client(&trusted, b"h2")).await.expect("and so is the one before it");
+            server.shutdown.trigger();
+            while TcpStream::connect(server.address).await.is_ok() {}
+            let stream = upgrade(early, client(&trusted, protocol)).await.expect("a handshake");
+            let answer = if protocol == b"h2" {
+                let (mut sender, connection) =
+                    hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                        .await
+                        .expect("HTTP/2");
+                tokio::spawn(connection);
+                sender.send_request(request("/slow")).await
+            } else {
+                let (mut sender, connection) =
+                    hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+                tokio::spawn(connection);
+                sender.send_request(request("/slow")).await
+            };
+            assert_eq!(text(answer.expect("an answer")).await, b"slow");
+            drop(accepted);
+            timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
+        }
+    }
+
+    #[tokio::test]
     async fn a_drain_is_bounded() {
         let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::from_millis(100) };
         let server = run(drain).await;
@@ -426,7 +465,7 @@ mod tests {
         timeout(IDLE_TIMEOUT * 2, ended(&draining, &stay)).await.expect("idle");
         stay.renew();
         draining.trigger();
-        timeout(IDLE_TIMEOUT / 100, ended(&draining, &stay)).await.expect("the server ends");
+        timeout(LATE * 2, ended(&draining, &stay)).await.expect("the server ends");
     }
 
     #[test]

@@ -242,7 +242,12 @@ fn idle() -> Value {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "app"},
         "spec": {
             "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "app", "image": IDLE, "imagePullPolicy": "Never"}],
+            // May be wherever any pod may.
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "app", "image": IDLE, "imagePullPolicy": "Never",
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
         },
     })
 }
