@@ -183,6 +183,25 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
         (&["webhook.hostNetwork=true", "reconciler.hostNetwork=true"], "a node has no room for both"),
         (&["webhook.podDisruptionBudget.minAvailable=2"], "so no node with one could be drained"),
         (&["reconciler.podDisruptionBudget.minAvailable=100%"], "so no node with one could be drained"),
+        (
+            &["reconciler.podDisruptionBudget.minAvailable=51%"],
+            "of 2 replicas 51% must stay, so no node with one could",
+        ),
+        (
+            &["webhook.replicas=10", "webhook.podDisruptionBudget.minAvailable=99%"],
+            "so no node with one could be drained",
+        ),
+        (&["webhook.podDisruptionBudget.minAvailable=200%"], "so no node with one could be drained"),
+        (&["rbac.targetNamespaces={team-a}", "rbac.kinds=null"], "rbac.kinds: with rbac.targetNamespaces there are no"),
+        (
+            &["uninstall.copies=Delete", "uninstall.unregister=false"],
+            "uninstall.copies Delete needs uninstall.unregister",
+        ),
+        (&["reconciler.extraArgs={--log-level=debug}"], "reconciler.extraArgs: --log-level is set by log.level"),
+        (
+            &["webhook.extraEnv[0].name=MIMEO_CERT_DIR", "webhook.extraEnv[0].value=/x"],
+            "webhook.extraEnv: MIMEO_CERT_DIR is set by webhook.tls",
+        ),
         (&["webhook.port=8080"], "webhook.port and webhook.opsPort must differ"),
         (&["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"], "enable one of them"),
         (&["metrics.auth=Token", "metrics.podMonitor.enabled=true"], "metrics.podMonitor needs metrics.tokenSecret"),
@@ -206,6 +225,48 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
         let refusal = refusal.err().with_context(|| format!("{values:?} was taken"))?;
         ensure!(refusal.contains(told), "{values:?}: {refusal}");
     }
+    Ok(())
+}
+
+/// One told twice would be without effect, or leave the manifests saying what the programs don't do.
+#[test]
+fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Result<()> {
+    let helpers = fs::read_to_string(chart().join("templates/_helpers.tpl"))?;
+    for set in SETS {
+        for object in objects(&rendered_set(set, &["--set", "crds.enabled=false"])?)? {
+            if object["kind"] != "Deployment" {
+                continue;
+            }
+            let extra = |name: &str| {
+                // What the sets themselves add.
+                matches!(name, "--barrier-wait" | "--concurrency" | "MIMEO_BARRIER_MAX_HELD" | "MIMEO_DELETION_LIMIT")
+            };
+            let container = &object["spec"]["template"]["spec"]["containers"][0];
+            let args = container["args"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let args = args.filter_map(|arg| arg.split('=').next());
+            let env = container["env"].as_array().into_iter().flatten().filter_map(|one| one["name"].as_str());
+            for name in args.chain(env).filter(|name| !extra(name)) {
+                ensure!(helpers.contains(&format!("\"{name}\"")), "{set}: {name} isn't among what is refused");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
+    for (values, told) in [
+        ("webhook.namespacesFailurePolicy=Fail,webhook.replicas=1", "WARNING: strict, with webhook.replicas 1"),
+        ("webhook.replicas=0", "WARNING: webhook.replicas is 0"),
+        ("networkPolicy.enabled=true,webhook.hostNetwork=true", "says nothing about pods in their node's network"),
+        ("rbac.sourceNamespaces={platform}", "Sources are read in platform alone by the programs' own choice"),
+    ] {
+        let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &["--set", values])?;
+        let notes = notes.map_err(|refusal| anyhow::anyhow!("{values}: {refusal}"))?;
+        ensure!(notes.contains(told), "{values}: {notes}");
+    }
+    let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &[])?.unwrap_or_default();
+    ensure!(notes.contains("keeps copies where rules say so") && !notes.contains("WARNING"), "{notes}");
     Ok(())
 }
 
@@ -316,7 +377,6 @@ fn with_least_privilege_the_programs_may_do_this_and_nothing_else() -> Result<()
         ("", "transformpolicies/status.mimeo.dev", "patch"),
         ("", "events.events.k8s.io", "get create patch"),
         ("", "subjectaccessreviews.authorization.k8s.io", "create"),
-        ("", "tokenreviews.authentication.k8s.io", "create"),
         ("", "customresourcedefinitions.apiextensions.k8s.io", "get list watch"),
         ("", "roles.rbac.authorization.k8s.io", "list watch"),
         ("", "clusterroles.rbac.authorization.k8s.io", "list watch"),

@@ -90,10 +90,12 @@ async fn without_the_flag_there_is_no_page() -> Result<()> {
 #[tokio::test]
 async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
+    let kubectl = |command: &str| kubectl(&control_plane, command.split(' '));
+    let account = format!("--serviceaccount={NAMESPACE}:mimeo-reconciler");
+    kubectl(&format!("create clusterrolebinding mimeo-tokens --clusterrole=system:auth-delegator {account}"))?;
     let pair = Pair::builder().webhooks(0).shipped_rights().reconciler_args(["--ui", "--ops-auth", "token"]);
     let pair = pair.start(&control_plane).await?;
     let page = reconciler(&pair)?;
-    let kubectl = |command: &str| kubectl(&control_plane, command.split(' '));
     kubectl("create clusterrole mimeo-page --verb=get --non-resource-url=/ui/stream --non-resource-url=/ui/copies")?;
     let token = |name: &str| {
         kubectl(&format!("create serviceaccount {name} -n default"))?;

@@ -16,7 +16,7 @@ use kube::{
 };
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
-    ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
+    Component, ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
     scenario::{SOON, create, helm, kubectl, merge, rule, value, wait_for},
 };
 use serde_json::{Value, json};
@@ -83,6 +83,20 @@ impl Cluster {
         .await
     }
 
+    /// No object has a finalizer but what the cluster itself puts on namespaces, and a namespace goes that had copies.
+    fn nothing_is_held_up(&self) -> Result<()> {
+        let all = "namespaces,secrets,configmaps,serviceaccounts";
+        let all = kubectl(&self.control_plane, ["get", all, "--all-namespaces", "--output=json"])?;
+        let all: Value = serde_json::from_str(&all)?;
+        let items = all["items"].as_array().context("no items")?;
+        ensure!(items.len() > 5, "{items:?}");
+        for item in items {
+            let of = |field: &str| item["metadata"][field].clone();
+            ensure!(of("finalizers").is_null() && of("deletionTimestamp").is_null(), "{}: {item:#}", of("name"));
+        }
+        kubectl(&self.control_plane, ["delete", "namespace", "team-a", "--timeout=30s"]).map(drop)
+    }
+
     async fn webhook_replicas(&self) -> Result<Option<i32>> {
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
         Ok(deployments.get("mimeo-webhook").await?.spec.context("no spec")?.replicas)
@@ -111,7 +125,7 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     merge(&sources, "registry", json!({"stringData": {"token": "two"}})).await?;
     cluster.holds("team-a", "two").await?;
 
-    it_is_uninstalled(&cluster).await?;
+    it_is_uninstalled(&cluster, &["unregister"]).await?;
     // Not even the webhook that still runs holds anything up, or comes back; nor one that doesn't run.
     create_namespace(client, "team-b", &[]).await?;
     pair.stop_webhooks().await?;
@@ -119,12 +133,48 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     assert_eq!(cluster.registrations().await?, Vec::<String>::new());
     cluster.holds("team-a", "two").await?;
     let rules: Api<ClusterReplication> = Api::all(client.clone());
-    rules.get("registry").await?;
+    let rule = rules.get("registry").await?;
+    ensure!(rule.metadata.finalizers.is_none(), "{:?}", rule.metadata.finalizers);
+    cluster.nothing_is_held_up()?;
 
     // Over what stayed.
     cluster.helm(&["install", "mimeo", CHART])?.await??;
     rules.get("registry").await?;
     Ok(())
+}
+
+/// Of all that can be in the way of it: a policy that needs the definitions, which go, too; an operations port that asks for tokens; and copies,
+/// which are to go.
+#[tokio::test]
+async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, client } = &cluster;
+    let values = ["guardedLabels.enabled=true", "crds.keep=false", "metrics.auth=Token", "uninstall.copies=Delete"];
+    cluster.helm(&["install", "mimeo", CHART, "--create-namespace", "--set", &values.join(",")])?.await??;
+    let token = ["--ops-auth", "token"];
+    let _pair =
+        Pair::builder().installed_rights().webhook_args(token).reconciler_args(token).start(control_plane).await?;
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})).create(client).await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+
+    it_is_uninstalled(&cluster, &["unregister", "--delete-copies"]).await?;
+    let secrets: Api<Secret> = Api::all(client.clone());
+    let copies = secrets.list_metadata(&ListParams::default().labels("app.kubernetes.io/managed-by=mimeo")).await?;
+    ensure!(copies.items.is_empty(), "{:?}", copies.items);
+    let crds = kubectl(control_plane, ["get", "customresourcedefinitions", "--output=name"])?;
+    ensure!(!crds.contains("mimeo"), "{crds}");
+    cluster.nothing_is_held_up()?;
+    // An API server that starts now knows of no policy that asks for them.
+    control_plane.restart(Component::ApiServer(0)).await?;
+    eventually(SOON, "namespaces to be created", || async {
+        create_namespace(client, "team-b", &[]).await?;
+        Ok(Some(()))
+    })
+    .await
 }
 
 #[tokio::test]
@@ -212,13 +262,17 @@ async fn it_is_upgraded_and_rolled_back(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
+/// What the errand is told is what the release was installed with.
+async fn it_is_uninstalled(cluster: &Cluster, errand: &[&str]) -> Result<()> {
     let client = &cluster.client;
     let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
     let jobs: Api<Job> = Api::namespaced(client.clone(), NAMESPACE);
     let job = wait_for(jobs.clone(), "mimeo-unregister".into(), |_: &Job| true).await?;
     let spec = serde_json::to_value(job.spec)?;
-    cluster.run(&spec["template"]["spec"]).await?;
+    let pod = &spec["template"]["spec"];
+    let command = pod["containers"][0]["command"].as_array().context("no command")?;
+    assert_eq!(command[1..], errand.iter().map(|word| json!(word)).collect::<Vec<_>>());
+    cluster.run(pod).await?;
     // The Job did that and not the garbage collector: the owner is still there. And the webhook, which runs, has lost the right to
     // undo it.
     assert_eq!(cluster.registrations().await?, Vec::<String>::new());
@@ -231,6 +285,7 @@ async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
         "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
     }});
     jobs.patch_status("mimeo-unregister", &PatchParams::default(), &Patch::Merge(complete)).await?;
+    assert_eq!(kubectl(&cluster.control_plane, ["get", "validatingadmissionpolicybindings", "--output=name"])?, "");
     uninstalling.await??;
     cluster.nothing_is_left().await
 }

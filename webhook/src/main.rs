@@ -146,7 +146,7 @@ async fn main() -> anyhow::Result<()> {
     debug.of_watches(&clients.watcher.health);
     metrics.of_engine(&handle);
     debug.of_engine(&handle);
-    metrics.of_certificate(material.clone());
+    metrics.of_certificate("hooks", material.clone());
     let callers = callers::start(flags.endpoint.client_ca_file.clone());
     let config = tls::server_config_for(callers, material.clone())?;
     let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));

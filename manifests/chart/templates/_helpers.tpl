@@ -107,7 +107,8 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* The pod of an errand, which the webhook's program runs besides: where the webhook's pods run, and no more important than others. */}}
+{{/* The pod of an errand, which the webhook's program runs besides: where the webhook's pods run, and before whom: a full cluster must let
+Mimeo go, too. */}}
 {{- define "mimeo.errand" -}}
 {{- $webhook := .root.Values.webhook -}}
 serviceAccountName: mimeo-{{ .name }}
@@ -119,6 +120,9 @@ imagePullSecrets:
 {{- end }}
 securityContext:
   {{- include "mimeo.podSecurity" .root | nindent 2 }}
+{{- with $webhook.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with $webhook.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -131,7 +135,7 @@ containers:
 - name: {{ .name }}
   image: {{ include "mimeo.image" .root | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  command: [/mimeo-webhook, {{ .name }}]
+  command: [/mimeo-webhook, {{ .name }}{{ with .flag }}, {{ . }}{{ end }}]
   resources:
     requests: {cpu: 10m, memory: 32Mi}
     limits: {memory: 64Mi}
@@ -144,6 +148,9 @@ containers:
 - {name: MIMEO_LOG, value: {{ .Values.log.level | quote }}}
 - {name: MIMEO_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
 - {name: MIMEO_BARRIER_BUDGET, value: {{ .Values.barrier.budget | quote }}}
+{{- if .Values.debugEndpoints }}
+- {name: MIMEO_DEBUG_ENDPOINTS, value: "true"}
+{{- end }}
 {{- if eq .Values.metrics.auth "Token" }}
 - {name: MIMEO_OPS_AUTH, value: token}
 {{- end }}
@@ -181,6 +188,45 @@ containers:
 {{- end }}
 {{- end }}
 
+{{/* What the chart tells the programs, by flag, variable and value: told twice, one of them would be without effect, or manifests and program differ. */}}
+{{- define "mimeo.checkExtra" -}}
+{{- $told := list
+  (list "--listen" "MIMEO_LISTEN" "webhook.port")
+  (list "--ops-listen" "MIMEO_OPS_LISTEN" "opsPort")
+  (list "--service" "MIMEO_SERVICE" "nothing else")
+  (list "--replica-name" "POD_NAME" "nothing else")
+  (list "--log-level" "MIMEO_LOG" "log.level")
+  (list "--log-format" "MIMEO_LOG_FORMAT" "log.format")
+  (list "--barrier-budget" "MIMEO_BARRIER_BUDGET" "barrier.budget")
+  (list "--barrier-resources" "MIMEO_BARRIER_RESOURCES" "barrier.resources")
+  (list "--namespaces-failure-policy" "MIMEO_NAMESPACES_FAILURE_POLICY" "webhook.namespacesFailurePolicy")
+  (list "--tls-secret" "MIMEO_TLS_SECRET" "webhook.tls.secretName")
+  (list "--cert-dir" "MIMEO_CERT_DIR" "webhook.tls")
+  (list "--client-ca-file" "MIMEO_CLIENT_CA_FILE" "webhook.tls.clientCASecretName")
+  (list "--ui" "MIMEO_UI" "reconciler.ui")
+  (list "--debug-endpoints" "MIMEO_DEBUG_ENDPOINTS" "debugEndpoints")
+  (list "--ops-auth" "MIMEO_OPS_AUTH" "metrics.auth")
+  (list "--ops-cert-dir" "MIMEO_OPS_CERT_DIR" "metrics.tls.secretName")
+  (list "--source-namespaces" "MIMEO_SOURCE_NAMESPACES" "rbac.sourceNamespaces")
+  (list "--target-namespaces" "MIMEO_TARGET_NAMESPACES" "rbac.targetNamespaces")
+  (list "--kinds" "MIMEO_KINDS" "rbac.kinds") }}
+{{- range $program := list "webhook" "reconciler" }}
+{{- $values := get $.Values $program }}
+{{- range $one := $told }}
+{{- range $arg := $values.extraArgs }}
+{{- if eq (index $one 0) (splitList "=" $arg | first) }}
+{{- fail (printf "%s.extraArgs: %s is set by %s" $program (index $one 0) (index $one 2)) }}
+{{- end }}
+{{- end }}
+{{- range $variable := $values.extraEnv }}
+{{- if eq (index $one 1) $variable.name }}
+{{- fail (printf "%s.extraEnv: %s is set by %s" $program $variable.name (index $one 2)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What can be said only of several values together. */}}
 {{- define "mimeo.check" -}}
 {{- include "mimeo.checkLabels" (dict "of" "commonLabels" "labels" .Values.commonLabels) }}
@@ -198,10 +244,22 @@ containers:
 {{- fail (printf "%s: on the node's network port 10250 is the kubelet's" $name) }}
 {{- end }}
 {{- $least := $values.podDisruptionBudget.minAvailable }}
-{{- if and $values.podDisruptionBudget.enabled (gt (int $values.replicas) 1) (or (eq (toString $least) "100%") (ge (int $least) (int $values.replicas))) }}
+{{- /* Of a percentage the API server makes whole pods, upwards. */}}
+{{- $pods := int $least }}
+{{- if hasSuffix "%" (toString $least) }}
+{{- $pods = div (add (mul (trimSuffix "%" $least | int) (int $values.replicas)) 99) 100 | int }}
+{{- end }}
+{{- if and $values.podDisruptionBudget.enabled (gt (int $values.replicas) 1) (ge $pods (int $values.replicas)) }}
 {{- fail (printf "%s.podDisruptionBudget.minAvailable: of %v replicas %v must stay, so no node with one could be drained" $name $values.replicas $least) }}
 {{- end }}
 {{- end }}
+{{- if and (eq .Values.uninstall.copies "Delete") (not .Values.uninstall.unregister) }}
+{{- fail "uninstall.copies Delete needs uninstall.unregister: it is that Job which deletes the rules" }}
+{{- end }}
+{{- if and .Values.rbac.targetNamespaces (not .Values.rbac.kinds) }}
+{{- fail "rbac.kinds: with rbac.targetNamespaces there are no others, so nothing could be copied" }}
+{{- end }}
+{{- include "mimeo.checkExtra" . }}
 {{- if and .Values.webhook.hostNetwork .Values.reconciler.hostNetwork (has (int .Values.reconciler.opsPort) (list (int .Values.webhook.port) (int .Values.webhook.opsPort))) }}
 {{- fail "on the nodes' network reconciler.opsPort must differ from webhook.port and webhook.opsPort, or a node has no room for both" }}
 {{- end }}

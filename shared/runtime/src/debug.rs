@@ -1,4 +1,5 @@
-//! `/debug`: what a program has inside while it runs, in numbers, and how much it logs. Off unless asked for.
+//! `/debug`: how much a program logs, and, if that was asked for, what it has inside while it runs, in numbers. Who has to find a
+//! fault at night can have more logged without a restart, which might hide it.
 //!
 //! Nothing here names an object or shows what is in one. Who may ask is [`Guard`](crate::guard::Guard)'s to say.
 
@@ -84,13 +85,11 @@ impl DebugPages {
         });
     }
 
-    /// The pages, each under its path.
-    pub(crate) fn router(&self) -> Router {
-        Router::new()
-            .route("/debug/state", get(state))
-            .route("/debug/log-level", get(log_level).put(set_log_level))
-            .layer(DefaultBodyLimit::max(LONGEST_FILTER))
-            .with_state(self.clone())
+    /// The pages, each under its path; the state only if that is shown.
+    pub(crate) fn router(&self, shows_state: bool) -> Router {
+        let router = Router::new().route("/debug/log-level", get(log_level).put(set_log_level));
+        let router = if shows_state { router.route("/debug/state", get(state)) } else { router };
+        router.layer(DefaultBodyLimit::max(LONGEST_FILTER)).with_state(self.clone())
     }
 
     fn state(&self) -> Value {
@@ -138,7 +137,7 @@ mod tests {
 
     async fn ask(pages: &DebugPages, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned()));
-        let answer = pages.router().oneshot(request.expect("a request")).await.expect("an answer");
+        let answer = pages.router(true).oneshot(request.expect("a request")).await.expect("an answer");
         let code = answer.status().as_u16();
         let body = answer.into_body().collect().await.expect("a body").to_bytes();
         (code, String::from_utf8(body.to_vec()).expect("text"))

@@ -25,19 +25,35 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// All metrics, named `mimeo_...`. It may grow while it is served. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Metrics(Arc<Mutex<Registry>>);
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    /// Certificates by what they are of: one metric for all of them.
+    certificates: Arc<Mutex<Vec<(&'static str, Certificate)>>>,
+}
+
+type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 
 impl Metrics {
     /// With `mimeo_build_info` in it.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mimeo");
         registry.register("build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        Self(Arc::new(Mutex::new(registry)))
+        let this = Self { registry: Arc::new(Mutex::new(registry)), certificates: Arc::default() };
+        let certificates = this.certificates.clone();
+        this.read_off(move |page| {
+            let certificates = certificates.lock().unwrap_or_else(PoisonError::into_inner);
+            let expiry = certificates.iter().filter_map(|(of, material)| {
+                Some(([("certificate", *of)], material.borrow().as_ref()?.not_after.as_second()))
+            });
+            let help = "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or of the operations port";
+            page.gauges("certificate_expiry_timestamp_seconds", help, expiry)
+        });
+        this
     }
 
     /// Adds metrics that are counted as things happen.
     pub fn add<R>(&self, register: impl FnOnce(&mut Registry) -> R) -> R {
-        register(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds metrics that are read off when they are asked for.
@@ -74,13 +90,9 @@ impl Metrics {
         });
     }
 
-    /// When a certificate expires, under a name of its own.
-    pub fn of_certificate(&self, material: watch::Receiver<Option<Arc<ServingMaterial>>>) {
-        self.read_off(move |page| {
-            let expiry = material.borrow().as_ref().map(|material| material.not_after.as_second());
-            let help = "When the certificate of the hooks expires, in seconds of the Unix epoch";
-            page.gauges("certificate_expiry_timestamp_seconds", help, expiry.map(|expiry| (NO_LABELS, expiry)))
-        });
+    /// When this certificate expires.
+    pub fn of_certificate(&self, of: &'static str, material: watch::Receiver<Option<Arc<ServingMaterial>>>) {
+        self.certificates.lock().unwrap_or_else(PoisonError::into_inner).push((of, material));
     }
 
     /// What an engine has under way, and how long things took it.

@@ -58,12 +58,12 @@ pub struct OpsArgs {
     /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
     #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
     pub ops_auth: OpsAuth,
-    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS. Default: plain HTTP, or with
-    /// `--ops-auth token` a certificate made at start, which clients can't verify
+    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS, until they are there with a certificate made
+    /// at start, which clients can't verify. Default: plain HTTP, or with `--ops-auth token` such a certificate
     #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
     pub ops_cert_dir: Option<PathBuf>,
-    /// Serve /debug/state (what the program has inside, in numbers) and /debug/log-level (GET, PUT) there; without `--ops-auth token`
-    /// only to connections from the same machine or Pod
+    /// Serve /debug/state (what the program has inside, in numbers) there, beside /debug/log-level (GET, PUT), which there always is; both
+    /// without `--ops-auth token` only to connections from the same machine or Pod
     #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
     pub debug_endpoints: bool,
 }
@@ -101,13 +101,20 @@ impl OpsArgs {
     }
 
     /// None: plain HTTP.
-    fn acceptor(&self) -> Result<Option<TlsAcceptor>, OpsError> {
-        let material = match (&self.ops_cert_dir, self.ops_auth) {
-            (Some(folder), _) => mounted::start(folder.clone(), Duration::ZERO),
+    fn acceptor(&self, metrics: &Metrics) -> Result<Option<TlsAcceptor>, OpsError> {
+        let (material, own) = match (&self.ops_cert_dir, self.ops_auth) {
+            (Some(folder), _) => {
+                let mounted = mounted::start(folder.clone(), Duration::ZERO);
+                (unverified::until(mounted.clone())?, mounted)
+            }
             // A token that is sent in the clear is everybody's.
-            (None, OpsAuth::Token) => unverified::start()?,
+            (None, OpsAuth::Token) => {
+                let material = unverified::start()?;
+                (material.clone(), material)
+            }
             (None, OpsAuth::None) => return Ok(None),
         };
+        metrics.of_certificate("operations", own);
         let mut config = tls::server_config(material)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Some(TlsAcceptor::from(Arc::new(config))))
@@ -205,14 +212,12 @@ pub fn serve(
     debug: &DebugPages,
     more: Router,
 ) -> Result<SocketAddr, OpsError> {
-    let acceptor = args.acceptor()?;
+    let acceptor = args.acceptor(&metrics)?;
     let listener = listen(args.ops_listen)?;
     let address = listener.local_addr()?;
     info!(%address, tls = acceptor.is_some(), "operations server listening");
-    let mut router = router(guard, readiness.clone(), metrics).merge(more);
-    if args.debug_endpoints {
-        router = router.merge(guard.confine(debug.router()));
-    }
+    let router = router(guard, readiness.clone(), metrics).merge(more);
+    let router = router.merge(guard.confine(debug.router(args.debug_endpoints)));
     tokio::spawn(readiness.tell());
     tokio::spawn(accept(listener, acceptor, router));
     Ok(address)

@@ -1,5 +1,5 @@
 //! A certificate that nobody vouches for: made at start and kept in memory. It keeps tokens from being sent in the clear on ports
-//! whose clients are told not to verify it, and has no other use.
+//! whose clients are told not to verify it, and answers probes, which don't verify any, while there is no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,6 +33,30 @@ pub fn start() -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, Certific
     Ok(receiver)
 }
 
+/// One of these until there is what is wanted: probes are answered then, and who verifies certificates is not. From then on what is
+/// wanted alone.
+///
+/// # Errors
+/// When there is none.
+pub fn until(
+    mut wanted: watch::Receiver<Option<Arc<ServingMaterial>>>,
+) -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, CertificateError> {
+    let (publish, receiver) = watch::channel(Some(Arc::new(issue()?)));
+    tokio::spawn(async move {
+        loop {
+            let material = wanted.borrow_and_update().clone();
+            if material.is_some() {
+                publish.send_replace(material);
+            }
+            tokio::select! {
+                changed = wanted.changed() => if changed.is_err() { return },
+                () = publish.closed() => return,
+            }
+        }
+    });
+    Ok(receiver)
+}
+
 fn issue() -> Result<ServingMaterial, CertificateError> {
     let bundle = Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), Timestamp::now())?;
     bundle.material().map_err(|error| CertificateError::Unusable("tls.crt", error))
@@ -41,6 +65,18 @@ fn issue() -> Result<ServingMaterial, CertificateError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn it_stands_in_until_what_is_wanted_is_there() {
+        let (give, wanted) = watch::channel(None);
+        let mut material = until(wanted).expect("a certificate");
+        let own = material.borrow_and_update().clone().expect("there from the start");
+        let given = Arc::new(issue().expect("another one"));
+        give.send_replace(Some(given.clone()));
+        material.changed().await.expect("it goes on");
+        let now = material.borrow_and_update().clone().expect("still there");
+        assert!(now.is_same(&given) && !now.is_same(&own));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn it_is_renewed_long_before_it_expires() {
