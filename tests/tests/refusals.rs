@@ -1,15 +1,15 @@
 //! What Mimeo refuses, with which words and without any effect; and what it accepts although nothing can come of it yet.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use http::Request;
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, Client};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{Api, Client, api::ListParams};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
 use mimeo_tests::scenario::{
-    RuleSpec, Scene, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule, stranger, uid,
-    value, version,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule,
+    stranger, uid, value, version,
 };
-use mimeo_tests::{ControlPlane, Pair, unique};
+use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
@@ -532,16 +532,45 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
 
 #[tokio::test]
 async fn a_rule_for_every_namespace_is_accepted_with_a_warning_that_counts_them() -> Result<()> {
-    let scene = STAGE.scene("every").await?;
+    // Alone, so that nobody else makes namespaces meanwhile.
+    let setting = Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder()).await?;
+    let scene = setting.scene("every").await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.namespaces(2).await?;
+    let all = Api::<Namespace>::all(scene.client.clone()).list(&ListParams::default()).await?.items;
+    let names = all.iter().filter_map(|namespace| namespace.metadata.name.as_deref());
+    let reached = names.filter(|name| !name.starts_with("kube-")).count();
+    let sentence = |target: usize| {
+        let count = format!("the rule selects {reached} of {} namespaces", all.len());
+        format!("Warning: Mimeo: spec.targets[{target}].namespaceSelector is empty: {count}")
+    };
     let file = tempfile::NamedTempFile::new()?;
-    let every = rule(&scene.tag).secret(&scene.home, "registry").target(json!({"namespaceSelector": {}}));
-    std::fs::write(file.path(), every.object().to_string())?;
     let path = file.path().display().to_string();
-    let told = kubectl(&scene.setting.control_plane, ["create", "--dry-run=server", "-f", &path])?;
-    let counts = |line: &str| line.contains("namespaces") && line.contains(|c: char| c.is_ascii_digit());
-    assert!(told.lines().any(|line| line.starts_with("Warning:") && counts(line)), "{told}");
+    let told = |targets: Value, dry_run: bool| {
+        let rule = rule(&scene.tag).secret(&scene.home, "registry").set("targets", targets);
+        std::fs::write(file.path(), rule.object().to_string())?;
+        let args = ["apply", "-f", &path].into_iter().chain(dry_run.then_some("--dry-run=server"));
+        let told = kubectl(&setting.control_plane, args)?;
+        anyhow::Ok(told.lines().filter(|line| line.starts_with("Warning:")).map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (named, every) = (json!({"namespaces": ["default"]}), json!({"namespaceSelector": {}}));
+    eventually(SOON, "the webhook to see the namespaces", || async {
+        let told = told(json!([every]), true)?;
+        if told == [sentence(0)] { Ok(Some(())) } else { bail!("{told:#?}") }
+    })
+    .await?;
+    assert_eq!(told(json!([named, every]), true)?, [sentence(1)], "it says which");
+    // Who selects all of them by a word that all have, or by a pattern, has said so. A dry run counts for everybody.
+    let pattern = json!({"namespacePattern": ".*"});
+    let word = json!({"namespaceSelector": {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "Exists"}]}});
+    for (target, count) in [(&named, 1), (&pattern, reached), (&word, reached)] {
+        let counts = format!("Warning: Mimeo: the rule selects {count} of {} namespaces", all.len());
+        assert_eq!(told(json!([target]), true)?, [counts], "{target}");
+    }
     let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
     assert!(rules.get_opt(&scene.tag).await?.is_none(), "a dry run stores nothing");
+    assert_eq!(told(json!([named]), false)?, [""; 0]);
+    assert_eq!(told(json!([every]), false)?, [sentence(0)]);
     Ok(())
 }
 
