@@ -11,6 +11,8 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::planted;
+
 /// Listens on loopback until the process ends.
 pub struct Collector {
     port: u16,
@@ -29,6 +31,7 @@ impl Collector {
                 let kept = kept.clone();
                 thread::spawn(move || {
                     if let Ok(body) = take(stream) {
+                        planted::look("a trace", &body);
                         kept.lock().unwrap_or_else(PoisonError::into_inner).push(body);
                     }
                 });

@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::planted;
+
 /// What one stream has told.
 pub struct Follower {
     stream: BufReader<TcpStream>,
@@ -84,6 +86,7 @@ impl Follower {
             if self.stream.read_line(&mut line).context("silence")? == 0 {
                 bail!("the stream has ended");
             }
+            planted::look("the page's stream", &line);
             self.text.push_str(&line);
             match line.trim_end().split_once(": ") {
                 Some(("event", name)) => name.clone_into(&mut event),

@@ -33,6 +33,7 @@ mod objects;
 mod ops;
 mod pair;
 mod pki;
+pub mod planted;
 mod ports;
 mod process;
 mod program;

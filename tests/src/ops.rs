@@ -16,6 +16,8 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
+use crate::planted;
+
 /// For anything that such a port answers.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -59,7 +61,9 @@ impl OpsPort {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         );
-        if self.tls { exchange(tls(stream)?, &request) } else { exchange(stream, &request) }
+        let answer = if self.tls { exchange(tls(stream)?, &request) } else { exchange(stream, &request) }?;
+        planted::look(path, &answer);
+        Ok(answer)
     }
 }
 

@@ -14,17 +14,21 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use http::{HeaderValue, Request, header::USER_AGENT};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subject};
 use kube::{Api, api::PostParams};
 use serde::Deserialize;
 
 use crate::{
-    ControlPlane, Program, Running, User, create_namespace, eventually, follower::Follower, install_crd, ops::OpsPort,
-    ports,
+    ControlPlane, Program, Running, User, audit::OWN_USER_AGENT, create_namespace, eventually, follower::Follower,
+    install_crd, ops::OpsPort, planted, ports,
 };
 
 /// Mimeo's own namespace in tests.
 pub const NAMESPACE: &str = "mimeo-system";
+
+/// Time for one answer of an API server at the end.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// Time for a program to become ready, or to end.
 const STARTING: Duration = Duration::from_mins(2);
@@ -147,8 +151,15 @@ impl PairBuilder {
             Rights::Installed => rights_added_up(control_plane).await?,
         }
         let balancer = Balancer::start()?;
-        let mut pair =
-            Pair { builder: self, balancer, webhook_user, reconciler_user, webhooks: Vec::new(), reconciler: None };
+        let mut pair = Pair {
+            builder: self,
+            balancer,
+            admin: control_plane.admin().clone(),
+            webhook_user,
+            reconciler_user,
+            webhooks: Vec::new(),
+            reconciler: None,
+        };
         pair.start_webhooks(pair.builder.webhooks).await?;
         if pair.builder.reconciler {
             pair.start_reconciler().await?;
@@ -161,6 +172,7 @@ impl PairBuilder {
 pub struct Pair {
     builder: PairBuilder,
     balancer: Balancer,
+    admin: User,
     webhook_user: User,
     reconciler_user: User,
     /// Webhook replicas, in the order of their start.
@@ -264,6 +276,29 @@ impl Pair {
         format!("https://127.0.0.1:{}", self.balancer.port)
     }
 
+    /// Looks through all that is told by now for what is planted in Secrets ([`planted`]): logs, metrics, and what the cluster keeps.
+    pub fn look(&self) {
+        for replica in self.webhooks.iter().chain(&self.reconciler) {
+            planted::look(format!("the log of {}", replica.name), &replica.program.log().unwrap_or_default());
+            // An answer is looked at as it comes. Who doesn't answer says nothing.
+            for path in ["/metrics", "/debug/state"] {
+                drop(replica.ask("GET", path, None, ""));
+            }
+        }
+        // A thread, since this is for destructors, which can't wait on the runtime that they may be on.
+        let asked = thread::scope(|scope| {
+            let asking =
+                || tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(ask_all(&self.admin));
+            scope.spawn(asking).join()
+        });
+        match asked {
+            Ok(Ok(())) => {}
+            // There are tests that end without an API server.
+            Ok(Err(error)) => eprintln!("the cluster was not searched for planted values: {error:#}"),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
     /// The name under which the webhook speaks to the API server.
     pub fn webhook_user(&self) -> &User {
         &self.webhook_user
@@ -273,6 +308,43 @@ impl Pair {
     pub fn reconciler_user(&self) -> &User {
         &self.reconciler_user
     }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // Then nothing is planted, and somebody measures.
+        if !self.builder.quiet {
+            self.look();
+            planted::raise();
+        }
+    }
+}
+
+/// Asks for all that Mimeo tells by objects; what comes is looked at by the client.
+async fn ask_all(admin: &User) -> Result<()> {
+    const TOLD: [&str; 8] = [
+        "/api/v1/events",
+        "/apis/mimeo.dev/v1alpha1/clusterreplications",
+        "/apis/mimeo.dev/v1alpha1/replications",
+        "/apis/mimeo.dev/v1alpha1/replicationgrants",
+        "/apis/mimeo.dev/v1alpha1/transformpolicies",
+        "/api/v1/namespaces/mimeo-system/configmaps",
+        "/apis/coordination.k8s.io/v1/namespaces/mimeo-system/leases",
+        "/api/v1/namespaces",
+    ];
+    let mut config = admin.config_for(0).await?;
+    // No test wants to count these.
+    config.headers = vec![(USER_AGENT, HeaderValue::from_static(OWN_USER_AGENT))];
+    let client = planted::client(config)?;
+    for path in TOLD {
+        let answer = client.request_text(Request::get(path).body(Vec::new())?);
+        match tokio::time::timeout(ANSWER_WITHIN, answer).await.context("no answer")? {
+            // Its definition may be gone by the end of a test.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            answer => drop(answer.context(path)?),
+        }
+    }
+    Ok(())
 }
 
 impl Replica {

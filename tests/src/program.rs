@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::guard;
+use crate::planted;
 use crate::process::{Process, Spec};
 
 /// A binary of this workspace, about to be started.
@@ -165,6 +166,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        planted::look(format!("the log of {}", self.process.spec().name), &self.log().unwrap_or_default());
         if !self.quiet || std::thread::panicking() {
             eprintln!("--- the log of {} ends with ---\n{}", self.process.spec().name, self.process.log_tail());
         }

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -20,7 +20,9 @@ use tokio::sync::OnceCell;
 
 use crate::control_plane::Builder;
 use crate::pair::PairBuilder;
-use crate::{AuditEvent, ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
+use crate::{
+    AuditEvent, AuditMark, ControlPlane, Pair, User, create_namespace, create_secret, eventually, planted, unique,
+};
 
 /// For anything that a scenario waits for; on a busy machine, too.
 pub const SOON: Duration = Duration::from_mins(2);
@@ -34,10 +36,10 @@ pub struct Stage {
 
 /// What a [`Stage`] has started.
 pub struct Setting {
+    /// Mimeo. Ends first: then the cluster is asked what was told there.
+    pub pair: Pair,
     /// The control plane.
     pub control_plane: ControlPlane,
-    /// Mimeo.
-    pub pair: Pair,
 }
 
 impl Stage {
@@ -65,7 +67,7 @@ impl Setting {
     pub async fn start(control_plane: Builder, pair: PairBuilder) -> Result<Self> {
         let control_plane = control_plane.start().await?;
         let pair = pair.start(&control_plane).await?;
-        Ok(Self { control_plane, pair })
+        Ok(Self { pair, control_plane })
     }
 
     /// A scene of one test's own.
@@ -97,7 +99,8 @@ impl Setting {
 
 /// One test's part of a stage: names and a label that no other test uses, and a namespace for sources.
 ///
-/// When it ends it prints what the programs logged about it, which the harness shows for a failed test.
+/// When it ends it prints what the programs logged about it, which the harness shows for a failed test. And it fails the test if
+/// anything that was told so far has a planted value in it.
 pub struct Scene<'a> {
     /// Where it takes place.
     pub setting: &'a Setting,
@@ -179,6 +182,17 @@ impl Scene<'_> {
     pub fn wait_synced(&self, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
         self.wait_condition(rule, "Ready", "True", "Synced")
     }
+
+    /// That no program of Mimeo's has written anything in a namespace since then.
+    ///
+    /// # Errors
+    /// With what was written; and without an audit log.
+    pub async fn assert_unwritten(&self, namespace: &str, mark: &AuditMark) -> Result<()> {
+        let mut events = self.setting.control_plane.audit_since(mark).await?;
+        events.retain(|event| self.setting.is_ours(event) && event.is_write() && event.namespace == namespace);
+        ensure!(events.is_empty(), "{events:#?}");
+        Ok(())
+    }
 }
 
 impl Drop for Scene<'_> {
@@ -187,6 +201,8 @@ impl Drop for Scene<'_> {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(&self.tag)).collect();
         eprintln!("--- what was logged about {} ---", self.tag);
         lines.iter().skip(lines.len().saturating_sub(200)).for_each(|line| eprintln!("{line}"));
+        self.setting.pair.look();
+        planted::raise();
     }
 }
 
@@ -391,10 +407,10 @@ pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Optio
     status.conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// The value of a Secret's key, as text.
+/// The value of a Secret's key, as text and as it was written: one from a watch is planted still.
 pub fn value(secret: &Secret, key: &str) -> Option<String> {
     let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
-    Some(String::from_utf8_lossy(bytes).into_owned())
+    Some(planted::plain(&String::from_utf8_lossy(bytes)).to_owned())
 }
 
 /// An object's label.
@@ -482,7 +498,7 @@ pub fn stranger(url: &str) -> Result<Client> {
     let mut config = Config::new(url.parse()?);
     config.accept_invalid_certs = true;
     config.default_retry = false;
-    Client::try_from(config).context("failed to make a client")
+    planted::client(config)
 }
 
 /// Runs `kubectl` as the admin.
@@ -497,10 +513,24 @@ pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
     let told: Vec<String> = args.iter().map(ToString::to_string).collect();
     let output = control_plane.kubectl()?.args(&args).output()?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    planted::look(format!("kubectl {}", told.join(" ")), &format!("{stdout}{stderr}"));
     if !output.status.success() {
         bail!("kubectl {}: {stdout}{stderr}", told.join(" "));
     }
     Ok(format!("{stdout}{stderr}"))
+}
+
+/// Likewise as somebody else.
+///
+/// # Errors
+/// When it ends badly, with what it wrote.
+pub fn kubectl_as<'a>(
+    control_plane: &ControlPlane,
+    user: &'a User,
+    args: impl IntoIterator<Item = &'a str>,
+) -> Result<String> {
+    let kubeconfig = user.kubeconfig().to_str().context("the kubeconfig's path is not UTF-8")?;
+    kubectl(control_plane, ["--kubeconfig", kubeconfig].into_iter().chain(args))
 }
 
 /// `helm`, without arguments.

@@ -9,6 +9,8 @@ use http::header::USER_AGENT;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::planted;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A user of one [`crate::ControlPlane`], with a kubeconfig per API server.
@@ -51,9 +53,10 @@ impl User {
 
     /// A new client of one API server, counted from 0; see [`User::config_for`].
     ///
-    /// It belongs to the runtime that it was made on: every `#[tokio::test]` makes its own.
+    /// It belongs to the runtime that it was made on: every `#[tokio::test]` makes its own. What it writes into Secrets is planted
+    /// ([`planted`]).
     pub async fn client_for(&self, api_server: usize) -> Result<Client> {
-        Client::try_from(self.config_for(api_server).await?).context("failed to make a client")
+        planted::client(self.config_for(api_server).await?)
     }
 
     /// The configuration behind [`User::client_for`], to be changed before a client is made of it.

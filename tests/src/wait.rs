@@ -55,7 +55,10 @@ where
             Err(_) => {}
         }
         if Instant::now() + pause >= until {
-            return Err(last.context(format!("{what}: not within {deadline:?} ({from})")));
+            let error = last.context(format!("{what}: not within {deadline:?} ({from})"));
+            // Returned, a panic of what ends with the test would hide it.
+            eprintln!("{error:#}");
+            return Err(error);
         }
         tokio::time::sleep(pause).await;
         pause = LONGEST_PAUSE.min(pause * 3 / 2);

@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-use kube::{Api, Client, Config, ResourceExt, api::PostParams};
+use kube::{Api, Client, ResourceExt, api::PostParams};
 use mimeo_core::names::MARK;
 use mimeo_tests::{
-    ControlPlane, Pair, create_namespace,
-    scenario::{Scene, Setting, Stage, of, wait_for},
+    ControlPlane, Pair, create_namespace, planted,
+    scenario::{Scene, Setting, Stage, of, stranger, wait_for},
 };
 use serde_json::{Value, json};
 
@@ -15,13 +15,7 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().recon
 
 /// Somebody inside the network, without a certificate.
 fn anybody(setting: &Setting) -> Result<Client> {
-    at_the_webhook(setting, Config::new(setting.pair.url().parse()?))
-}
-
-fn at_the_webhook(setting: &Setting, mut config: Config) -> Result<Client> {
-    config.cluster_url = setting.pair.url().parse()?;
-    config.accept_invalid_certs = true;
-    Ok(Client::try_from(config)?)
+    stranger(&setting.pair.url())
 }
 
 /// POSTs a review with this in its request; returns the answer to it.
@@ -133,8 +127,10 @@ async fn who_shows_no_certificate_of_the_api_servers_ca_asks_nothing() -> Result
     let scene = setting.scene("shown").await?;
     outside(&scene).await?;
     all_is_done(&scene).await?;
-    let mallory = setting.control_plane.user("mallory", &[])?.config_for(0).await?;
-    for client in [anybody(&setting)?, at_the_webhook(&setting, mallory)?] {
+    let mut mallory = setting.control_plane.user("mallory", &[])?.config_for(0).await?;
+    mallory.cluster_url = setting.pair.url().parse()?;
+    mallory.accept_invalid_certs = true;
+    for client in [anybody(&setting)?, planted::client(mallory)?] {
         let error = post(&client, "/mutate/namespaces", json!({"name": "team"})).await.expect_err("answered");
         let unheard = matches!(error.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)));
         assert!(unheard, "{error:?}");

@@ -1,0 +1,70 @@
+//! The harness sees what comes up of a Secret, wherever that is: else every other scenario would be silent about it for nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::{ByteString, api::events::v1::Event};
+use kube::{Api, api::ListParams};
+use mimeo_tests::{
+    ControlPlane, Pair, create_secret, eventually,
+    planted::MARK,
+    scenario::{SOON, Setting, create, kubectl, rule, value},
+};
+use serde_json::{Value, json};
+
+/// A test of its own process: what is found fails whichever scene ends next.
+#[tokio::test]
+async fn what_comes_up_of_a_secret_fails_the_scene_wherever_it_is_told() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let scene = setting.scene("seen").await?;
+    let namespaces = scene.namespaces(2).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    create_secret(&scene.client, &namespaces[0], "registry", &[("token", "theirs")]).await?;
+    // In the cluster it is planted, and no test sees that.
+    ensure!(value(&scene.secrets(&scene.home).get("registry").await?, "token").as_deref() == Some("one"));
+    let args = ["get", "secret", "registry", "-o", "json", "--namespace", &scene.home];
+    let stored: Value = serde_json::from_slice(&setting.control_plane.kubectl()?.args(args).output()?.stdout)?;
+    assert_eq!(stored["data"]["token"], json!(ByteString(format!("{MARK}one").into_bytes())));
+
+    // What it is called is told everywhere, as if it came of a Secret's content.
+    let betrayer = rule(&format!("{MARK}-{}", scene.tag)).to_label("scene", &scene.tag);
+    let betrayer = betrayer.secret(&scene.home, "registry");
+    betrayer.create(&scene.client).await?;
+    scene.wait_counts(&betrayer.name, [2, 1, 1]).await?;
+    // By the webhook, too.
+    scene.wait_condition(&betrayer.name, "BarrierActive", "True", "Active").await?;
+    let new = scene.namespace().await?;
+    scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    let events: Api<Event> = Api::all(scene.client.clone());
+    eventually(SOON, "an Event about the rule", || async {
+        let told = events.list(&ListParams::default()).await?.items;
+        let about = |event: &Event| event.regarding.iter().any(|object| object.name.as_ref() == Some(&betrayer.name));
+        if told.iter().any(about) { Ok(Some(())) } else { bail!("{} Events", told.len()) }
+    })
+    .await?;
+    let refused = create(&scene.client, "clusterreplications", &betrayer.object()).await;
+    ensure!(refused.is_err(), "there is one");
+    kubectl(&setting.control_plane, ["get", "clusterreplications"])?;
+
+    let found = fails(|| drop(scene)).context("the scene ended well")?;
+    for place in [
+        "the log of webhook-",
+        "the log of reconciler-",
+        "an answer of /api/v1/events",
+        "an answer of /apis/mimeo.dev/v1alpha1/clusterreplications",
+        "already exists",
+        "kubectl get clusterreplications",
+    ] {
+        ensure!(found.contains(place), "not found: {place}; but: {found}");
+    }
+    // And so does what nobody has a scene of.
+    let found = fails(|| drop(setting)).context("the programs ended well")?;
+    ensure!(found.contains("the log of webhook-"), "{found}");
+    Ok(())
+}
+
+/// What the panic says.
+fn fails(end: impl FnOnce()) -> Option<String> {
+    let panic = catch_unwind(AssertUnwindSafe(end)).err()?;
+    panic.downcast_ref::<String>().cloned()
+}
