@@ -38,6 +38,7 @@ mod ports;
 mod process;
 mod program;
 pub mod scenario;
+pub mod tenant;
 pub mod traffic;
 mod user;
 mod wait;
