@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::core::Status;
-use kube::{Api, Client};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, apply, delete, label, merge, of, put, relabel, value, version, wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Stage, apply, delete, label, merge, put, relabel, value, version, wait_for, wait_gone,
 };
+use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually};
 use serde_json::{Value, json};
 
@@ -46,8 +47,18 @@ fn refused<T>(outcome: kube::Result<T>) -> Result<Option<Box<Status>>> {
 async fn what_mimeo_keeps_in_a_copy_nobody_else_changes() -> Result<()> {
     let scene = STAGE.scene("kept").await?;
     let (rule, namespace) = guarded(&scene).await?;
-    let secrets = scene.secrets(&namespace);
-    let before = secrets.get(REGISTRY).await?;
+    let before = scene.secrets(&namespace).get(REGISTRY).await?;
+    // Whoever may edit the namespace, and whoever may do everything.
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    for secrets in [owner.secrets(), scene.secrets(&namespace)] {
+        nothing_is_changed(&rule, &secrets).await?;
+    }
+    let after = scene.secrets(&namespace).get(REGISTRY).await?;
+    assert_eq!(version(&before), version(&after), "nothing of it was stored");
+    Ok(())
+}
+
+async fn nothing_is_changed(rule: &RuleSpec, secrets: &Api<Secret>) -> Result<()> {
     let params = PatchParams::default();
     let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
     for (about, params, change) in [
@@ -72,8 +83,6 @@ async fn what_mimeo_keeps_in_a_copy_nobody_else_changes() -> Result<()> {
     refused(secrets.delete(REGISTRY, &DeleteParams::default()).await)?.context("deleted")?;
     let all = secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
     refused(all)?.context("deleted with all others")?;
-    let after = secrets.get(REGISTRY).await?;
-    assert_eq!(version(&before), version(&after), "nothing of it was stored");
     Ok(())
 }
 
@@ -81,7 +90,8 @@ async fn what_mimeo_keeps_in_a_copy_nobody_else_changes() -> Result<()> {
 async fn what_others_add_and_what_the_rule_wants_passes() -> Result<()> {
     let scene = STAGE.scene("passes").await?;
     let (rule, namespace) = guarded(&scene).await?;
-    let secrets = scene.secrets(&namespace);
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    let secrets = owner.secrets();
     merge(&secrets, REGISTRY, json!({"metadata": {"labels": {"team": "blue"}}, "data": {"extra": "eA=="}})).await?;
     put(&scene.secrets(&scene.home), REGISTRY, &[("password", "rotated")]).await?;
     let copy =
@@ -98,12 +108,12 @@ async fn what_others_add_and_what_the_rule_wants_passes() -> Result<()> {
             "annotations": {"mimeo.dev/rule": format!("ClusterReplication/{}", rule.name)},
         },
     });
-    apply(&scene.client, &forged).await?;
+    apply(&owner.client, &forged).await?;
     put(&secrets, "forged", &[("a", "b")]).await?;
     delete(&secrets, "forged").await?;
     // A namespace goes with all that is in it.
     delete(&Api::<Namespace>::all(scene.client.clone()), &namespace).await?;
-    wait_gone(secrets, REGISTRY).await?;
+    wait_gone(scene.secrets(&namespace), REGISTRY).await?;
     // What the rule doesn't want any more isn't kept from anybody, not from Mimeo either.
     let other = scene.namespace().await?;
     scene.wait_secret(&other, REGISTRY, |_| true).await?;
@@ -112,11 +122,10 @@ async fn what_others_add_and_what_the_rule_wants_passes() -> Result<()> {
 }
 
 /// Whether somebody may change the copy by now.
-async fn let_through(client: &Client, namespace: &str) -> Result<()> {
+async fn let_through(secrets: &Api<Secret>) -> Result<()> {
     eventually(SOON, "the change to be let through", || async {
         let change = json!({"data": {"password": "eA=="}});
-        match refused(of::<Secret>(client, namespace).patch(REGISTRY, &PatchParams::default(), &patch(change)?).await)?
-        {
+        match refused(secrets.patch(REGISTRY, &PatchParams::default(), &patch(change)?).await)? {
             None => Ok(Some(())),
             Some(status) => bail!("{}", status.message),
         }
@@ -128,16 +137,17 @@ async fn let_through(client: &Client, namespace: &str) -> Result<()> {
 async fn a_suspended_rule_and_one_that_repairs_deny_nothing() -> Result<()> {
     let scene = STAGE.scene("lifted").await?;
     let (rule, namespace) = guarded(&scene).await?;
-    let secrets = scene.secrets(&namespace);
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    let secrets = owner.secrets();
     rule.clone().set("suspend", json!(true)).replace(&scene.client).await?;
-    let_through(&scene.client, &namespace).await?;
+    let_through(&secrets).await?;
     let kept = |copy: &Secret| value(copy, "password").as_deref() == Some("example");
     rule.replace(&scene.client).await?;
     wait_for(secrets.clone(), REGISTRY.to_owned(), kept).await?;
 
     rule.set("driftPolicy", json!("Repair")).replace(&scene.client).await?;
     wait_for(secrets.clone(), REGISTRY.to_owned(), |copy| label(copy, "mimeo.dev/drift").is_none()).await?;
-    let_through(&scene.client, &namespace).await?;
+    let_through(&secrets).await?;
     wait_for(secrets, REGISTRY.to_owned(), kept).await?;
     Ok(())
 }
@@ -155,7 +165,7 @@ async fn a_copy_that_is_being_deleted_can_go() -> Result<()> {
     rule.create(&scene.client).await?;
     scene.wait_synced(&rule.name).await?;
     rule.delete(&scene.client).await?;
-    let secrets = scene.secrets(&namespace);
+    let secrets = Tenant::editor_of(&scene, &namespace).await?.secrets();
     let leaving = |copy: &Secret| copy.metadata.deletion_timestamp.is_some();
     wait_for(secrets.clone(), REGISTRY.to_owned(), leaving).await?;
     merge(&secrets, REGISTRY, json!({"metadata": {"finalizers": null}})).await?;

@@ -1,5 +1,5 @@
-//! Who owns what in a copy, as the API server keeps book of it in `managedFields`: whatever others make of that, a copy becomes what
-//! its rule and its strategy say.
+//! Who owns what in a copy, as the API server keeps book of it in `managedFields`: whatever others make of that, who may edit the
+//! copy's namespace and nothing else, a copy becomes what its rule and its strategy say.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;
@@ -7,8 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, Stage, annotation, label, merge, of, put, uid, value, version, wait_for,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, label, merge, put, uid, value, version, wait_for,
 };
+use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, eventually};
 use serde_json::{Value, json};
 
@@ -16,14 +17,14 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
 
 const REGISTRY: &str = "registry";
 
-/// A rule with one copy, of a source with two keys.
+/// A rule with one copy, of a source with two keys; the copy's namespace as one sees it who may edit that.
 async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secret>)> {
     scene.secret(REGISTRY, &[("password", "example"), ("user", "robot")]).await?;
     let namespace = scene.namespace().await?;
     let rule = scene.rule().secret(&scene.home, REGISTRY).set("strategy", json!(strategy));
     rule.create(&scene.client).await?;
     scene.wait_synced(&rule.name).await?;
-    let copies = scene.secrets(&namespace);
+    let copies = Tenant::editor_of(scene, &namespace).await?.secrets();
     assert_eq!(managers(&copies.get(REGISTRY).await?), ["mimeo/Apply"]);
     Ok((rule, copies))
 }
@@ -177,8 +178,9 @@ async fn an_object_that_is_overwritten_under_replace_keeps_nothing() -> Result<(
     let scene = STAGE.scene("overwrite").await?;
     scene.secret(REGISTRY, &[("password", "example")]).await?;
     let namespace = scene.namespace().await?;
-    let copies = scene.secrets(&namespace);
-    mimeo_tests::create_secret(&scene.client, &namespace, REGISTRY, &[("password", "theirs"), ("extra", "x")]).await?;
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    mimeo_tests::create_secret(&owner.client, &namespace, REGISTRY, &[("password", "theirs"), ("extra", "x")]).await?;
+    let copies = owner.secrets();
     let rule = scene.rule().secret(&scene.home, REGISTRY);
     let rule = rule.set("strategy", json!("Replace")).set("conflictPolicy", json!("Overwrite"));
     rule.create(&scene.client).await?;
@@ -250,16 +252,20 @@ async fn what_is_exclusive_and_denied_takes_nothing_from_others() -> Result<()> 
 #[tokio::test]
 async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rules_period() -> Result<()> {
     let mut setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder()).await?;
-    let (client, tag, namespaces) = {
+    let (tag, namespaces, copies) = {
         let scene = setting.scene("hidden").await?;
         scene.secret(REGISTRY, &[("password", "example")]).await?;
         let namespaces = scene.namespaces(3).await?;
         let rule = scene.rule().secret(&scene.home, REGISTRY).set("resyncSeconds", json!(10));
         rule.create(&scene.client).await?;
         scene.wait_synced(&rule.name).await?;
-        (scene.client.clone(), scene.tag.clone(), namespaces)
+        let mut copies = Vec::new();
+        for namespace in &namespaces {
+            copies.push(Tenant::editor_of(&scene, namespace).await?.secrets());
+        }
+        (scene.tag.clone(), namespaces, copies)
     };
-    let [cleared, changed, lied] = [0, 1, 2].map(|index: usize| of::<Secret>(&client, &namespaces[index]));
+    let [cleared, changed, lied] = [0, 1, 2].map(|index: usize| copies[index].clone());
     setting.pair.webhooks.clear();
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
