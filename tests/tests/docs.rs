@@ -84,27 +84,52 @@ fn every_link_leads_somewhere() -> Result<()> {
     Ok(())
 }
 
-/// A promise is worth what shows it.
-#[test]
-fn the_tests_that_the_guarantees_name_exist() -> Result<()> {
-    let root = workspace();
+/// The names of all functions below a folder, and of all files that are Rust's.
+fn written() -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     let mut sources = Vec::new();
-    files(&root, "rs", &mut sources)?;
-    let mut tests = BTreeSet::new();
+    files(&workspace(), "rs", &mut sources)?;
+    let mut functions = BTreeSet::new();
     for source in &sources {
         for line in fs::read_to_string(source)?.lines() {
             let name = line.trim_start().trim_start_matches("async ").strip_prefix("fn ");
-            tests.extend(name.and_then(|name| name.split('(').next()).map(str::to_owned));
+            functions.extend(name.and_then(|name| name.split('(').next()).map(str::to_owned));
         }
     }
-    let guarantees = fs::read_to_string(root.join("docs/guarantees.md"))?;
-    // Names of tests are sentences: nothing else in backticks has so many words.
-    let sentence = |text: &&str| {
-        text.split('_').count() > 3 && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    let names = sources.iter().filter_map(|source| source.file_name()?.to_str().map(str::to_owned));
+    Ok((functions, names.collect()))
+}
+
+/// Whether it is a test's name: these are sentences, of which a document may leave out the beginning, and nothing else in backticks but
+/// metrics has so many words.
+fn is_test(name: &str) -> bool {
+    let name = name.trim_start_matches("...");
+    let letters = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    letters && name.split('_').count() > 3 && !name.starts_with("mimeo_")
+}
+
+/// A promise is worth what shows it.
+#[test]
+fn the_tests_and_the_files_of_tests_that_documents_name_exist() -> Result<()> {
+    let (functions, names) = written()?;
+    let is_there = |name: &str| match name.strip_prefix("...") {
+        Some(end) => functions.iter().any(|function| function.ends_with(end)),
+        None => functions.contains(name),
     };
-    let named: Vec<&str> = guarantees.split('`').skip(1).step_by(2).filter(sentence).collect();
-    let missing: Vec<_> = named.iter().filter(|name| !tests.contains(**name)).collect();
+    let mut documents = Vec::new();
+    files(&workspace().join("docs"), "md", &mut documents)?;
+    let (mut count, mut missing) = (0, Vec::new());
+    for document in documents {
+        let text = fs::read_to_string(&document)?;
+        let quoted = text.split('`').skip(1).step_by(2);
+        for name in quoted {
+            let file = Path::new(name).extension().is_some_and(|end| end == "rs") && !name.contains(['/', ' ']);
+            count += usize::from(is_test(name));
+            if is_test(name) && !is_there(name) || file && !names.contains(name) {
+                missing.push(format!("{}: {name}", document.display()));
+            }
+        }
+    }
     ensure!(missing.is_empty(), "no such tests: {missing:#?}");
-    ensure!(named.len() > 20, "only {} tests are named", named.len());
+    ensure!(count > 40, "only {count} tests are named");
     Ok(())
 }
