@@ -1,6 +1,8 @@
 //! The Helm chart: what it renders, what it refuses, and what is made from it. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the
 //! files that are made from it are rewritten instead of compared.
 
+#[path = "chart/rights.rs"]
+mod rights;
 #[path = "chart/values.rs"]
 mod values;
 
@@ -194,6 +196,10 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
         (&["webhook.podDisruptionBudget.minAvailable=200%"], "so no node with one could be drained"),
         (&["rbac.targetNamespaces={team-a}", "rbac.kinds=null"], "rbac.kinds: with rbac.targetNamespaces there are no"),
         (
+            &["webhook.tls.certManager.duration=24h", "webhook.tls.certManager.renewBefore=1440m"],
+            "renewBefore 1440m is no less than duration 24h",
+        ),
+        (
             &["uninstall.copies=Delete", "uninstall.unregister=false"],
             "uninstall.copies Delete needs uninstall.unregister",
         ),
@@ -257,6 +263,7 @@ fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Resul
 fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
     for (values, told) in [
         ("webhook.namespacesFailurePolicy=Fail,webhook.replicas=1", "WARNING: strict, with webhook.replicas 1"),
+        ("log.level=info", "WARNING: no image.repository was given"),
         ("webhook.replicas=0", "WARNING: webhook.replicas is 0"),
         ("networkPolicy.enabled=true,webhook.hostNetwork=true", "says nothing about pods in their node's network"),
         ("rbac.sourceNamespaces={platform}", "Sources are read in platform alone by the programs' own choice"),
@@ -265,7 +272,8 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
         let notes = notes.map_err(|refusal| anyhow::anyhow!("{values}: {refusal}"))?;
         ensure!(notes.contains(told), "{values}: {notes}");
     }
-    let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &[])?.unwrap_or_default();
+    let pulled = ["--set", "image.repository=registry.example.com/mimeo"];
+    let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &pulled)?.unwrap_or_default();
     ensure!(notes.contains("keeps copies where rules say so") && !notes.contains("WARNING"), "{notes}");
     Ok(())
 }
@@ -294,131 +302,42 @@ fn versions_are_the_workspaces() -> Result<()> {
     for version in ["version", "appVersion"] {
         assert_eq!(chart[version], env!("CARGO_PKG_VERSION"));
     }
+    // The same image, whichever way it is installed.
+    let kustomization = fs::read_to_string(workspace().join("manifests/kustomize/kustomization.yaml"))?;
+    let kustomization: Value = serde_yaml::from_str(&kustomization)?;
+    assert_eq!(kustomization["images"][0]["newTag"], env!("CARGO_PKG_VERSION"));
+    for document in ["README.md", "docs/quick-start.md", "docs/operations.md"] {
+        let text = fs::read_to_string(workspace().join(document))?;
+        let built = format!("docker build -t registry.example.com/mimeo:{} .", env!("CARGO_PKG_VERSION"));
+        ensure!(text.contains(&built), "{document} builds another image");
+    }
     Ok(())
 }
 
-/// A rule of a role.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct RbacRule {
-    api_groups: Vec<String>,
-    resources: Vec<String>,
-    #[serde(default)]
-    resource_names: Vec<String>,
-    verbs: Vec<String>,
-}
-
-/// The rules of a role; of one that the cluster fills in those of the roles that it finds.
-fn rules(objects: &[Value], role: &Value) -> Result<Vec<RbacRule>> {
-    let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
-        return Ok(serde_json::from_value(role["rules"].clone())?);
-    };
-    let mut all = Vec::new();
-    for selector in selectors {
-        let labels = selector["matchLabels"].as_object().context("no labels")?;
-        let found = |object: &&Value| {
-            let has = |(key, value): (&String, &Value)| object["metadata"]["labels"].get(key) == Some(value);
-            object["kind"] == "ClusterRole" && labels.iter().all(has)
-        };
-        for role in objects.iter().filter(found) {
-            all.extend(rules(objects, role)?);
-        }
-    }
-    Ok(all)
-}
-
-/// What the programs may do: by namespace (none: everywhere) and resource, as in `leases.coordination.k8s.io/mimeo-reconciler`.
-type Rights = BTreeMap<(String, String), BTreeSet<String>>;
-
-fn rights(objects: &[Value]) -> Result<Rights> {
-    let mut rights = Rights::new();
-    for binding in
-        objects.iter().filter(|object| matches!(&object["kind"], Value::String(kind) if kind.ends_with("RoleBinding")))
-    {
-        let [kind, name] = ["kind", "name"].map(|field| binding["roleRef"][field].as_str().unwrap_or_default());
-        let place = binding["metadata"]["namespace"].as_str().unwrap_or_default();
-        for rule in rules(objects, find(objects, kind, name)?)? {
-            for (group, resource) in
-                rule.api_groups.iter().flat_map(|group| rule.resources.iter().map(move |resource| (group, resource)))
-            {
-                let resource = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
-                let named = rule.resource_names.iter().map(|name| format!("{resource}/{name}"));
-                let named: Vec<String> =
-                    if rule.resource_names.is_empty() { vec![resource.clone()] } else { named.collect() };
-                for resource in named {
-                    rights.entry((place.to_owned(), resource)).or_default().extend(rule.verbs.iter().cloned());
-                }
-            }
-        }
-    }
-    Ok(rights)
-}
-
-/// Lines of a place, a resource and verbs.
-fn table<'a>(lines: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>) -> Rights {
-    let row = |(place, resource, verbs): (&str, &str, &str)| {
-        ((place.to_owned(), resource.to_owned()), verbs.split(' ').map(str::to_owned).collect())
-    };
-    lines.into_iter().map(row).collect()
+/// What an annotation of the chart's says, which is YAML in YAML.
+fn annotation(name: &str) -> Result<Vec<Value>> {
+    let chart: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("Chart.yaml"))?)?;
+    let text = chart["annotations"][format!("artifacthub.io/{name}")].as_str().context(name.to_owned())?.to_owned();
+    Ok(serde_yaml::from_str(&text)?)
 }
 
 #[test]
-fn with_least_privilege_the_programs_may_do_this_and_nothing_else() -> Result<()> {
-    let objects = objects(&rendered_set("least-privilege", &["--no-hooks"])?)?;
-    let own = NAMESPACE;
-    let mut expected = table([
-        ("", "namespaces", "get list watch patch"),
-        ("", "clusterreplications.mimeo.dev", "get list watch"),
-        ("", "replications.mimeo.dev", "get list watch"),
-        ("", "replicationgrants.mimeo.dev", "list watch"),
-        ("", "transformpolicies.mimeo.dev", "get list watch"),
-        ("", "clusterreplications/status.mimeo.dev", "patch"),
-        ("", "replications/status.mimeo.dev", "patch"),
-        ("", "transformpolicies/status.mimeo.dev", "patch"),
-        ("", "events.events.k8s.io", "get create patch"),
-        ("", "subjectaccessreviews.authorization.k8s.io", "create"),
-        ("", "customresourcedefinitions.apiextensions.k8s.io", "get list watch"),
-        ("", "roles.rbac.authorization.k8s.io", "list watch"),
-        ("", "clusterroles.rbac.authorization.k8s.io", "list watch"),
-        ("", "clusterroles.rbac.authorization.k8s.io/mimeo-webhook", "get"),
-        ("", "rolebindings.rbac.authorization.k8s.io", "list watch"),
-        ("", "clusterrolebindings.rbac.authorization.k8s.io", "list watch"),
-        (own, "secrets", "create"),
-        (own, "secrets/mimeo-webhook-tls", "get list watch update"),
-        (own, "secrets/mimeo-author-key", "get list watch"),
-        (own, "configmaps", "create"),
-        (own, "configmaps/mimeo-kinds", "get list watch patch"),
-        (own, "leases.coordination.k8s.io", "list watch create patch delete"),
-        (own, "leases.coordination.k8s.io/mimeo-reconciler", "get update"),
-    ]);
-    for kind in ["mutating", "validating"] {
-        for name in ["mimeo", "mimeo-policies", "mimeo-sources"] {
-            let resource = format!("{kind}webhookconfigurations.admissionregistration.k8s.io/{name}");
-            expected.extend(table([("", &*resource, "get list watch create patch delete")]));
+fn artifact_hub_is_told_what_the_chart_has() -> Result<()> {
+    let mut definitions = BTreeSet::new();
+    for entry in fs::read_dir(chart().join("files/crds"))? {
+        let crd: Value = serde_yaml::from_str(&fs::read_to_string(entry?.path())?)?;
+        for version in crd["spec"]["versions"].as_array().context("no versions")? {
+            let [name, kind] = [&crd["metadata"]["name"], &crd["spec"]["names"]["kind"]].map(ToString::to_string);
+            definitions.insert([name, kind, version["name"].to_string()]);
         }
     }
-    // The kinds and the namespaces that the values name.
-    for kind in ["secrets", "networkpolicies.networking.k8s.io"] {
-        expected.extend(table([("platform", kind, "get list watch")]));
-        expected.extend(
-            ["team-a", "team-b"]
-                .map(|place| (place, kind, "get list watch create patch delete"))
-                .into_iter()
-                .flat_map(|row| table([row])),
-        );
-    }
-    assert_eq!(rights(&objects)?, expected);
-    for program in ["mimeo-webhook", "mimeo-reconciler"] {
-        let container = &find(&objects, "Deployment", program)?["spec"]["template"]["spec"]["containers"][0];
-        let env = container["env"].as_array().context("no env")?;
-        for (name, value) in [
-            ("MIMEO_SOURCE_NAMESPACES", "platform"),
-            ("MIMEO_TARGET_NAMESPACES", "team-a,team-b"),
-            ("MIMEO_KINDS", "Secret,NetworkPolicy.networking.k8s.io"),
-        ] {
-            ensure!(env.contains(&json!({"name": name, "value": value})), "{program} isn't told {name}: {env:?}");
-        }
-    }
+    let told = annotation("crds")?.into_iter().map(|crd| ["name", "kind", "version"].map(|key| crd[key].to_string()));
+    assert_eq!(told.collect::<BTreeSet<_>>(), definitions);
+    let examples: BTreeSet<String> = annotation("crdsExamples")?.iter().map(|one| one["kind"].to_string()).collect();
+    assert_eq!(examples, definitions.iter().map(|[_, kind, _]| kind.clone()).collect());
+    let image = format!("mimeo:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(annotation("images")?, [json!({"name": "mimeo", "image": image})]);
+    ensure!(rendered(&[])?.contains(&format!("image: \"{image}\"")), "it is another one");
     Ok(())
 }
 
@@ -498,6 +417,12 @@ async fn an_api_server_takes_every_set() -> Result<()> {
     let crds = workspace().join("manifests/crds");
     scenario::kubectl(&control_plane, ["apply", "-k", &crds.display().to_string()])?;
     let folder = tempfile::tempdir()?;
+    // The examples of Artifact Hub, too.
+    let examples = json!({"apiVersion": "v1", "kind": "List", "items": annotation("crdsExamples")?});
+    let file = folder.path().join("examples.json");
+    fs::write(&file, examples.to_string())?;
+    let file = file.display().to_string();
+    scenario::kubectl(&control_plane, ["apply", "--validate=strict", "--dry-run=server", "-f", file.as_str()])?;
     for set in SETS {
         let file = folder.path().join(format!("{set}.yaml"));
         fs::write(&file, rendered_set(set, &["--set", "crds.enabled=false"])?)?;

@@ -84,7 +84,7 @@ impl Cluster {
     }
 
     /// No object has a finalizer but what the cluster itself puts on namespaces, and a namespace goes that had copies.
-    async fn nothing_is_held_up(&self) -> Result<()> {
+    fn nothing_is_held_up(&self) -> Result<()> {
         let all = "namespaces,secrets,configmaps,serviceaccounts";
         let all = kubectl(&self.control_plane, ["get", all, "--all-namespaces", "--output=json"])?;
         let all: Value = serde_json::from_str(&all)?;
@@ -135,7 +135,7 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     let rules: Api<ClusterReplication> = Api::all(client.clone());
     let rule = rules.get("registry").await?;
     ensure!(rule.metadata.finalizers.is_none(), "{:?}", rule.metadata.finalizers);
-    cluster.nothing_is_held_up().await?;
+    cluster.nothing_is_held_up()?;
 
     // Over what stayed.
     cluster.helm(&["install", "mimeo", CHART])?.await??;
@@ -167,7 +167,7 @@ async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
     ensure!(copies.items.is_empty(), "{:?}", copies.items);
     let crds = kubectl(control_plane, ["get", "customresourcedefinitions", "--output=name"])?;
     ensure!(!crds.contains("mimeo"), "{crds}");
-    cluster.nothing_is_held_up().await?;
+    cluster.nothing_is_held_up()?;
     // An API server that starts now knows of no policy that asks for them.
     control_plane.restart(Component::ApiServer(0)).await?;
     eventually(SOON, "namespaces to be created", || async {

@@ -188,6 +188,15 @@ containers:
 {{- end }}
 {{- end }}
 
+{{/* Of a duration such as 1h30m. */}}
+{{- define "mimeo.seconds" -}}
+{{- $sum := 0 }}
+{{- range $unit, $worth := dict "h" 3600 "m" 60 "s" 1 }}
+{{- $sum = add $sum (mul $worth (regexFind (printf "[0-9]+%s" $unit) $ | trimSuffix $unit | int)) }}
+{{- end }}
+{{- $sum }}
+{{- end }}
+
 {{/* What the chart tells the programs, by flag, variable and value: told twice, one of them would be without effect, or manifests and program differ. */}}
 {{- define "mimeo.checkExtra" -}}
 {{- $told := list
@@ -251,6 +260,11 @@ containers:
 {{- end }}
 {{- if and $values.podDisruptionBudget.enabled (gt (int $values.replicas) 1) (ge $pods (int $values.replicas)) }}
 {{- fail (printf "%s.podDisruptionBudget.minAvailable: of %v replicas %v must stay, so no node with one could be drained" $name $values.replicas $least) }}
+{{- end }}
+{{- end }}
+{{- with .Values.webhook.tls.certManager }}
+{{- if ge (include "mimeo.seconds" .renewBefore | int) (include "mimeo.seconds" .duration | int) }}
+{{- fail (printf "webhook.tls.certManager: renewBefore %s is no less than duration %s, so it would be renewed without end" .renewBefore .duration) }}
 {{- end }}
 {{- end }}
 {{- if and (eq .Values.uninstall.copies "Delete") (not .Values.uninstall.unregister) }}
