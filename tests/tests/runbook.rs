@@ -33,6 +33,22 @@ async fn the_probe_tells_whether_api_servers_reach_the_webhook() -> Result<()> {
     }
     let rules = kubectl(&setting.control_plane, ["get", "clusterreplications"])?;
     ensure!(rules.contains("No resources found"), "{rules}");
+    // By what the API server counts then, the alert knows: the calls that failed, and these among all of that hook.
+    kubectl(&setting.control_plane, ["create", "namespace", "let-through"])?;
+    let counted = kubectl(&setting.control_plane, ["get", "--raw", "/metrics"])?;
+    let count = |metric: &str, labels: &[&str]| -> f64 {
+        let metric = format!("apiserver_admission_webhook_{metric}{{");
+        let lines = counted.lines().filter(|line| line.starts_with(&metric));
+        let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    };
+    let (rules, namespaces) = ("name=\"rules.mimeo.dev\"", "name=\"namespaces.mimeo.dev\"");
+    let refused = count("rejection_count", &[rules, "error_type=\"calling_webhook_error\""]);
+    let opened = count("fail_open_count", &[namespaces]);
+    for (failed, all) in [(refused, count("request_total", &[rules])), (opened, count("request_total", &[namespaces]))]
+    {
+        ensure!(failed > 0.5 && all >= failed, "{failed} of {all}: {counted}");
+    }
     Ok(())
 }
 
