@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
-use mimeo_tests::scenario::{SOON, Scene, Setting, delete, kubectl, uid};
+use mimeo_tests::scenario::{SOON, Scene, Setting, create, delete, kubectl, merge, put, relabel, uid, wait_for};
 use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, Pair, create_secret, eventually};
 use serde_json::json;
 
@@ -15,7 +15,11 @@ async fn setting() -> Result<Setting> {
 
 /// Events about something of that kind, of that reason, in the order of what they are about.
 async fn told(scene: &Scene<'_>, kind: &str, reason: &str) -> Result<Vec<Event>> {
-    let events: Api<Event> = Api::namespaced(scene.client.clone(), "default");
+    told_in(scene, "default", kind, reason).await
+}
+
+async fn told_in(scene: &Scene<'_>, namespace: &str, kind: &str, reason: &str) -> Result<Vec<Event>> {
+    let events: Api<Event> = Api::namespaced(scene.client.clone(), namespace);
     let mut told = events.list(&ListParams::default()).await?.items;
     told.retain(|event| about(event).0 == kind && event.reason.as_deref() == Some(reason));
     told.sort_by_key(|event| about(event).1);
@@ -127,5 +131,118 @@ async fn what_is_made_anew_and_what_lost_its_source_are_told() -> Result<()> {
             && note.contains(", which is deleted 60 seconds after it"),
         "{note}"
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_of_the_first_namespaces() -> Result<()> {
+    let setting = setting().await?;
+    let scene = setting.scene("many").await?;
+    let mut namespaces = scene.namespaces(24).await?;
+    namespaces.sort();
+    let (adopted, _) = namespaces.split_at(12);
+    for namespace in adopted {
+        create_secret(&scene.client, namespace, "registry", &[("token", "hunter2")]).await?;
+    }
+    scene.secret("registry", &[("token", "hunter2")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry").set("conflictPolicy", json!("Adopt"));
+    rule.create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [24, 24, 0]).await?;
+    let so = |told: &[Event]| !told.is_empty();
+    let about_rule = wait_told(&scene, "ClusterReplication", "CopyAdopted", so).await?;
+    assert_eq!(
+        (about_rule.len(), about(&about_rule[0]).1.as_str(), count(&about_rule[0])),
+        (1, scene.tag.as_str(), 12)
+    );
+    let note = about_rule[0].note.clone().unwrap_or_default();
+    assert!(note.starts_with("12 copies in 12 namespaces, first ") && note.contains("conflictPolicy"), "{note}");
+    let words = |event: &Event| (event.type_.clone().unwrap_or_default(), event.action.clone().unwrap_or_default());
+    assert_eq!(words(&about_rule[0]), ("Normal".to_owned(), "Adopt".to_owned()));
+    let about_namespaces = wait_told(&scene, "Namespace", "CopyAdopted", |told| told.len() >= 10).await?;
+    let names: Vec<String> = about_namespaces.iter().map(|event| about(event).1).collect();
+    assert_eq!(names, adopted[..10], "the first ten and no more");
+
+    // All of them lose their copies at once.
+    for namespace in &namespaces {
+        relabel(&scene.client, namespace, "scene", None).await?;
+    }
+    scene.wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld").await?;
+    let about_rule = wait_told(&scene, "ClusterReplication", "DeletionHeld", so).await?;
+    assert_eq!((about_rule.len(), words(&about_rule[0])), (1, ("Warning".to_owned(), "Delete".to_owned())));
+    let note = about_rule[0].note.clone().unwrap_or_default();
+    assert!(note.contains("24 copies") && note.contains("confirm"), "{note}");
+    let about_namespaces = wait_told(&scene, "Namespace", "DeletionHeld", |told| told.len() >= 10).await?;
+    let names: Vec<String> = about_namespaces.iter().map(|event| about(event).1).collect();
+    assert_eq!(names, namespaces[..10]);
+    for event in &about_namespaces {
+        let note = event.note.clone().unwrap_or_default();
+        assert!(note.contains(&scene.tag) && note.contains("Secret registry"), "{note}");
+        let related = event.related.clone().unwrap_or_default();
+        assert_eq!((related.kind.as_deref(), related.name.as_deref()), (Some("ClusterReplication"), Some(&*scene.tag)));
+    }
+    let shown = kubectl(&setting.control_plane, ["describe", "clusterreplication", &scene.tag])?;
+    assert!(shown.contains("CopyAdopted") && shown.contains("DeletionHeld") && !shown.contains("hunter2"), "{shown}");
+    Ok(())
+}
+
+/// A tenant reads the Events of his namespace, and no others.
+#[tokio::test]
+async fn of_a_namespaces_own_rule_its_namespace_is_told_and_nobody_else() -> Result<()> {
+    let setting = setting().await?;
+    let scene = setting.scene("own").await?;
+    let (home, other) = (scene.namespace().await?, scene.namespace().await?);
+    let names: Vec<String> = (0..12).map(|number| format!("copy-{number:02}")).collect();
+    for name in &names {
+        create_secret(&scene.client, &home, name, &[("token", "theirs")]).await?;
+    }
+    create_secret(&scene.client, &home, "registry", &[("token", "hunter2")]).await?;
+    let targets: Vec<_> = names.iter().map(|name| json!({"namespaces": [home], "name": format!("{name}")})).collect();
+    let metadata = json!({"namespace": home, "name": "r"});
+    let spec = json!({"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "registry"}], "targets": targets});
+    let rule = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata, "spec": spec});
+    create(&scene.client, &format!("namespaces/{home}/replications"), &rule).await?;
+    let of_rule = async |reason: &'static str, want: i32| {
+        eventually(SOON, format!("{want} times {reason} about the Replication"), || async {
+            let told = told_in(&scene, &home, "Replication", reason).await?;
+            if told.len() == 1 && count(&told[0]) == want { Ok(Some(told)) } else { bail!("{told:#?}") }
+        })
+        .await
+    };
+    let failed = of_rule("CopyFailed", 12).await?;
+    let note = failed[0].note.clone().unwrap_or_default();
+    assert!(note.starts_with("12 copies in namespace ") && note.contains("Conflict"), "{note}");
+    let regarding = failed[0].regarding.clone().unwrap_or_default();
+    assert_eq!((regarding.namespace.as_deref(), regarding.name.as_deref()), (Some(&*home), Some("r")));
+    let shown = kubectl(&setting.control_plane, ["describe", "-n", &home, "replication", "r"])?;
+    assert!(shown.contains("CopyFailed") && !shown.contains("hunter2"), "{shown}");
+
+    for name in &names {
+        delete(&scene.secrets(&home), name).await?;
+    }
+    let mut copies = Vec::new();
+    for name in &names {
+        copies.push(wait_for(scene.secrets(&home), name.clone(), |_| true).await?);
+    }
+    for name in &names {
+        merge(&scene.secrets(&home), name, json!({"immutable": true})).await?;
+    }
+    put(&scene.secrets(&home), "registry", &[("token", "hunter3")]).await?;
+    of_rule("CopyRecreated", 12).await?;
+    delete(&scene.secrets(&home), "registry").await?;
+    let gone = of_rule("SourceGone", 1).await?;
+    let note = gone[0].note.clone().unwrap_or_default();
+    assert!(note.contains(&format!("v1/Secret/{home}/registry")) && note.contains("it fed 12 copies"), "{note}");
+    // Cluster-wide Events are about the namespace itself, and none is about another one.
+    let everywhere: Api<Event> = Api::all(scene.client.clone());
+    for event in everywhere.list(&ListParams::default()).await?.items {
+        let (kind, name) = about(&event);
+        let reported = event.reporting_controller.as_deref() == Some("mimeo.dev/reconciler");
+        let right = match kind.as_str() {
+            "Replication" => event.metadata.namespace.as_deref() == Some(&*home),
+            _ => (kind.as_str(), name.as_str()) == ("Namespace", &*home),
+        };
+        assert!(!reported || right, "{event:#?}");
+        assert!(!serde_json::to_string(&event)?.contains(&other), "{event:#?}");
+    }
     Ok(())
 }

@@ -1,16 +1,18 @@
 //! What a rule says of its copies: its plan, its status, and what failed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_tests::eventually;
 use mimeo_tests::scenario::{
     SOON, Scene, any, apply, condition, delete, kubectl, put, relabel, value, version, wait_gone,
 };
+use mimeo_tests::{create_secret, eventually};
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::STAGE;
 
@@ -35,7 +37,7 @@ async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<
     suspended.replace(&scene.client).await?;
     scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
     let before = scene.secrets(&changed).get("registry").await?;
-    let foreign = mimeo_tests::create_secret(&scene.client, &taken, "registry", &[("token", "theirs")]).await?;
+    let foreign = create_secret(&scene.client, &taken, "registry", &[("token", "theirs")]).await?;
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     relabel(&scene.client, &left, "scene", None).await?;
     for name in [&new, &taken] {
@@ -62,6 +64,71 @@ async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<
     let status = scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
     assert_eq!(plan(&status), None);
     assert_eq!(version(&scene.secrets(&taken).get("registry").await?), version(&foreign));
+    Ok(())
+}
+
+/// Of each a number of its own, so that none can be taken for another.
+#[tokio::test]
+async fn a_plan_counts_all_and_names_the_first_and_lifting_it_does_exactly_that() -> Result<()> {
+    const CREATED: usize = 9;
+    const UPDATED: usize = 13;
+    const DELETED: usize = 6;
+    const TAKEN: usize = 4;
+    let scene = STAGE.scene("plan").await?;
+    let namespaces = scene.namespaces(CREATED + UPDATED + DELETED + TAKEN).await?;
+    let (late, rest) = namespaces.split_at(CREATED);
+    let (kept, rest) = rest.split_at(UPDATED);
+    let (left, taken) = rest.split_at(DELETED);
+    for name in late.iter().chain(taken) {
+        relabel(&scene.client, name, "scene", None).await?;
+    }
+    scene.secret("registry", &[("token", "one")]).await?;
+    let lifted = scene.rule().secret(&scene.home, "registry");
+    lifted.create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [UPDATED + DELETED, UPDATED + DELETED, 0]).await?;
+    lifted.clone().set("suspend", json!(true)).replace(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
+
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    for name in left {
+        relabel(&scene.client, name, "scene", None).await?;
+    }
+    for name in taken {
+        create_secret(&scene.client, name, "registry", &[("token", "theirs")]).await?;
+    }
+    for name in late.iter().chain(taken) {
+        relabel(&scene.client, name, "scene", Some(&scene.tag)).await?;
+    }
+    let want = [CREATED, UPDATED, DELETED, TAKEN].map(|count| i32::try_from(count).unwrap_or_default());
+    let status = eventually(SOON, "the plan", || async {
+        let status = scene.wait_condition(&scene.tag, "Ready", "False", "Suspended").await?;
+        if plan(&status) == Some(want) { Ok(Some(status)) } else { bail!("{status:#?}") }
+    })
+    .await?;
+    let ready = &condition(&status, "Ready").context("no Ready")?.message;
+    assert!(ready.contains("would create 9, update 13 and delete 6 copies, 4 conflict"), "{ready}");
+    let all = [("Create", late), ("Update", kept), ("Delete", left), ("Conflict", taken)];
+    let all = all.iter().flat_map(|(action, names)| names.iter().map(move |name| (name, action)));
+    let all: BTreeMap<_, _> = all.collect();
+    let first = all.iter().take(20).map(|(name, action)| format!("{action} Secret {name}/registry"));
+    assert_eq!(planned(&status), first.collect::<Vec<_>>());
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    lifted.replace(&scene.client).await?;
+    let wanted = CREATED + UPDATED + TAKEN;
+    assert_eq!(plan(&scene.wait_counts(&scene.tag, [wanted, wanted - TAKEN, TAKEN]).await?), None);
+    for name in left {
+        wait_gone(scene.secrets(name), "registry").await?;
+    }
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let done = events.iter().filter(|event| scene.setting.is_ours(event) && event.is_write() && event.code < 300);
+    let mut counts: BTreeMap<(&str, u16), BTreeSet<&String>> = BTreeMap::new();
+    for event in done.filter(|event| event.name == "registry" && namespaces.contains(&event.namespace)) {
+        let anew = counts.entry((&event.verb, event.code)).or_default().insert(&event.namespace);
+        assert!(anew, "{event:?}");
+    }
+    let did = [(("patch", 201), late), (("patch", 200), kept), (("delete", 200), left)];
+    assert_eq!(counts, did.map(|(what, names)| (what, names.iter().collect())).into());
     Ok(())
 }
 
@@ -109,6 +176,59 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
     }
     assert!(kubectl(control_plane, ["get", "mimeo"])?.contains(&scene.tag), "the category");
     Ok(())
+}
+
+/// Work is under way for as long as somebody else's admission webhook is waited for, which answers nobody.
+#[tokio::test]
+async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
+    let scene = STAGE.scene("under-way").await?;
+    let namespace = scene.namespace().await?;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let name = format!("{}.example.com", scene.tag);
+    let rules = json!([{
+        "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
+    }]);
+    let hook = json!({
+        "name": name, "clientConfig": {"url": format!("https://{}/", silent.local_addr()?)}, "rules": rules,
+        "namespaceSelector": {"matchLabels": {"scene": scene.tag}}, "failurePolicy": "Ignore", "timeoutSeconds": 6,
+        "sideEffects": "None", "admissionReviewVersions": ["v1"],
+    });
+    let kind = "ValidatingWebhookConfiguration";
+    let hooks = json!({"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": name}, "webhooks": [hook]});
+    apply(&scene.client, &hooks).await?;
+    // In force once a request hangs. Who asks goes away before it is answered.
+    let probe =
+        Secret { metadata: ObjectMeta { name: Some("probe".into()), ..ObjectMeta::default() }, ..Secret::default() };
+    eventually(SOON, "the hook to be in force", || async {
+        let (secrets, dry_run) = (scene.secrets(&namespace), PostParams { dry_run: true, ..PostParams::default() });
+        Ok(timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await.err().map(|_| ()))
+    })
+    .await?;
+
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
+    let wait = |condition: &str| {
+        let (condition, rule) = (format!("--for=condition={condition}"), format!("crepl/{}", scene.tag));
+        kubectl(&scene.setting.control_plane, ["wait", &condition, "--timeout=60s", &rule])
+    };
+    let copies = scene.secrets(&namespace);
+    for token in ["one", "two"] {
+        wait("Reconciling")?;
+        let status = scene.wait_condition(&scene.tag, "Reconciling", "True", "Pending").await?;
+        let ready = condition(&status, "Ready").context("no Ready")?;
+        assert_eq!((&*ready.status, &*ready.reason), ("False", "Pending"), "{status:#?}");
+        assert_eq!(
+            status.copies.as_ref().map(|copies| [copies.desired, copies.synced, copies.failed]),
+            Some([1, 0, 0])
+        );
+        wait("Ready")?;
+        assert_eq!(value(&copies.get("registry").await?, "token").as_deref(), Some(token));
+        let status = scene.wait_synced(&scene.tag).await?;
+        assert!(condition(&status, "Reconciling").is_none() && condition(&status, "Stalled").is_none(), "{status:#?}");
+        put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    }
+    delete(&any(&scene.client, ADMISSION, kind, None)?, &name).await
 }
 
 fn words(line: &str) -> Vec<&str> {
