@@ -6,30 +6,11 @@ use anyhow::{Context, Result, anyhow};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams, PostParams};
-use mimeo_tests::scenario::{SOON, annotation, delete, label, merge, put, rule, uid, value};
-use mimeo_tests::{create_namespace, eventually};
+use mimeo_tests::eventually;
+use mimeo_tests::scenario::{SOON, annotation, delete, label, merge, put, uid, value};
 use serde_json::json;
 
-use crate::{BELONGS_TO, MANAGED_BY, STAGE, policies::FINALIZER};
-
-#[tokio::test]
-async fn a_chain_of_rules_carries_a_change_to_its_end() -> Result<()> {
-    let scene = STAGE.scene("chain").await?;
-    let [middle, end] = ["middle", "end"].map(|end| format!("{}-{end}", scene.tag));
-    for name in [&middle, &end] {
-        create_namespace(&scene.client, name, &[]).await?;
-    }
-    scene.secret("registry", &[("token", "one")]).await?;
-    let to = |name: &str| json!({"namespaces": [name]});
-    rule(&middle).secret(&scene.home, "registry").target(to(&middle)).create(&scene.client).await?;
-    rule(&end).secret(&middle, "registry").target(to(&end)).create(&scene.client).await?;
-    let copy = scene.wait_secret(&end, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
-    assert_eq!(label(&copy, BELONGS_TO), Some(end.as_str()));
-
-    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
-    scene.wait_secret(&end, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
-    Ok(())
-}
+use crate::{MANAGED_BY, STAGE, policies::FINALIZER};
 
 #[tokio::test]
 async fn copies_follow_their_source() -> Result<()> {

@@ -1,5 +1,7 @@
 //! How copies come, follow, heal and go, on a real API server, with both programs running.
 
+mod anew;
+mod chains;
 mod come;
 mod follow;
 mod go;

@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
-use kube::api::DynamicObject;
 use kube::{Api, ResourceExt as _};
 use mimeo_tests::planted::MARK;
 use mimeo_tests::scenario::{
-    annotation, any, apply, condition, delete, label, merge, of, put, relabel, rule, uid, value, version, wait_for,
-    wait_gone,
+    annotation, condition, label, merge, of, put, relabel, rule, uid, value, version, wait_for, wait_gone,
 };
 use serde_json::json;
 
@@ -132,56 +130,6 @@ async fn a_transform_changes_type_labels_annotations_and_finalizers() -> Result<
     scene.wait_secret(&namespace, "registry", move |copy| uid(copy) != old).await?;
     merge(&scene.secrets(&scene.home), "registry", json!({"metadata": {"finalizers": null}})).await?;
     Ok(())
-}
-
-/// The API server refuses these changes whoever asks for them.
-#[tokio::test]
-async fn a_copy_that_cannot_be_changed_in_place_is_made_anew() -> Result<()> {
-    let scene = STAGE.scene("anew").await?;
-    let namespace = scene.namespace().await?;
-    let secrets = scene.secrets(&namespace);
-    let rule = |type_: &str| scene.rule().secret(&scene.home, "registry").set("transform", json!({"type": type_}));
-    scene.secret("registry", &[("token", "one")]).await?;
-    rule("example.com/one").create(&scene.client).await?;
-    scene.wait_synced(&scene.tag).await?;
-    let first = uid(&secrets.get("registry").await?);
-
-    // Another type.
-    rule("example.com/two").replace(&scene.client).await?;
-    let copy =
-        scene.wait_secret(&namespace, "registry", |copy| copy.type_.as_deref() == Some("example.com/two")).await?;
-    assert_ne!(uid(&copy), first);
-    scene.wait_synced(&scene.tag).await?;
-
-    // A tenant makes the copy immutable; that lasts until something else is wanted.
-    merge(&secrets, "registry", json!({"immutable": true})).await?;
-    let before = uid(&secrets.get("registry").await?);
-    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
-    let copy = scene.wait_secret(&namespace, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
-    assert_ne!(uid(&copy), before);
-
-    // Another role.
-    let binding = |role: &str| {
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
-            "metadata": {"name": "readers", "namespace": scene.home},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}],
-        })
-    };
-    let bindings = |namespace: &str| any(&scene.client, "rbac.authorization.k8s.io/v1", "RoleBinding", Some(namespace));
-    let role = |binding: &DynamicObject| binding.data["roleRef"]["name"].as_str().map(str::to_owned);
-    apply(&scene.client, &binding("view")).await?;
-    let name = format!("{}-roles", scene.tag);
-    let rule = mimeo_tests::scenario::rule(&name).to_label("scene", &scene.tag);
-    let rule = rule.source("rbac.authorization.k8s.io/v1", "RoleBinding", &scene.home, "readers");
-    rule.create(&scene.client).await?;
-    scene.wait_synced(&name).await?;
-    delete(&bindings(&scene.home)?, "readers").await?;
-    apply(&scene.client, &binding("edit")).await?;
-    let copies = bindings(&namespace)?;
-    wait_for(copies, "readers".into(), move |copy| role(copy).as_deref() == Some("edit")).await?;
-    rule.delete(&scene.client).await
 }
 
 #[tokio::test]
