@@ -1,0 +1,265 @@
+//! A backup in another cluster, where all uids are others: what docs/lifecycle.md promises under "Restore".
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::api::PostParams;
+use kube::core::DynamicObject;
+use kube::{Api, Client, ResourceExt as _};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::author::{Author, WRITE, secrets};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, annotation, any, condition, delete, merge, of, put, rule, uid, value, version,
+    wait_for, wait_gone,
+};
+use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, eventually, install_crd, unique};
+use serde_json::{Value, json};
+
+const AUTHOR: &str = "mimeo.dev/author";
+const SEAL: &str = "mimeo.dev/author-seal";
+const KEY: &str = "mimeo-author-key";
+const REGISTRY: &str = "registry";
+
+/// All that a backup tool took along, as it writes it elsewhere: without what the old cluster's server had filled in.
+#[derive(Default)]
+struct Backup(Vec<Value>);
+
+impl Backup {
+    async fn take(&mut self, client: &Client, kind: &str, namespace: Option<&str>, name: &str) -> Result<()> {
+        let api_version = if kind == "ClusterReplication" { "mimeo.dev/v1alpha1" } else { "v1" };
+        let object = any(client, api_version, kind, namespace)?.get(name).await?;
+        let mut object = serde_json::to_value(object)?;
+        let fields = object.as_object_mut().context("no object")?;
+        fields.insert("apiVersion".to_owned(), json!(api_version));
+        fields.insert("kind".to_owned(), json!(kind));
+        fields.remove("status");
+        let metadata = fields["metadata"].as_object_mut().context("no metadata")?;
+        metadata.retain(|field, _| ["name", "namespace", "labels", "annotations"].contains(&&**field));
+        self.0.push(object);
+        Ok(())
+    }
+
+    fn find(&self, kind: &str, name: &str) -> Result<&Value> {
+        let found = self.0.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+        found.with_context(|| format!("no {kind} {name}"))
+    }
+}
+
+async fn restore(client: &Client, object: &Value) -> Result<DynamicObject> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let (api_version, kind) = text("/apiVersion").zip(text("/kind")).context("no kind")?;
+    let api = any(client, api_version, kind, text("/metadata/namespace"))?;
+    let object = serde_json::from_value(object.clone())?;
+    Ok(api.create(&PostParams::default(), &object).await?)
+}
+
+/// Rules in the old cluster, one copy of which its owner had for good, and who wrote them.
+struct Old {
+    backup: Backup,
+    tag: String,
+    home: String,
+    namespaces: Vec<String>,
+    /// Names of authors: one who may still do all, and one who may not there.
+    authors: [String; 2],
+    /// In force; of who may no more; restored later; and `CreateOnce`.
+    rules: [RuleSpec; 4],
+}
+
+impl Old {
+    async fn new() -> Result<Self> {
+        let setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
+        let scene = setting.scene("restored").await?;
+        scene.secret(REGISTRY, &[("token", "one")]).await?;
+        let namespaces = scene.namespaces(3).await?;
+        let (ann, bob) = (Author::new(&scene, &[]).await?, Author::new(&scene, &[]).await?);
+        let rule = |name: &str| {
+            rule(&unique(&scene.tag)).secret(&scene.home, REGISTRY).to_label("scene", &scene.tag).named(name)
+        };
+        let once = rule("once").set("strategy", json!("CreateOnce"));
+        let rules = [rule("kept"), rule("denied"), rule("late"), once];
+        for (author, rule) in [(&ann, &rules[0]), (&bob, &rules[1]), (&bob, &rules[2]), (&ann, &rules[3])] {
+            author.may(None, &secrets(&[&WRITE[..], &["get"]].concat())).await?;
+            author.accepted(rule).await?;
+            scene.wait_synced(&rule.name).await?;
+        }
+        let mut backup = Backup::default();
+        let client = &scene.client;
+        backup.take(client, "Secret", Some(NAMESPACE), KEY).await?;
+        backup.take(client, "Namespace", None, &scene.home).await?;
+        backup.take(client, "Secret", Some(&scene.home), REGISTRY).await?;
+        for namespace in &namespaces {
+            let remembers = |one: &Namespace| annotation(one, "mimeo.dev/seeded").is_some();
+            wait_for(Api::all(client.clone()), namespace.clone(), remembers).await?;
+            backup.take(client, "Namespace", None, namespace).await?;
+        }
+        for rule in &rules {
+            backup.take(client, "ClusterReplication", None, &rule.name).await?;
+        }
+        // Two copies are in it, against all advice.
+        backup.take(client, "Secret", Some(&namespaces[0]), "kept").await?;
+        backup.take(client, "Secret", Some(&namespaces[0]), "once").await?;
+        let (tag, home) = (scene.tag.clone(), scene.home.clone());
+        let authors = [ann.name.clone(), bob.name.clone()];
+        Ok(Self { backup, tag, home, namespaces, authors, rules })
+    }
+}
+
+async fn stamp(client: &Client, rule: &str) -> Result<[Option<String>; 2]> {
+    let rule = Api::<ClusterReplication>::all(client.clone()).get(rule).await?;
+    Ok([AUTHOR, SEAL].map(|key| annotation(&rule, key).map(str::to_owned)))
+}
+
+fn has(token: &'static str) -> impl Fn(&Secret) -> bool {
+    move |copy| value(copy, "token").as_deref() == Some(token)
+}
+
+#[tokio::test]
+async fn a_restored_rule_is_in_force_with_its_former_author_as_long_as_its_key_is_there() -> Result<()> {
+    let old = Old::new().await?;
+    let [kept, denied, late, once] = &old.rules;
+    let cluster = ControlPlane::builder().start().await?;
+    let client = cluster.client().await?;
+    // In the order of the documentation: definitions, key, namespaces, sources, rules; and Mimeo after all of them.
+    create_namespace(&client, NAMESPACE, &[]).await?;
+    for crd in mimeo_api::crds() {
+        install_crd(&client, &crd).await?;
+    }
+    let is_late = |object: &&Value| object["metadata"]["name"] == *late.name;
+    for object in old.backup.0.iter().filter(|object| !is_late(object)) {
+        restore(&client, object).await?;
+    }
+    let theirs = of::<Secret>(&client, &old.namespaces[0]).get("kept").await?;
+    let seed = of::<Secret>(&client, &old.namespaces[0]).get("once").await?;
+    let before = stamp(&client, &kept.name).await?;
+    ensure!(before.iter().flatten().any(|author| author.contains(&old.authors[0])), "{before:?}");
+    // Of the authors one is anybody here.
+    let bind = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "ann"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": old.authors[0]}],
+    });
+    restore(&client, &bind).await?;
+    let pair = Pair::builder().shipped_rights().start(&cluster).await?;
+    let mut setting = Setting { control_plane: cluster, pair };
+    {
+        let scene = scene(&setting, &old, &client);
+        in_force(&scene, &old, [&theirs, &seed]).await?;
+        assert_eq!(stamp(&client, &kept.name).await?, before, "hers as before");
+        scene.wait_condition(&denied.name, "Authorized", "False", "AuthorDenied").await?;
+        for namespace in &old.namespaces {
+            ensure!(scene.secrets(namespace).get_opt("denied").await?.is_none());
+        }
+        while_the_webhook_runs(&scene, &old).await?;
+
+        // What carries the marks of a copy becomes one, for a rule that says so.
+        kept.clone().set("conflictPolicy", json!("Adopt")).replace(&client).await?;
+        scene.wait_counts(&kept.name, [3, 3, 0]).await?;
+        put(&scene.secrets(&old.home), REGISTRY, &[("token", "two")]).await?;
+        for namespace in &old.namespaces {
+            scene.wait_secret(namespace, "kept", has("two")).await?;
+        }
+        assert_eq!(uid(&scene.secrets(&old.namespaces[0]).get("kept").await?), uid(&theirs));
+    }
+    without_the_key(&mut setting, &old, &client).await?;
+    let scene = scene(&setting, &old, &client);
+    assert_eq!(version(&scene.secrets(&old.namespaces[0]).get("once").await?), version(&seed));
+    once.delete(&client).await
+}
+
+fn scene<'a>(setting: &'a Setting, old: &Old, client: &Client) -> Scene<'a> {
+    Scene { setting, client: client.clone(), tag: old.tag.clone(), home: old.home.clone() }
+}
+
+/// With nobody's help: what is missing comes, and what somebody else wrote is left. To Mimeo, that is what a backup tool writes.
+async fn in_force(scene: &Scene<'_>, old: &Old, restored: [&Secret; 2]) -> Result<()> {
+    let [kept, _, _, once] = &old.rules;
+    let [first, second, third] = &old.namespaces[..] else { bail!("not three") };
+    for namespace in [second, third] {
+        for name in ["kept", "once"] {
+            scene.wait_secret(namespace, name, has("one")).await?;
+        }
+    }
+    let status = scene.wait_counts(&kept.name, [3, 2, 1]).await?;
+    assert_eq!((&status.failures[0].namespace, &*status.failures[0].reason), (first, "Conflict"));
+    scene.wait_synced(&once.name).await?;
+    for (name, restored) in [("kept", restored[0]), ("once", restored[1])] {
+        assert_eq!(version(&scene.secrets(first).get(name).await?), version(restored), "{name}");
+    }
+    // It is created once in each of these namespaces, which are others than those that remember it.
+    let remembers_now = |before: &Value| {
+        let before = before["metadata"]["annotations"]["mimeo.dev/seeded"].clone();
+        move |one: &Namespace| annotation(one, "mimeo.dev/seeded").is_some_and(|now| json!(now) != before)
+    };
+    let before = old.backup.find("Namespace", third)?;
+    wait_for(Api::<Namespace>::all(scene.client.clone()), third.clone(), remembers_now(before)).await?;
+    delete(&scene.secrets(third), "once").await?;
+    delete(&scene.secrets(third), "kept").await?;
+    scene.wait_secret(third, "kept", has("one")).await?;
+    scene.wait_synced(&once.name).await?;
+    ensure!(scene.secrets(third).get_opt("once").await?.is_none(), "once, and not again");
+    Ok(())
+}
+
+/// Who restores a rule becomes its author, and must hold the rights.
+async fn while_the_webhook_runs(scene: &Scene<'_>, old: &Old) -> Result<()> {
+    let late = &old.rules[2];
+    let backup = old.backup.find("ClusterReplication", &late.name)?;
+    let tool = Author::new(scene, &[]).await?;
+    let refused = eventually(SOON, "the restored rule refused", || async {
+        match restore(&tool.client, backup).await {
+            Err(error) if format!("{error:#}").contains("may not") => Ok(Some(format!("{error:#}"))),
+            Err(error) => Err(error),
+            Ok(_) => bail!("it was accepted"),
+        }
+    })
+    .await?;
+    ensure!(refused.contains(&tool.name) || refused.contains("you"), "{refused}");
+    tool.may(None, &secrets(&[&WRITE[..], &["get"]].concat())).await?;
+    eventually(SOON, "the restored rule accepted", || async { Ok(Some(restore(&tool.client, backup).await?)) }).await?;
+    let [author, seal] = stamp(&scene.client, &late.name).await?;
+    ensure!(author.is_some_and(|author| author.contains(&tool.name)), "not who wrote it before");
+    ensure!(seal.as_deref() != backup["metadata"]["annotations"][SEAL].as_str());
+    scene.wait_synced(&late.name).await?;
+    Ok(())
+}
+
+/// The key is lost, and another one is made: nobody is known to have written any rule. Copies stay as they are.
+async fn without_the_key(setting: &mut Setting, old: &Old, client: &Client) -> Result<()> {
+    let kept = &old.rules[0];
+    let mut before = Vec::new();
+    for namespace in &old.namespaces {
+        before.push(version(&of::<Secret>(client, namespace).get("kept").await?));
+    }
+    setting.pair.stop_webhooks().await?;
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    delete(&of::<Secret>(client, NAMESPACE), KEY).await?;
+    wait_gone(of::<Secret>(client, NAMESPACE), KEY).await?;
+    setting.pair.start_webhook().await?;
+    setting.pair.start_reconciler().await?;
+    let scene = scene(setting, old, client);
+    for rule in &old.rules {
+        scene.wait_condition(&rule.name, "Authorized", "False", "AuthorUnknown").await?;
+    }
+    put(&scene.secrets(&old.home), REGISTRY, &[("token", "three")]).await?;
+    // Somebody answers for it: then it goes on, and by that it is seen that it didn't before.
+    let late = &old.rules[2];
+    let touch = json!({"metadata": {"annotations": {AUTHOR: "me"}}});
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    merge(&rules, &late.name, touch.clone()).await?;
+    for namespace in &old.namespaces {
+        scene.wait_secret(namespace, "late", has("three")).await?;
+    }
+    let mut after = Vec::new();
+    for namespace in &old.namespaces {
+        after.push(version(&scene.secrets(namespace).get("kept").await?));
+    }
+    assert_eq!(after, before);
+    let touched = merge(&rules, &kept.name, touch).await?;
+    ensure!(touched.annotations().contains_key(SEAL));
+    for namespace in &old.namespaces {
+        scene.wait_secret(namespace, "kept", has("three")).await?;
+    }
+    let status = scene.wait_synced(&kept.name).await?;
+    ensure!(condition(&status, "Authorized").is_some_and(|one| one.reason == "Allowed"), "{status:#?}");
+    Ok(())
+}
