@@ -29,6 +29,7 @@ mod collector;
 mod control_plane;
 pub mod follower;
 mod guard;
+pub mod managed;
 mod objects;
 mod ops;
 mod pair;

@@ -3,15 +3,15 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use mimeo_tests::managed::{clear, keys, managers, ours, write_as};
 use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, Stage, annotation, label, merge, put, uid, value, version, wait_for,
 };
 use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, eventually};
-use serde_json::{Value, json};
+use serde_json::json;
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
 
@@ -29,43 +29,10 @@ async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secre
     Ok((rule, copies))
 }
 
-/// In order of their names: the server's is that of seconds in which they wrote.
-fn managers(copy: &Secret) -> Vec<String> {
-    let text = |entry: &ManagedFieldsEntry| {
-        format!("{}/{}", entry.manager.as_deref().unwrap_or_default(), entry.operation.as_deref().unwrap_or_default())
-    };
-    let mut managers: Vec<String> = copy.metadata.managed_fields.iter().flatten().map(text).collect();
-    managers.sort();
-    managers
-}
-
-fn ours(copy: &Secret) -> bool {
-    managers(copy).iter().any(|manager| manager == "mimeo/Apply")
-}
-
-fn keys(copy: &Secret) -> Vec<&str> {
-    copy.data.iter().flatten().map(|(key, _)| key.as_str()).collect()
-}
-
 /// The source loses its key `user`, and so must the copy.
 async fn lose_user(scene: &Scene<'_>, copies: &Api<Secret>) -> Result<Secret> {
     merge(&scene.secrets(&scene.home), REGISTRY, json!({"data": {"user": null}})).await?;
     wait_for(copies.clone(), REGISTRY.to_owned(), |copy| !keys(copy).contains(&"user")).await
-}
-
-/// Writes under another manager's name, by server-side apply or not.
-async fn write_as(copies: &Api<Secret>, manager: &str, apply: bool, mut object: Value) -> Result<Secret> {
-    let params = PatchParams { field_manager: Some(manager.into()), force: apply, ..PatchParams::default() };
-    if apply {
-        object["apiVersion"] = json!("v1");
-        object["kind"] = json!("Secret");
-        return Ok(copies.patch(REGISTRY, &params, &Patch::Apply(object)).await?);
-    }
-    Ok(copies.patch(REGISTRY, &params, &Patch::Merge(object)).await?)
-}
-
-async fn clear(copies: &Api<Secret>) -> Result<Secret> {
-    merge(copies, REGISTRY, json!({"metadata": {"managedFields": [{}]}})).await
 }
 
 #[tokio::test]
@@ -73,7 +40,7 @@ async fn a_copy_that_nobody_owns_any_more_is_ours_again_and_loses_what_its_sourc
     let scene = STAGE.scene("cleared").await?;
     let (rule, copies) = begun(&scene, "Apply").await?;
     let before = copies.get(REGISTRY).await?;
-    clear(&copies).await?;
+    clear(&copies, REGISTRY).await?;
     let copy = wait_for(copies.clone(), REGISTRY.to_owned(), ours).await?;
     assert_eq!((uid(&copy), keys(&copy)), (uid(&before), vec!["password", "user"]), "the same object");
     let copy = lose_user(&scene, &copies).await?;
@@ -96,7 +63,7 @@ async fn a_key_that_another_tool_owns_as_well_goes_with_its_source_and_what_it_a
     let equal = json!({
         "metadata": {"name": REGISTRY, "labels": {"team": "blue"}}, "data": {"user": "cm9ib3Q=", "extra": "eA=="},
     });
-    let copy = write_as(&copies, "kubectl", true, equal).await?;
+    let copy = write_as(&copies, REGISTRY, "kubectl", true, equal).await?;
     assert_eq!(managers(&copy), ["kubectl/Apply", "mimeo/Apply"]);
     let copy = lose_user(&scene, &copies).await?;
     assert_eq!((keys(&copy), label(&copy, "team")), (vec!["extra", "password"], Some("blue")));
@@ -115,7 +82,7 @@ async fn who_writes_under_mimeos_name_or_forges_its_entries_changes_nothing_for_
     let right = |copy: &Secret| value(copy, "password").as_deref() == Some("example") && ours(copy);
     for apply in [false, true] {
         let forged = json!({"metadata": {"name": REGISTRY}, "data": {"password": "eA=="}});
-        write_as(&copies, "mimeo", apply, forged).await?;
+        write_as(&copies, REGISTRY, "mimeo", apply, forged).await?;
         let copy = wait_for(copies.clone(), REGISTRY.to_owned(), right).await?;
         assert_eq!(keys(&copy), ["password", "user"]);
     }
@@ -153,7 +120,7 @@ async fn with_strategy_replace_a_copy_has_nothing_that_others_add() -> Result<()
         "data": {"extra": "eA==", "user": "eA=="},
     });
     for apply in [false, true] {
-        write_as(&copies, "kubectl", apply, added.clone()).await?;
+        write_as(&copies, REGISTRY, "kubectl", apply, added.clone()).await?;
         let copy = wait_for(copies.clone(), REGISTRY.to_owned(), |copy| {
             keys(copy) == ["password", "user"] && value(copy, "user").as_deref() == Some("robot")
         })
@@ -269,7 +236,7 @@ async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rul
     setting.pair.webhooks.clear();
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
-    clear(&cleared).await?;
+    clear(&cleared, REGISTRY).await?;
     let theirs = json!({"metadata": {"managedFields": [{}]}, "data": {"password": "eA=="}});
     let theirs = merge(&changed, REGISTRY, theirs).await?;
     let entries = lied.get(REGISTRY).await?.metadata.managed_fields;
