@@ -20,6 +20,7 @@ use kube::{
 };
 use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
 use mimeo_core::{
+    condition::{ConditionReason, ConditionType},
     kind::{GroupVersionKind, Resource},
     meta::Checksum,
     policy::Policy,
@@ -159,12 +160,12 @@ pub(crate) struct Registrar {
 /// What is to be said of a policy: condition Ready.
 struct Finding {
     ready: bool,
-    reason: &'static str,
+    reason: ConditionReason,
     message: String,
 }
 
 impl Finding {
-    fn not(reason: &'static str, message: impl Into<String>) -> Self {
+    fn not(reason: ConditionReason, message: impl Into<String>) -> Self {
         Self { ready: false, reason, message: message.into() }
     }
 }
@@ -247,19 +248,25 @@ impl Registrar {
         let list = |refusals: &[Refusal]| refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let policy = match &known.policy {
             Ok(policy) => policy,
-            Err(refusals) => return Ok(Finding::not("InvalidSpec", list(refusals))),
+            Err(refusals) => return Ok(Finding::not(ConditionReason::InvalidSpec, list(refusals))),
         };
         let refusals = policy.refuse_kinds(|gvk| self.served.get(gvk).cloned());
         if !refusals.is_empty() {
-            return Ok(Finding::not("InvalidSpec", list(&refusals)));
+            return Ok(Finding::not(ConditionReason::InvalidSpec, list(&refusals)));
         }
         let missing: Vec<String> =
             policy.kinds.iter().filter(|gvk| !self.served.contains_key(gvk)).map(ToString::to_string).collect();
         if missing.len() == policy.kinds.len() {
-            return Ok(Finding::not("KindNotServed", format!("the cluster does not serve {}", missing.join(", "))));
+            return Ok(Finding::not(
+                ConditionReason::KindNotServed,
+                format!("the cluster does not serve {}", missing.join(", ")),
+            ));
         }
         if before >= MOST {
-            return Ok(Finding::not("Rejected", format!("{MOST} older policies are registered, and no more can be")));
+            return Ok(Finding::not(
+                ConditionReason::Rejected,
+                format!("{MOST} older policies are registered, and no more can be"),
+            ));
         }
         let wanted = self.wanted(registration, vec![policy.clone()]);
         let key = Checksum::of(wanted.render().to_string().as_bytes());
@@ -272,8 +279,8 @@ impl Registrar {
             verdict
         };
         Ok(match verdict {
-            Err(message) => Finding::not("Rejected", message),
-            Ok(()) => Finding { ready: true, reason: "Active", message: active(&missing) },
+            Err(message) => Finding::not(ConditionReason::Rejected, message),
+            Ok(()) => Finding { ready: true, reason: ConditionReason::Active, message: active(&missing) },
         })
     }
 
@@ -340,15 +347,16 @@ fn compose(
     now: Timestamp,
 ) -> TransformPolicyStatus {
     let word = if finding.ready { "True" } else { "False" };
-    let before = old.and_then(|old| old.conditions.iter().find(|condition| condition.type_ == "Ready"));
+    let before =
+        old.and_then(|old| old.conditions.iter().find(|condition| condition.type_ == ConditionType::Ready.as_str()));
     let since = before.filter(|before| before.status == word).map(|before| before.last_transition_time.clone());
     // API times have whole seconds.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let generation = known.object.metadata.generation;
     let ready = Condition {
-        type_: "Ready".into(),
+        type_: ConditionType::Ready.to_string(),
         status: word.into(),
-        reason: finding.reason.into(),
+        reason: finding.reason.to_string(),
         message: finding.message,
         observed_generation: generation,
         last_transition_time: since.unwrap_or(Time(now)),
@@ -374,11 +382,11 @@ mod tests {
     #[test]
     fn a_status_that_says_the_same_is_the_same() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let yes = || Finding { ready: true, reason: "Active", message: active(&[]) };
+        let yes = || Finding { ready: true, reason: ConditionReason::Active, message: active(&[]) };
         let first = compose(&known(None), yes(), None, at(10));
         let later = compose(&known(None), yes(), Some(&first), at(20));
         assert_eq!(first, later);
-        let no = compose(&known(None), Finding::not("Rejected", "no"), Some(&first), at(20));
+        let no = compose(&known(None), Finding::not(ConditionReason::Rejected, "no"), Some(&first), at(20));
         assert_eq!((no.conditions[0].last_transition_time.0, &*no.conditions[0].reason), (at(20), "Rejected"));
         assert_eq!(first.observed_generation, Some(2));
     }

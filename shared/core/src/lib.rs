@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod authority;
 pub mod cell;
+pub mod condition;
 pub mod definition;
 pub mod drift;
 pub mod engine;

@@ -15,6 +15,7 @@ use mimeo_api::names::GROUP;
 use super::{Engine, Observed, Role, RuleState, Served, Tick, tally::Tally, trouble::unwatched};
 use crate::{
     authority::{Need, Right, lacks, of_rule},
+    condition::{ConditionReason, ConditionType},
     kind::{GroupVersionKind, Resource},
     names,
     outcome::{Reason, Unreadable},
@@ -57,7 +58,9 @@ pub(super) enum Authority {
 pub(super) fn told_denied(observed: &Observed, generation: i64) -> Option<Box<str>> {
     let mut conditions = observed.iter().flat_map(|status| &status.conditions);
     let denied = conditions.find(|one| {
-        one.type_ == "Authorized" && one.reason == "AuthorDenied" && one.observed_generation == Some(generation)
+        one.type_ == ConditionType::Authorized.as_str()
+            && one.reason == ConditionReason::AuthorDenied.as_str()
+            && one.observed_generation == Some(generation)
     });
     denied.map(|one| one.message.as_str().into())
 }
@@ -97,21 +100,21 @@ impl RuleState {
                     "it is not known who wrote the rule as it is: it was stored or changed past Mimeo's webhook; whoever may \
                      do what it does becomes its author by {touch}"
                 );
-                ("AuthorUnknown", message)
+                (ConditionReason::AuthorUnknown, message)
             }
             Authority::Denied(why) => {
                 let touch = touch();
                 let message =
                     format!("{why}, and wrote the rule; give them the right, or have who holds it run {touch}");
-                ("AuthorDenied", message)
+                (ConditionReason::AuthorDenied, message)
             }
             Authority::Open(Some(Unreadable::Forbidden { .. })) => {
                 let message = "Mimeo may not ask what the rule's author may do: it lacks create on \
                                subjectaccessreviews.authorization.k8s.io";
-                ("ControllerForbidden", message.into())
+                (ConditionReason::ControllerForbidden, message.into())
             }
             Authority::Open(Some(Unreadable::Unavailable)) => {
-                ("Pending", "the API server does not say now what the rule's author may do".into())
+                (ConditionReason::Pending, "the API server does not say now what the rule's author may do".into())
             }
             Authority::Open(None) | Authority::Held => return None,
         };
@@ -127,14 +130,14 @@ impl RuleState {
 
 /// Why a rule may not do what it says: a stable word, and what to do.
 pub(super) struct Unauthorized {
-    pub(super) reason: &'static str,
+    pub(super) reason: ConditionReason,
     pub(super) message: String,
 }
 
 impl Unauthorized {
     /// That the installation is limited to less than that.
     fn by_limits(message: String) -> Self {
-        Self { reason: "ControllerForbidden", message }
+        Self { reason: ConditionReason::ControllerForbidden, message }
     }
 }
 
@@ -283,7 +286,7 @@ impl Engine {
         if more > 0 {
             _ = write!(message, "; and {more} more");
         }
-        let reason = self.grants_untold().map_or("NotGranted", |untold| untold.reason);
+        let reason = self.grants_untold().map_or(ConditionReason::NotGranted, |untold| untold.reason);
         (!lacks.is_empty()).then_some(Unauthorized { reason, message })
     }
 
@@ -311,7 +314,10 @@ impl Engine {
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
         let to_grant = denied.to_grant(home, &self.settings.reach, resource);
-        Some(Unauthorized { reason: "ControllerForbidden", message: format!("{}; {to_grant}", denied.what) })
+        Some(Unauthorized {
+            reason: ConditionReason::ControllerForbidden,
+            message: format!("{}; {to_grant}", denied.what),
+        })
     }
 }
 
@@ -324,9 +330,9 @@ pub(super) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized
                 message,
                 "; Mimeo's ClusterRoles must have the rule {{apiGroups: [{GROUP}], resources: [{plural}], verbs: [get, list, watch]}}"
             );
-            "ControllerForbidden"
+            ConditionReason::ControllerForbidden
         }
-        Unreadable::Unavailable => "Pending",
+        Unreadable::Unavailable => ConditionReason::Pending,
     };
     Unauthorized { reason, message }
 }

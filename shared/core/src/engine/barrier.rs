@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     cell::{Cell, Leave, Step},
+    condition::ConditionReason,
     meta::Uid,
     outcome::Reason,
     rule::{Barrier, Rule, RuleId, RuleKind},
@@ -308,7 +309,9 @@ impl Engine {
             }
             // What was right as long as the author might is enough for pods that come later.
             Step::Leave(Leave::Unauthorized) if self.has_its_copy(id, cell) => Hold::None,
-            Step::Leave(Leave::Unauthorized) if self.denied(id) => Hold::Cannot("AuthorDenied".into()),
+            Step::Leave(Leave::Unauthorized) if self.denied(id) => {
+                Hold::Cannot(ConditionReason::AuthorDenied.to_string())
+            }
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
             _ => match cell.failure.as_ref().map(|failing| &failing.failure) {
                 // An installation with Roles instead of a ClusterRole may get the one for a new namespace later than the namespace,

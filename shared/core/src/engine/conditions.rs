@@ -15,6 +15,7 @@ use super::{
     tally::Tally,
 };
 use crate::{
+    condition::{ConditionReason as Reason, ConditionType as Type},
     names,
     rule::{Barrier, Rule, RuleId, RuleKind},
 };
@@ -33,19 +34,19 @@ pub(super) struct Conditions<'a> {
 }
 
 impl Conditions<'_> {
-    pub(super) fn set(&mut self, type_: &str, status: bool, reason: &'static str, message: &str) {
+    pub(super) fn set(&mut self, type_: Type, status: bool, reason: Reason, message: &str) {
         match type_ {
-            "Ready" => self.told.ready = Some((status, reason)),
-            "Stalled" => self.told.stalled = Some(reason),
-            _ => {}
+            Type::Ready => self.told.ready = Some((status, reason)),
+            Type::Stalled => self.told.stalled = Some(reason),
+            Type::SourcesFound | Type::Authorized | Type::BarrierActive | Type::Reconciling => {}
         }
         let status = if status { "True" } else { "False" };
-        let same = self.old.iter().find(|old| old.type_ == type_ && old.status == status);
+        let same = self.old.iter().find(|old| old.type_ == type_.as_str() && old.status == status);
         let now = Timestamp::from_second(self.wall.as_second()).unwrap_or(self.wall);
         self.new.push(Condition {
-            type_: type_.into(),
+            type_: type_.to_string(),
             status: status.into(),
-            reason: reason.into(),
+            reason: reason.to_string(),
             message: cut(message, MESSAGE),
             last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
             observed_generation: Some(self.generation),
@@ -75,13 +76,13 @@ impl Engine {
                     "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
                      copies, {conflict} conflict"
                 );
-                conditions.set("Ready", false, "Suspended", &message);
+                conditions.set(Type::Ready, false, Reason::Suspended, &message);
             }
             _ if let Some(Unauthorized { message, .. }) = &unauthorized => {
-                conditions.set("Ready", false, "NotAuthorized", message);
+                conditions.set(Type::Ready, false, Reason::NotAuthorized, message);
             }
-            Some((_, message)) => conditions.set("Ready", false, "SourceNotFound", message),
-            None if let Some(message) = unwatched => conditions.set("Ready", false, "Pending", &message),
+            Some((_, message)) => conditions.set(Type::Ready, false, Reason::SourceNotFound, message),
+            None if let Some(message) = unwatched => conditions.set(Type::Ready, false, Reason::Pending, &message),
             None if failed > 0 => {
                 let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
                 names.dedup();
@@ -90,28 +91,35 @@ impl Engine {
                 let reason = tally.failures.values().next().map_or("unknown".into(), |(reason, _)| reason.to_string());
                 let names = names[..names.len().min(5)].join(", ");
                 let message = format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}");
-                conditions.set("Ready", false, "CopiesFailed", &message);
+                conditions.set(Type::Ready, false, Reason::CopiesFailed, &message);
             }
-            None if desired == 0 => conditions.set("Ready", true, "NoNamespaceMatches", "no namespace is selected"),
+            None if desired == 0 => {
+                conditions.set(Type::Ready, true, Reason::NoNamespaceMatches, "no namespace is selected");
+            }
             None if pending => {
-                conditions.set("Ready", false, "Pending", &format!("{synced} of {desired} copies are up to date"));
+                let message = format!("{synced} of {desired} copies are up to date");
+                conditions.set(Type::Ready, false, Reason::Pending, &message);
             }
-            None => conditions.set("Ready", true, "Synced", &format!("all {desired} copies are up to date")),
+            None => conditions.set(Type::Ready, true, Reason::Synced, &format!("all {desired} copies are up to date")),
         }
         match &trouble {
-            None => conditions.set("SourcesFound", true, "Found", &found(choice)),
-            Some((reason, message)) => conditions.set("SourcesFound", false, reason, message),
+            None => conditions.set(Type::SourcesFound, true, Reason::Found, &found(choice)),
+            Some((reason, message)) => conditions.set(Type::SourcesFound, false, *reason, message),
         }
         match &unauthorized {
             None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
-                conditions.set("Authorized", false, reason, &message);
+                conditions.set(Type::Authorized, false, reason, &message);
             }
-            None => conditions.set("Authorized", true, "Allowed", "the rule's author and Mimeo may do what it takes"),
-            Some(Unauthorized { reason, message }) => conditions.set("Authorized", false, reason, message),
+            None => {
+                let message = "the rule's author and Mimeo may do what it takes";
+                conditions.set(Type::Authorized, true, Reason::Allowed, message);
+            }
+            Some(Unauthorized { reason, message }) => conditions.set(Type::Authorized, false, *reason, message),
         }
         self.describe_barrier(state, rule, conditions);
         if pending && !rule.suspend {
-            conditions.set("Reconciling", true, "Pending", &format!("{} copies are being written", desired - synced));
+            let message = format!("{} copies are being written", desired - synced);
+            conditions.set(Type::Reconciling, true, Reason::Pending, &message);
         }
         if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
         {
@@ -127,7 +135,7 @@ impl Engine {
                  --overwrite {rule} {}={nonce}",
                 names::CONFIRM_DELETION,
             );
-            conditions.set("Stalled", true, "DeletionHeld", &message);
+            conditions.set(Type::Stalled, true, Reason::DeletionHeld, &message);
         }
     }
 
@@ -136,22 +144,22 @@ impl Engine {
             return; // It can have none.
         }
         let (reason, message) = self.barrier_word(state);
-        conditions.set("BarrierActive", reason == "Active", reason, &message);
+        conditions.set(Type::BarrierActive, reason == Reason::Active, reason, &message);
     }
 
     /// Whether pods wait for the rule's copies: reason and message.
-    pub(super) fn barrier_word(&self, state: &RuleState) -> (&'static str, Cow<'static, str>) {
+    pub(super) fn barrier_word(&self, state: &RuleState) -> (Reason, Cow<'static, str>) {
         if state.barrier() == Barrier::None {
-            ("Disabled", "pods do not wait for this rule's copies".into())
+            (Reason::Disabled, "pods do not wait for this rule's copies".into())
         } else if self.webhooks.seen.is_empty() {
             let message =
                 "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
-            ("WebhookUnavailable", message.into())
+            (Reason::WebhookUnavailable, message.into())
         } else if !self.taken_in(state) {
-            ("Pending", "not every webhook replica has taken in this version of the rule".into())
+            (Reason::Pending, "not every webhook replica has taken in this version of the rule".into())
         } else {
             let count = self.webhooks.seen.len();
-            ("Active", format!("pods of new namespaces wait for their copies; webhook replicas: {count}").into())
+            (Reason::Active, format!("pods of new namespaces wait for their copies; webhook replicas: {count}").into())
         }
     }
 
@@ -194,7 +202,7 @@ fn found(choice: &Choice) -> String {
 /// Whether a status says that the barrier of this generation is up.
 pub(super) fn barrier_active(observed: &Observed, generation: i64) -> bool {
     observed.iter().flat_map(|status| &status.conditions).any(|condition| {
-        condition.type_ == "BarrierActive"
+        condition.type_ == Type::BarrierActive.as_str()
             && condition.status == "True"
             && condition.observed_generation == Some(generation)
     })

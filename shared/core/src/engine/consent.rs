@@ -22,6 +22,7 @@ use super::{
     work::Errand,
 };
 use crate::{
+    condition::ConditionReason,
     grant::{self, Grant},
     kind::GroupKind,
     outcome::Unreadable,
@@ -242,7 +243,7 @@ impl Engine {
             Listing::Unknown | Listing::Listed => None,
             Listing::Unserved => {
                 let message = unknown("the cluster does not serve ReplicationGrants; install their definition");
-                Some(Unauthorized { reason: "GrantsUnknown", message })
+                Some(Unauthorized { reason: ConditionReason::GrantsUnknown, message })
             }
             Listing::Unreadable(why) => {
                 let Unauthorized { reason, message } = own_kind_unreadable("replicationgrants", why);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::Fate};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
+    condition::ConditionReason,
     meta::{Checksum, source_hash},
     rule::{Barrier, Retain, Rule, RuleId, RuleKind, Strategy},
     slot::{NoRendering, Slot, SlotId},
@@ -175,11 +176,11 @@ impl Engine {
         match (self.served.get(slot.gvk()), &slot.rendering) {
             (None | Some(Served::Unknown), _) => None,
             (Some(Served::Unanswered(why)), _) => Some(why.reason()),
-            (Some(served), _) if served.namespaced().is_none() => Some("KindNotServed"),
-            (_, Err(NoRendering::NotGranted)) => Some("NotGranted"),
+            (Some(served), _) if served.namespaced().is_none() => Some(ConditionReason::KindNotServed.as_str()),
+            (_, Err(NoRendering::NotGranted)) => Some(ConditionReason::NotGranted.as_str()),
             (_, Err(NoRendering::NotRead)) => self.unreadable.get(&slot.source).map(|why| why.reason()),
-            (_, Err(NoRendering::SourceMissing)) => Some("SourceNotFound"),
-            (_, Err(NoRendering::Refused(_))) => Some("SourceRefused"),
+            (_, Err(NoRendering::SourceMissing)) => Some(ConditionReason::SourceNotFound.as_str()),
+            (_, Err(NoRendering::Refused(_))) => Some(ConditionReason::SourceRefused.as_str()),
             (_, Ok(_)) => None,
         }
     }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::Engine;
-use crate::{cell::Phase, outcome::Reason, rule::RuleKind};
+use crate::{cell::Phase, condition::ConditionReason, outcome::Reason, rule::RuleKind};
 
 /// An engine in numbers, as of now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,9 +67,9 @@ pub struct Inside {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Told {
     /// Status and reason of condition Ready.
-    pub(super) ready: Option<(bool, &'static str)>,
+    pub(super) ready: Option<(bool, ConditionReason)>,
     /// Reason of condition Stalled.
-    pub(super) stalled: Option<&'static str>,
+    pub(super) stalled: Option<ConditionReason>,
     /// Its copies.
     pub(super) copies: CopyNumbers,
 }
@@ -142,10 +142,10 @@ impl Engine {
         }
         for (id, state) in &self.rules {
             let Told { ready, stalled, copies } = state.status.told();
-            let (ready, reason) = ready.map_or((None, "Unknown"), |(ready, reason)| (Some(ready), reason));
+            let (ready, reason) = ready.map_or((None, "Unknown"), |(ready, reason)| (Some(ready), reason.as_str()));
             *numbers.rules.entry((id.kind, ready, reason)).or_default() += 1;
             if let Some(reason) = stalled {
-                *numbers.stalled.entry((id.kind, *reason)).or_default() += 1;
+                *numbers.stalled.entry((id.kind, reason.as_str())).or_default() += 1;
             }
             let all = numbers.copies.entry(id.kind).or_default();
             all.desired += copies.desired;

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     cell::{Cell, Leave, Step, Why},
+    condition::ConditionReason,
     kind::GroupVersionKind,
     outcome::Unreadable,
     render::SourceRefused,
@@ -376,7 +377,7 @@ impl Engine {
         match self.served.get(&selector.gvk) {
             None | Some(Served::Unknown) => None,
             Some(Served::Unanswered(why)) => Some(why.reason()),
-            Some(served) if served.namespaced().is_none() => Some("KindNotServed"),
+            Some(served) if served.namespaced().is_none() => Some(ConditionReason::KindNotServed.as_str()),
             Some(_) => self.selectors.get(selector)?.unreadable.map(Unreadable::reason),
         }
     }

@@ -16,6 +16,7 @@ use super::{
     work::Timer,
 };
 use crate::{
+    condition::{ConditionReason, ConditionType},
     outcome::Reason,
     rule::{Refusal, RuleId, RuleKind, SourceRef},
 };
@@ -250,12 +251,12 @@ impl Engine {
         match &state.rule {
             Err(refused) => {
                 let message = refused.refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
-                conditions.set("Ready", false, "InvalidSpec", &message);
-                conditions.set("Stalled", true, "InvalidSpec", &message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::InvalidSpec, &message);
+                conditions.set(ConditionType::Stalled, true, ConditionReason::InvalidSpec, &message);
             }
             Ok(rule) if let Some(Unauthorized { reason, message }) = state.author_trouble(id) => {
-                conditions.set("Ready", false, "NotAuthorized", &message);
-                conditions.set("Authorized", false, reason, &message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::NotAuthorized, &message);
+                conditions.set(ConditionType::Authorized, false, reason, &message);
                 self.describe_barrier(state, rule, &mut conditions);
             }
             Ok(rule) => {

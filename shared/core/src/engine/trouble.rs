@@ -2,6 +2,7 @@
 
 use super::{Engine, Served, Source, follow, lacks::Lack, select::Choice};
 use crate::{
+    condition::ConditionReason,
     kind::{GroupVersionKind, Resource},
     meta::{Seen, source_hash},
     outcome::Unreadable,
@@ -11,7 +12,7 @@ use crate::{
 
 impl Engine {
     /// The first thing that is wrong with the sources: reason and message.
-    pub(super) fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<(&'static str, String)> {
+    pub(super) fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<(ConditionReason, String)> {
         let selected = || choice.sources.iter().filter(|source| source.selector().is_some());
         let trouble = rule.selectors.iter().find_map(|selector| self.selector_trouble(rule, selector, selected()));
         trouble.or_else(|| choice.sources.iter().find_map(|source| self.trouble_of(rule, source))).or_else(|| {
@@ -23,7 +24,7 @@ impl Engine {
                     if choice.uncounted { "at least " } else { "" },
                     rule.most_sources
                 );
-                ("SourceRefused", message)
+                (ConditionReason::SourceRefused, message)
             })
         })
     }
@@ -34,46 +35,58 @@ impl Engine {
         rule: &Rule,
         selector: &SourceSelector,
         mut sources: impl Iterator<Item = &'a SourceRef>,
-    ) -> Option<(&'static str, String)> {
+    ) -> Option<(ConditionReason, String)> {
         if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_select(&rule.id, selector)) {
             let message = self.grants_untold().map(|untold| untold.message);
-            return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_selector(selector).message(home))));
+            return Some((
+                ConditionReason::SourceRefused,
+                message.unwrap_or_else(|| Lack::of_selector(selector).message(home)),
+            ));
         }
         if !self.counts_selectors(rule) {
-            return Some(("SourceRefused", follow::too_many()));
+            return Some((ConditionReason::SourceRefused, follow::too_many()));
         }
         let resource = match self.resource_of(&selector.gvk, Some(&selector.namespace)) {
             Ok(resource) => resource,
             Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
         };
         if let Some(why) = self.selectors.get(selector)?.unreadable {
-            return Some(("SourceRefused", format!("{selector}: {}", why.explain(&resource.to_string()))));
+            return Some((
+                ConditionReason::SourceRefused,
+                format!("{selector}: {}", why.explain(&resource.to_string())),
+            ));
         }
         let lost = self.sources_of(selector).find_map(|(source, state)| match state {
             Source::Missing { since, .. }
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {
                 let grace = rule.retention.source_grace.as_secs();
-                Some(("InGracePeriod", format!("{source} is not there any more; its copies stay for {grace} seconds")))
+                Some((
+                    ConditionReason::InGracePeriod,
+                    format!("{source} is not there any more; its copies stay for {grace} seconds"),
+                ))
             }
             _ => None,
         });
-        let none = || ("SourceNotFound", format!("{selector}: nothing matches the selector"));
+        let none = || (ConditionReason::SourceNotFound, format!("{selector}: nothing matches the selector"));
         lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
     }
 
     /// What is wrong with a source.
-    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(&'static str, String)> {
+    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(ConditionReason, String)> {
         if let Some(home) = rule.id.namespace.as_deref().filter(|_| !self.may_read(&rule.id, source)) {
             let message = self.grants_untold().map(|untold| untold.message);
-            return Some(("SourceRefused", message.unwrap_or_else(|| Lack::of_source(source).message(home))));
+            return Some((
+                ConditionReason::SourceRefused,
+                message.unwrap_or_else(|| Lack::of_source(source).message(home)),
+            ));
         }
         let resource = match self.resource_of(&source.gvk, source.home()) {
             Ok(resource) => resource,
             Err((reason, why)) => return Some((reason, format!("{source}: {why}"))),
         };
         if let Some(why) = self.unreadable.get(source) {
-            return Some(("SourceRefused", format!("{source}: {}", why.explain(&resource.to_string()))));
+            return Some((ConditionReason::SourceRefused, format!("{source}: {}", why.explain(&resource.to_string()))));
         }
         match self.sources.get(source) {
             // One that is selected is being read; one that is beyond a tenant's budget isn't.
@@ -82,16 +95,19 @@ impl Engine {
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {
                 let grace = rule.retention.source_grace.as_secs();
-                return Some(("InGracePeriod", format!("{source} is gone; its copies stay for {grace} seconds")));
+                return Some((
+                    ConditionReason::InGracePeriod,
+                    format!("{source} is gone; its copies stay for {grace} seconds"),
+                ));
             }
-            _ => return Some(("SourceNotFound", format!("{source} does not exist"))),
+            _ => return Some((ConditionReason::SourceNotFound, format!("{source} does not exist"))),
         }
         let slots = self.rules.get(&rule.id).into_iter().flat_map(|state| state.slots.iter().flatten());
         let refused = slots.filter_map(|id| self.slots.get(id)).find_map(|slot| match &slot.rendering {
             Err(NoRendering::Refused(why)) if slot.source == *source => Some(why),
             _ => None,
         });
-        refused.map(|why| ("SourceRefused", format!("{source}: {why}")))
+        refused.map(|why| (ConditionReason::SourceRefused, format!("{source}: {why}")))
     }
 
     /// How the kind of sources in a namespace is served, or why there can't be any: reason and message.
@@ -99,21 +115,21 @@ impl Engine {
         &self,
         gvk: &GroupVersionKind,
         namespace: Option<&str>,
-    ) -> Result<&Resource, (&'static str, String)> {
+    ) -> Result<&Resource, (ConditionReason, String)> {
         if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
-            return Err(("SourceRefused", why.to_string()));
+            return Err((ConditionReason::SourceRefused, why.to_string()));
         }
         match self.served.get(gvk) {
             Some(Served::At(resource)) if !resource.namespaced => {
-                Err(("SourceRefused", "the kind is cluster-scoped".to_owned()))
+                Err((ConditionReason::SourceRefused, "the kind is cluster-scoped".to_owned()))
             }
             Some(Served::At(resource)) => Ok(resource),
             Some(Served::Unanswered(why)) => {
                 let (version, why) = (gvk.api_version(), why.reason());
                 let message = format!("the API server does not say which kinds {version} has ({why})");
-                Err(("SourceRefused", message))
+                Err((ConditionReason::SourceRefused, message))
             }
-            _ => Err(("KindNotServed", "the cluster does not serve this kind".to_owned())),
+            _ => Err((ConditionReason::KindNotServed, "the cluster does not serve this kind".to_owned())),
         }
     }
 
