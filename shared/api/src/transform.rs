@@ -123,13 +123,13 @@ impl Transform {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DataEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them.
-    /// An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character); in a Replication at most two * in one, and no ?
+    /// between them. Default: ["*"], which is all of them. An empty list keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::data_globs")]
     pub include: Vec<String>,
 
-    /// Keys to leave out although they are included, exact or with * and ?. At most 64.
+    /// Keys to leave out although they are included, exact or with * and ? as in include. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::data_globs")]
     pub exclude: Vec<String>,
@@ -158,13 +158,13 @@ impl DataEdits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them.
-    /// An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character); in a Replication at most two * in one, and no ?
+    /// between them. Default: ["*"], which is all of them. An empty list keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::key_globs")]
     pub include: Vec<String>,
 
-    /// Keys to leave out although they are included, exact or with * and ?. At most 64.
+    /// Keys to leave out although they are included, exact or with * and ? as in include. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{ClusterReplicationSpec, NamespaceSelection, Replication, ReplicationSpec};
 
 use super::{ITEMS, Refusal, Refusals, Rule, RuleId, RuleKind, syntax, target::labels_of_the_namespace};
-use crate::{cell::Cell, slot::Slot};
+use crate::{cell::Cell, selection::Glob, slot::Slot};
 
 /// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
 const CELLS: usize = 256;
@@ -129,6 +129,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
             refusals.add(format!("spec.targets[{i}].name"), why);
         }
     }
+    refuse_slow_globs(&spec.transform.common, refusals);
     let cells = spec.sources.len().saturating_mul(places(spec));
     if cells > CELLS {
         let why = format!("must not want more than {CELLS} copies, sources times namespaces: it wants {cells}");
@@ -139,6 +140,24 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         // By what is adopted a rule could find out what is in others' objects: whether it is what it guessed.
         let why = "must be Fail: the others are only for rules whose targets are all their own namespace";
         refusals.add("spec.conflictPolicy", why);
+    }
+}
+
+/// Refuses what would be slow to compare with every key of a source, each time that changes.
+fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) {
+    let mimeo_api::Transform { type_: _, labels, annotations, data, finalizers: _ } = transform;
+    for (field, globs) in [
+        ("labels.include", &labels.include),
+        ("labels.exclude", &labels.exclude),
+        ("annotations.include", &annotations.include),
+        ("annotations.exclude", &annotations.exclude),
+        ("data.include", &data.include),
+        ("data.exclude", &data.exclude),
+    ] {
+        for (i, _) in globs.iter().enumerate().filter(|(_, glob)| !Glob::new(glob).is_quick()) {
+            let why = "must not have more than two *, nor a ? between them";
+            refusals.add(format!("spec.transform.{field}[{i}]"), why);
+        }
     }
 }
 
@@ -196,6 +215,21 @@ mod tests {
         assert_eq!(rule.sources[0].to_string(), "v1/Secret/home/db");
         assert!(rule.matches("b", &none) && !rule.matches("home", &none));
         assert_eq!(rule.targets[0].copy_name(&rule.sources[0]).literal(), Some("x"));
+    }
+
+    #[test]
+    fn what_would_be_slow_to_compare_with_every_key_is_refused() {
+        let with = |transform: Value| json!({"sources": [secret(&json!({}))], "transform": transform});
+        let quick = json!(["*", "a?*", "*.crt", "tls.*", "*a*", "?*a*?"]);
+        for part in ["labels", "annotations", "data"] {
+            assert!(parse(&with(json!({part: {"include": quick, "exclude": quick}}))).is_ok(), "{part}");
+            for (list, slow) in [("include", "*a*b*"), ("exclude", "*a?b*")] {
+                let refused = parse(&with(json!({part: {list: ["a", slow]}}))).unwrap_err();
+                let want =
+                    format!("spec.transform.{part}.{list}[1]: must not have more than two *, nor a ? between them");
+                assert_eq!(refused, [want]);
+            }
+        }
     }
 
     #[test]

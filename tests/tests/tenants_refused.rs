@@ -1,0 +1,350 @@
+//! What Mimeo refuses of namespaces' own rules and grants, by the served definitions and the webhook, and with which words.
+
+use anyhow::{Context, Result, bail};
+use http::Request;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::{Patch, PatchParams, ValidationDirective};
+use kube::core::DynamicObject;
+use mimeo_tests::scenario::{Scene, Stage, any, delete, of, version, wait_for};
+use mimeo_tests::{ControlPlane, Pair, create_secret, unique};
+use serde_json::{Value, json};
+
+static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
+
+/// One change away from a good spec: what it is, the fields that are different by pointer (`null` takes one away), and words of the
+/// refusal.
+type Case = (&'static str, Value, &'static [&'static str]);
+
+const LABELS: [&str; 3] = ["a", "b", "c"];
+
+fn good_rule(home: &str) -> Value {
+    json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "registry"}],
+        "targets": [{"namespaces": [home], "name": "copy"}],
+    })
+}
+
+fn source(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "name": name})
+}
+
+fn selecting(labels: usize) -> Value {
+    let labels: serde_json::Map<String, Value> = (0..labels).map(|n| (format!("l{n}"), json!("v"))).collect();
+    json!([{"apiVersion": "v1", "kind": "Secret", "selector": {"matchLabels": labels}}])
+}
+
+fn bad_sources() -> Vec<Case> {
+    const ONE: &str = "exactly one of name and selector must be set";
+    let with = |field: &str, value: Value| json!({format!("/sources/0/{field}"): value});
+    vec![
+        ("no list of sources", json!({"/sources": null}), &["spec.sources", "Required value"]),
+        ("no source", json!({"/sources": []}), &["spec.sources", "at least 1 items"]),
+        (
+            "too many sources",
+            json!({"/sources": (0..33).map(|n| source(&format!("s{n}"))).collect::<Vec<_>>()}),
+            &["spec.sources", "at most 32 items"],
+        ),
+        ("no apiVersion", with("apiVersion", json!(null)), &["spec.sources[0].apiVersion", "Required value"]),
+        ("no kind", with("kind", json!(null)), &["spec.sources[0].kind", "Required value"]),
+        ("neither name nor selector", with("name", json!(null)), &["spec.sources[0]", ONE]),
+        ("both name and selector", with("selector", json!({})), &["spec.sources[0]", ONE]),
+        (
+            "an inline source",
+            with("inline", json!({"kind": "ConfigMap"})),
+            &["unknown field \"spec.sources[0].inline\""],
+        ),
+        ("kind Namespace", with("kind", json!("Namespace")), &["spec.sources[0]", "kind Namespace is never copied"]),
+        (
+            "a kind that gives rights",
+            json!({"/sources/0/apiVersion": "rbac.authorization.k8s.io/v1", "/sources/0/kind": "Role"}),
+            &["spec.sources[0]", "a Replication copies nothing that gives rights"],
+        ),
+        ("a cluster-scoped kind", with("kind", json!("Node")), &["spec.sources[0]", "Node is cluster-scoped"]),
+        (
+            "a kind of Mimeo's own",
+            json!({"/sources/0/apiVersion": "mimeo.dev/v1alpha1", "/sources/0/kind": "ReplicationGrant"}),
+            &["spec.sources[0].kind", "Mimeo's own kinds"],
+        ),
+        ("an invalid apiVersion", with("apiVersion", json!("a/b/c")), &["spec.sources[0].apiVersion", "should match"]),
+        ("an invalid kind", with("kind", json!("Sec ret")), &["spec.sources[0].kind", "should match"]),
+        ("an invalid namespace", with("namespace", json!("Team")), &["spec.sources[0].namespace", "should match"]),
+        ("a name with a slash", with("name", json!("a/b")), &["spec.sources[0].name", "should match"]),
+        ("a name that is no DNS name", with("name", json!("A_b")), &["spec.sources[0].name", "no DNS name"]),
+        ("a source twice", json!({"/sources": [source("a"), source("a")], "/targets": null}), &["spec.sources[1]"]),
+        (
+            "a selector that is compared with too much",
+            json!({"/sources": selecting(33), "/targets": null}),
+            &["spec.sources[0].selector", "must not have more than 64 keys and values in all: it has 66"],
+        ),
+        (
+            "an unknown operator",
+            json!({
+                "/sources/0/name": null,
+                "/sources/0/selector": {"matchExpressions": [{"key": "a", "operator": "Maybe"}]},
+            }),
+            &["spec.sources[0].selector.matchExpressions[0].operator", "supported values"],
+        ),
+    ]
+}
+
+fn bad_targets() -> Vec<Case> {
+    const OF_SOURCES: &str = "with several sources or a selector, targets[].name must contain $(source.name)";
+    let many = |count| (0..count).map(|n| format!("n{n}")).collect::<Vec<_>>();
+    let target = |field: &str, value: Value| json!({format!("/targets/0/{field}"): value});
+    vec![
+        ("no target", json!({"/targets": []}), &["spec.targets", "at least 1 items"]),
+        (
+            "too many targets",
+            json!({"/targets": vec![json!({"namespaces": ["a"]}); 33]}),
+            &["spec.targets", "at most 32 items"],
+        ),
+        ("no namespaces", target("namespaces", json!(null)), &["spec.targets[0].namespaces", "Required value"]),
+        ("no namespace", target("namespaces", json!([])), &["spec.targets[0].namespaces", "at least 1 items"]),
+        ("too many namespaces", target("namespaces", json!(many(33))), &["spec.targets[0].namespaces", "at most 32"]),
+        ("a glob", target("namespaces", json!(["team-*"])), &["spec.targets[0].namespaces[0]", "should match"]),
+        ("a pattern", target("namespacePattern", json!("a")), &["unknown field \"spec.targets[0].namespacePattern\""]),
+        (
+            "a selector of namespaces",
+            target("namespaceSelector", json!({})),
+            &["unknown field \"spec.targets[0].namespaceSelector\""],
+        ),
+        ("a namespace twice", target("namespaces", json!(["a", "a"])), &["spec.targets[0].namespaces[1]", "Duplicate"]),
+        ("one name for several copies", json!({"/sources": [source("a"), source("b")]}), &["spec.targets", OF_SOURCES]),
+        ("one name for what a selector finds", json!({"/sources": selecting(1)}), &["spec.targets", OF_SOURCES]),
+        ("a name that is no DNS name", target("name", json!("A_b")), &["spec.targets[0].name", "no DNS name"]),
+        ("an unknown variable", target("name", json!("$(source.uid)")), &["spec.targets[0].name", "$(source.uid)"]),
+        (
+            "a label of the namespace in a name",
+            target("name", json!("$(namespace.labels['a'])")),
+            &["spec.targets[0].name", "must not have labels of the namespace in it"],
+        ),
+        (
+            "more copies than one rule may have",
+            json!({
+                "/sources": (0..9).map(|n| source(&format!("s{n}"))).collect::<Vec<_>>(),
+                "/targets": [{"namespaces": many(32)}],
+            }),
+            &["spec.targets", "must not want more than 256 copies, sources times namespaces: it wants 288"],
+        ),
+    ]
+}
+
+fn bad_choices() -> Vec<Case> {
+    const THEIRS: &str = "copies are their namespace's";
+    let abroad = |policy: &str| json!({"/targets/0/namespaces": ["elsewhere"], "/conflictPolicy": policy});
+    let once = |field: &str, value: Value| json!({"/strategy": "CreateOnce", format!("/{field}"): value});
+    vec![
+        ("a strategy", json!({"/strategy": "Merge"}), &["spec.strategy", "supported values"]),
+        ("a conflict policy", json!({"/conflictPolicy": "Win"}), &["spec.conflictPolicy", "supported values"]),
+        ("a drift policy", json!({"/driftPolicy": "Ignore"}), &["spec.driftPolicy", "supported values"]),
+        ("a barrier", json!({"/barrier": "Required"}), &["unknown field \"spec.barrier\""]),
+        ("Overwrite in another namespace", abroad("Overwrite"), &["spec.conflictPolicy", "must be Fail"]),
+        ("Adopt in another namespace", abroad("Adopt"), &["spec.conflictPolicy", "must be Fail"]),
+        ("CreateOnce and Deny", once("driftPolicy", json!("Deny")), &["spec.driftPolicy", THEIRS]),
+        ("CreateOnce and resync", once("resyncSeconds", json!(60)), &["spec.resyncSeconds", THEIRS]),
+        (
+            "CreateOnce and retention",
+            once("retentionPolicy", json!({"whenUnmatched": "Retain"})),
+            &["spec.retentionPolicy", "with strategy CreateOnce copies always stay"],
+        ),
+        ("a period too short", json!({"/resyncSeconds": 9}), &["spec.resyncSeconds", "must be 0 or at least 10"]),
+        ("a period too long", json!({"/resyncSeconds": 604_801}), &["spec.resyncSeconds", "604800"]),
+        (
+            "a grace too long",
+            json!({"/retentionPolicy": {"sourceGracePeriodSeconds": 86_401}}),
+            &["spec.retentionPolicy.sourceGracePeriodSeconds", "86400"],
+        ),
+        (
+            "a type for ConfigMaps",
+            json!({"/sources/0/kind": "ConfigMap", "/transform": {"type": "a"}}),
+            &["spec.transform.type", "transform.type is only for Secrets"],
+        ),
+        (
+            "keys of data for Services",
+            json!({"/sources/0/kind": "Service", "/transform": {"data": {"include": ["a"]}}}),
+            &["spec.transform.data", "transform.data is only for Secrets and ConfigMaps"],
+        ),
+        (
+            "a mark of Mimeo's",
+            json!({"/transform": {"labels": {"set": {"mimeo.dev/copies": "x"}}}}),
+            &["spec.transform.labels.set[mimeo.dev/copies]", "Mimeo's own mark"],
+        ),
+        (
+            "a glob that is slow to compare",
+            json!({"/transform": {"data": {"include": ["*"], "exclude": ["a", "*a?b*"]}}}),
+            &["spec.transform.data.exclude[1]", "must not have more than two *, nor a ? between them"],
+        ),
+        (
+            "a patch of the identity",
+            json!({"/transform": {"jsonPatch": [{"op": "replace", "path": "/metadata/namespace", "value": "x"}]}}),
+            &["spec.transform.jsonPatch[0].path"],
+        ),
+    ]
+}
+
+fn good_grant() -> Value {
+    json!({"from": [{"namespaces": ["team-a"]}], "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["db-*"]}]})
+}
+
+fn bad_grants() -> Vec<Case> {
+    const ONE: &str = "exactly one of namespaces, namespacePattern and namespaceSelector must be set";
+    let from = |value: Value| json!({"/from/0": value});
+    let to = |field: &str, value: Value| json!({format!("/to/0/{field}"): value});
+    let globs = |count: usize| (0..count).map(|n| format!("a{n}-*")).collect::<Vec<_>>();
+    vec![
+        ("an access", json!({"/access": "Delete"}), &["spec.access", "supported values"]),
+        ("nobody", json!({"/from": []}), &["spec.from", "at least 1 items"]),
+        ("no list of namespaces", json!({"/from": null}), &["spec.from", "Required value"]),
+        ("too many", json!({"/from": vec![json!({"namespaces": ["a"]}); 17]}), &["spec.from", "at most 16 items"]),
+        ("none of the selections", from(json!({})), &["spec.from[0]", ONE]),
+        ("two of the selections", from(json!({"namespaces": LABELS, "namespacePattern": "a"})), &["spec.from[0]", ONE]),
+        ("an invalid pattern", from(json!({"namespacePattern": "team-("})), &["spec.from[0].namespacePattern"]),
+        (
+            "a pattern too large to run",
+            from(json!({"namespacePattern": "((a{100}){100}){100}"})),
+            &["spec.from[0].namespacePattern", "fits into"],
+        ),
+        (
+            "a glob with capitals",
+            from(json!({"namespaces": ["Team-*"]})),
+            &["spec.from[0].namespaces[0]", "should match"],
+        ),
+        (
+            "an invalid label",
+            from(json!({"namespaceSelector": {"matchLabels": {"a b": "c"}}})),
+            &["spec.from[0].namespaceSelector.matchLabels"],
+        ),
+        ("nothing", json!({"/to": []}), &["spec.to", "at least 1 items"]),
+        (
+            "too many kinds",
+            json!({"/to": vec![json!({"apiVersion": "v1", "kind": "Secret"}); 17]}),
+            &["spec.to", "at most 16 items"],
+        ),
+        ("no kind", to("kind", json!(null)), &["spec.to[0].kind", "Required value"]),
+        ("an invalid apiVersion", to("apiVersion", json!("V1")), &["spec.to[0].apiVersion", "should match"]),
+        ("an empty list of names", to("names", json!([])), &["spec.to[0].names", "at least 1 items"]),
+        ("a name with a slash", to("names", json!(["a/b"])), &["spec.to[0].names[0]", "should match"]),
+        (
+            "a name that is slow to ask",
+            to("names", json!(["a", "*a*b*"])),
+            &["spec.to[0].names", "must not have *a*b* in it"],
+        ),
+        (
+            "more names than one namespace may grant",
+            json!({"/to": vec![json!({"apiVersion": "v1", "kind": "Secret", "names": globs(64)}); 3]}),
+            &["spec", "must not have more than 1024 names in all"],
+        ),
+        ("a namespace of the objects", to("namespace", json!("a")), &["unknown field \"spec.to[0].namespace\""]),
+    ]
+}
+
+/// The good spec with these fields instead.
+fn changed(good: &Value, change: &Value) -> Result<Value> {
+    let mut spec = good.clone();
+    for (pointer, value) in change.as_object().into_iter().flatten() {
+        let (parent, field) = pointer.rsplit_once('/').context("no pointer")?;
+        let parent = spec.pointer_mut(parent).context("no such field")?;
+        match (parent, value) {
+            (Value::Array(items), value) => items[field.parse::<usize>()?] = value.clone(),
+            (Value::Object(fields), Value::Null) => drop(fields.remove(field)),
+            (Value::Object(fields), value) => drop(fields.insert(field.to_owned(), value.clone())),
+            _ => bail!("{pointer}: neither a list nor an object"),
+        }
+    }
+    Ok(spec)
+}
+
+/// Objects of one kind in one namespace, of which one is good.
+struct Objects<'a> {
+    scene: &'a Scene<'a>,
+    kind: &'static str,
+    plural: &'static str,
+    home: &'a str,
+    good: Value,
+}
+
+impl Objects<'_> {
+    fn object(&self, name: &str, spec: &Value) -> Value {
+        let metadata = json!({"name": name, "namespace": self.home});
+        json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": self.kind, "metadata": metadata, "spec": spec})
+    }
+
+    async fn create(&self, name: &str, spec: &Value) -> kube::Result<Value> {
+        // Strict as kubectl is: else the server only warns of fields that it doesn't know.
+        let uri = format!("/apis/mimeo.dev/v1alpha1/namespaces/{}/{}?fieldValidation=Strict", self.home, self.plural);
+        let request = Request::post(uri).header("content-type", "application/json");
+        let request = request
+            .body(self.object(name, spec).to_string().into_bytes())
+            .map_err(kube::core::request::Error::BuildRequest);
+        self.scene.client.request(request.map_err(kube::Error::BuildRequest)?).await
+    }
+
+    fn api(&self) -> Result<Api<DynamicObject>> {
+        any(&self.scene.client, "mimeo.dev/v1alpha1", self.kind, Some(self.home))
+    }
+
+    /// Whatever is wrong in how the cases are judged, as new objects and as changes of the good one.
+    async fn misjudged(&self, cases: &[Case]) -> Result<Vec<String>> {
+        let (mut wrong, api) = (Vec::new(), self.api()?);
+        for (what, change, words) in cases {
+            let (name, spec) = (unique(&self.scene.tag), changed(&self.good, change)?);
+            wrong.extend(misjudged(what, self.create(&name, &spec).await, words));
+            if api.get_opt(&name).await?.is_some() {
+                wrong.push(format!("{what}: it is stored"));
+                delete(&api, &name).await?;
+            }
+            let patch = json!([{"op": "replace", "path": "/spec", "value": spec}]);
+            let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
+            let strict = PatchParams { field_validation: Some(ValidationDirective::Strict), ..PatchParams::default() };
+            wrong.extend(misjudged(&format!("{what}, as an update"), api.patch("good", &strict, &patch).await, words));
+        }
+        assert_eq!(api.get("good").await?.metadata.generation, Some(1));
+        Ok(wrong)
+    }
+}
+
+/// What is wrong with an answer that should be a refusal with these words.
+fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Option<String> {
+    match answer {
+        Ok(_) => Some(format!("{what}: accepted")),
+        // Unknown fields are a bad request, the rest is invalid.
+        Err(kube::Error::Api(status)) if [400, 422].contains(&status.code) => {
+            let missing: Vec<_> = words.iter().filter(|word| !status.message.contains(**word)).collect();
+            (!missing.is_empty()).then(|| format!("{what}: no {missing:?} in: {}", status.message))
+        }
+        Err(error) => Some(format!("{what}: {error}")),
+    }
+}
+
+#[tokio::test]
+async fn a_bad_rule_of_a_namespace_is_refused_with_its_field_and_changes_nothing() -> Result<()> {
+    let scene = STAGE.scene("rules").await?;
+    let home = scene.namespace().await?;
+    create_secret(&scene.client, &home, "registry", &[("token", "one")]).await?;
+    let rules =
+        Objects { scene: &scene, kind: "Replication", plural: "replications", home: &home, good: good_rule(&home) };
+    rules.create("good", &rules.good).await?;
+    let copies: Api<Secret> = of(&scene.client, &home);
+    let before = version(&wait_for(copies.clone(), "copy".to_owned(), |_| true).await?);
+    let wrong = rules.misjudged(&[bad_sources(), bad_targets(), bad_choices()].concat()).await?;
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(version(&copies.get("copy").await?), before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_grant_is_refused_with_its_field_and_changes_nothing() -> Result<()> {
+    let scene = STAGE.scene("grants").await?;
+    let grants = Objects {
+        scene: &scene,
+        kind: "ReplicationGrant",
+        plural: "replicationgrants",
+        home: &scene.home,
+        good: good_grant(),
+    };
+    grants.create("good", &grants.good).await?;
+    let wrong = grants.misjudged(&bad_grants()).await?;
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
