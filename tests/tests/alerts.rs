@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use mimeo_core::{outcome::Reason, rule::RuleKind};
+use mimeo_core::{condition::ConditionReason, outcome::Reason, rule::RuleKind};
 use mimeo_tests::{ControlPlane, Pair};
 use promql_parser::{
     label::{MatchOp, Matcher},
@@ -150,8 +150,7 @@ fn find<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<(&'a st
 struct Words {
     /// Of labels whose words are all there from the start, or soon, as the programs show them: by the label's name.
     shown: BTreeMap<String, BTreeSet<String>>,
-    /// Where the others stand in the programs' text.
-    conditions: String,
+    /// Where those stand why a watch failed.
     watches: String,
 }
 
@@ -169,16 +168,11 @@ impl Words {
                 shown.entry(label.to_owned()).or_default().insert(word.trim_matches('"').to_owned());
             }
         }
-        let text = |files: &[&str]| files.iter().map(|file| read(file)).collect::<Result<String>>();
-        let engine = ["conditions", "status", "numbers"].map(|file| format!("shared/core/src/engine/{file}.rs"));
-        let mut conditions: Vec<&str> = engine.iter().map(String::as_str).collect();
-        conditions.push("shared/runtime/src/metrics.rs");
-        Ok(Self { shown, conditions: text(&conditions)?, watches: text(&["shared/runtime/src/watch/health.rs"])? })
+        Ok(Self { shown, watches: read("shared/runtime/src/watch/health.rs")? })
     }
 
     /// Whether a label of this metric ever has this value. One that is in no program makes an alert that is silent for good.
     fn know(&self, metric: &str, label: &str, word: &str) -> bool {
-        let stands_in = |text: &str| text.contains(&format!("\"{word}\""));
         let reasons = [
             Reason::Conflict,
             Reason::RuleConflict,
@@ -195,8 +189,10 @@ impl Words {
         match (label, metric) {
             ("kind" | "rule_kind", _) => RuleKind::ALL.iter().any(|kind| kind.to_string() == word),
             ("reason", "mimeo_copies_failed") => reasons.iter().any(|reason| reason.to_string() == word),
-            ("reason", "mimeo_watch_failures_total") => stands_in(&self.watches),
-            ("reason" | "ready", _) => stands_in(&self.conditions),
+            ("reason", "mimeo_watch_failures_total") => self.watches.contains(&format!("\"{word}\"")),
+            // Of a rule that has no status yet neither is known.
+            ("reason", _) => ConditionReason::ALL.iter().any(|reason| reason.as_str() == word) || word == "Unknown",
+            ("ready", _) => ["True", "False", "Unknown"].contains(&word),
             _ => self.shown.get(label).is_some_and(|shown| shown.contains(word)),
         }
     }

@@ -12,6 +12,9 @@ macro_rules! words {
         }
 
         impl $name {
+            /// All there are.
+            pub const ALL: &[Self] = &[$(Self::$word,)*];
+
             /// The word as it is written.
             pub const fn as_str(self) -> &'static str {
                 match self {
