@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 CARGO := cargo
 
-.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny sbom control-plane helm
+.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny sbom control-plane helm promtool
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -18,7 +18,10 @@ control-plane: ## Build kube-apiserver, kube-controller-manager, etcd and kubect
 helm: ## Build Helm once, into the cache
 	@tests/node/helm/build.sh
 
-test: control-plane helm ## Run every test, on a real control plane where one is needed
+promtool: ## Build Prometheus' promtool once, into the cache
+	@tests/promtool/build.sh
+
+test: control-plane helm promtool ## Run every test, on a real control plane where one is needed
 	@.ci/test
 
 e2e: ## Install Mimeo on a real node made for it, run the end-to-end tests, remove all of it; takes Linux and root

@@ -1,5 +1,5 @@
 //! Where the programs of others are: those of the control plane built on first use by `control-plane/build.sh`, or
-//! `KUBEBUILDER_ASSETS`, and Helm by `node/helm/build.sh`.
+//! `KUBEBUILDER_ASSETS`, Helm by `node/helm/build.sh`, and promtool by `promtool/build.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,6 +33,11 @@ pub(crate) fn helm() -> Result<Command> {
         command.env(variable, std::env::temp_dir().join("mimeo-helm").join(folder));
     }
     Ok(command)
+}
+
+/// Where `promtool` is; built on first use, which takes some minutes.
+pub(crate) fn promtool() -> Result<PathBuf> {
+    build("promtool/build.sh")
 }
 
 /// What a script says that it has built.

@@ -540,3 +540,11 @@ pub fn kubectl_as<'a>(
 pub fn helm() -> Result<std::process::Command> {
     crate::binaries::helm()
 }
+
+/// Where Prometheus' `promtool` is, which evaluates alerts.
+///
+/// # Errors
+/// When it can't be built.
+pub fn promtool() -> Result<std::path::PathBuf> {
+    crate::binaries::promtool()
+}

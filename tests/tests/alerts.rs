@@ -1,4 +1,8 @@
-//! The alerts and the dashboard that are shipped: they ask for metrics that exist, and each alert has its page in the runbook.
+//! The alerts and the dashboard that are shipped: they ask for metrics that exist, alerts fire on what they are for, and each has its
+//! page in the runbook.
+
+#[path = "alerts/evaluated.rs"]
+mod evaluated;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
