@@ -17,7 +17,6 @@ use kube::{
 use mimeo_tests::{
     Collector, ControlPlane, Pair, Replica, create_namespace, create_secret, eventually,
     scenario::{SOON, Setting, apply, kubectl, put, rule, value},
-    unique,
 };
 use serde_json::json;
 
