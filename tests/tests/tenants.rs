@@ -1,12 +1,14 @@
 //! What whoever may edit one namespace, and nothing else, may try against others and the platform.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
-use mimeo_tests::author::{Author, secrets};
+use mimeo_tests::author::Author;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, apply, create, delete, kubectl_as, merge, of, put, relabel, rule, uid, version,
-    wait_for, wait_gone,
+    RuleSpec, SOON, Stage, apply, create, delete, kubectl_as, merge, of, put, relabel, rule, uid, version, wait_for,
+    wait_gone,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::traffic::{create_patiently, pod};
@@ -67,10 +69,8 @@ fn tried(tenant: &Tenant<'_>, name: &str, spec: &Value) -> Result<String> {
     let path = file.path().display().to_string();
     let mut told = String::new();
     for args in [vec!["create", "--dry-run=server", "-f", &path], vec!["create", "-f", &path]] {
-        told += &match kubectl_as(&tenant.scene.setting.control_plane, &tenant.user, args) {
-            Ok(text) => text,
-            Err(refusal) => format!("{refusal:#}"),
-        };
+        let answer = kubectl_as(&tenant.scene.setting.control_plane, &tenant.user, args);
+        told += &answer.unwrap_or_else(|refusal| format!("{refusal:#}"));
     }
     Ok(told.replace(&path, "FILE").replace(&tenant.user.kubeconfig().display().to_string(), "KUBECONFIG"))
 }
@@ -336,32 +336,21 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
     let patterns = large_patterns(&tenant).await?;
     ensure!(patterns > 1, "{patterns} grants");
     let name = "s".repeat(250);
-    tenant.makes(&name, "his").await?;
-    for (number, transform) in slow_transforms().into_iter().enumerate() {
-        let mut spec = copying(None, &name, &[&tenant.home]);
-        spec["targets"][0]["name"] = json!(format!("copy-{number}"));
-        spec["transform"] = transform;
+    tenant.makes(&name, &"h".repeat(40_000)).await?;
+    for (number, shape) in slow_transforms().into_iter().enumerate() {
         let rule = format!("slow-{number}");
-        match tenant.write("replications", &rule, &spec).await {
-            Ok(_) => {
-                let told = eventually(SOON, format!("a word about {rule}"), || async {
-                    let status = tenant.rules().get(&rule).await?.status.unwrap_or_default();
-                    Ok(status.conditions.into_iter().find(|one| one.type_ == "Ready"))
-                })
-                .await?;
-                eprintln!("{number}: {} {}", told.reason, told.message);
-            }
-            Err(kube::Error::Api(status)) => {
-                let message = &status.message;
-                ensure!(
-                    message.contains("spec.transform"),
-                    "{number}: {}",
-                    message.chars().take(500).collect::<String>()
-                );
-                eprintln!("{number}: refused: {}", message.chars().take(200).collect::<String>());
-            }
-            Err(error) => return Err(error).context("no answer"),
-        }
+        let size = largest(&tenant, &rule, |size| {
+            let mut spec = copying(None, &name, &[&tenant.home]);
+            spec["targets"][0]["name"] = json!(format!("copy-{number}"));
+            spec["transform"] = shape(size);
+            spec
+        });
+        let size = size.await?;
+        let told = eventually(SOON, format!("a word about {rule}"), || async {
+            let status = tenant.rules().get(&rule).await?.status.unwrap_or_default();
+            Ok(status.conditions.into_iter().find(|one| one.type_ == "Ready"))
+        });
+        eprintln!("{rule} of size {size}: {}", told.await?.reason);
     }
 
     // Others: the platform's rule, a new one, and a tenant who was let in by somebody who is neither.
@@ -401,30 +390,57 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<usize> {
     Ok(written)
 }
 
-fn slow_transforms() -> Vec<Value> {
-    let annotation = |text: String| json!({"annotations": {"set": {"a": text}}});
-    let doubling =
-        (1..32).map(|n| json!({"op": "copy", "from": format!("/data/a{}", n - 1), "path": format!("/data/a{n}")}));
-    let first = json!({"op": "copy", "from": "/data/token", "path": "/data/a0"});
-    let nested = (0..31).map(|n| {
-        let path = "/metadata/annotations/a".to_owned() + &"/b".repeat(n);
-        json!({"op": "add", "path": path, "value": {}})
-    });
-    let values = |text: &str| {
-        let value = text.repeat(60_000 / text.len());
-        json!({"jsonPatch": [{"op": "add", "path": "/metadata/annotations/a", "value": value}]})
+/// Writes the rule as large as it is taken. How large that is.
+async fn largest(tenant: &Tenant<'_>, rule: &str, spec: impl Fn(usize) -> Value) -> Result<usize> {
+    let mut size = 1 << 18;
+    loop {
+        match tenant.write("replications", rule, &spec(size)).await {
+            Ok(_) => return Ok(size),
+            Err(kube::Error::Api(status)) => {
+                let why: String = status.message.chars().take(500).collect();
+                ensure!(why.contains("spec.transform") && size > 64, "{rule} is refused at any size: {why}");
+                size = size * 3 / 4;
+            }
+            Err(error) => return Err(error).context("no answer"),
+        }
+    }
+}
+
+/// Transforms of about so many bytes, or of a part of it if there may not be more.
+fn slow_transforms() -> Vec<Box<dyn Fn(usize) -> Value>> {
+    let annotations = |text: &'static str| {
+        let of = move |size: usize| {
+            let all = (0..size.div_ceil(4096)).map(|n| (format!("a{n}"), text.repeat(size.min(4096) / text.len())));
+            json!({"annotations": {"set": all.collect::<BTreeMap<_, _>>()}})
+        };
+        Box::new(of) as Box<dyn Fn(usize) -> Value>
+    };
+    let patch = |text: &'static str| {
+        let of = move |size: usize| {
+            let value = text.repeat(size / text.len());
+            json!({"jsonPatch": [{"op": "add", "path": "/metadata/annotations/a", "value": value}]})
+        };
+        Box::new(of) as Box<dyn Fn(usize) -> Value>
+    };
+    let copies = |size: usize| {
+        let copies =
+            (0..size.min(32)).map(|n| json!({"op": "copy", "from": "/data/token", "path": format!("/data/a{n}")}));
+        json!({"jsonPatch": copies.collect::<Vec<_>>()})
+    };
+    let globs = |size: usize| {
+        let globs: Vec<String> = (0..(size / 8).min(64)).map(|n| format!("*h{n}*")).collect();
+        json!({"data": {"include": globs}, "labels": {"include": globs}, "annotations": {"exclude": globs}})
     };
     vec![
-        annotation("$(".repeat(100_000)),
-        annotation("$(namespace.labels['".repeat(10_000)),
-        annotation("$(source.name)".repeat(15_000)),
-        annotation("$($(source.name)".repeat(10_000)),
-        json!({"jsonPatch": std::iter::once(first).chain(doubling).collect::<Vec<_>>()}),
-        json!({"jsonPatch": nested.collect::<Vec<_>>()}),
-        values("$(source.name)"),
-        values("$(namespace.name)"),
-        values("$("),
-        json!({"data": {"include": vec!["*a*a"; 60]}}),
-        json!({"labels": {"include": vec!["*-*"; 60]}, "annotations": {"exclude": vec!["*a*a"; 60]}}),
+        annotations("$("),
+        annotations("$(namespace.labels['"),
+        annotations("$($(source.name)"),
+        annotations("$(source.name)"),
+        annotations("$(namespace.name)"),
+        patch("$("),
+        patch("$(source.name)"),
+        patch("$(namespace.name)"),
+        Box::new(copies),
+        Box::new(globs),
     ]
 }
