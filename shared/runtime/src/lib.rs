@@ -18,6 +18,7 @@ pub mod guard;
 pub mod identity;
 pub mod lease;
 pub mod limiter;
+mod linger;
 pub mod listen;
 pub mod metrics;
 pub mod named;

@@ -3,7 +3,7 @@
 //! Where certificates come from is the business of [`crate::certificates`]; bodies, from their first byte on, are the router's:
 //! how large they may be, and by when they must be there.
 
-use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Extension, Router};
 use clap::Args;
@@ -34,6 +34,7 @@ use crate::{
     connections::{Connections, Stay},
     duration,
     guard::Peer,
+    linger::{self, Lent},
     shutdown::Shutdown,
 };
 
@@ -162,12 +163,25 @@ pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, 
             }
         }
     }
-    drop(listener);
+    for (stream, peer) in waiting(listener).take(CONNECTIONS) {
+        connections.serve(|stay| server.clone().connection(stream, Peer(peer), stay));
+    }
     draining.trigger();
     info!(connections = connections.count(), "draining");
     if timeout(drain.drain_timeout, connections.end()).await.is_err() {
         warn!(connections = connections.count(), "drain timed out");
     }
+}
+
+/// Closes a listener, and returns those that had connected by then and weren't accepted yet: they would be reset with it.
+fn waiting(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr)> {
+    let listener = listener.into_std().ok();
+    std::iter::from_fn(move || {
+        // An error says, as a rule, that there are no more.
+        let (stream, peer) = listener.as_ref()?.accept().ok()?;
+        stream.set_nonblocking(true).ok()?;
+        Some((TcpStream::from_std(stream).ok()?, peer))
+    })
 }
 
 #[derive(Clone)]
@@ -201,16 +215,23 @@ impl Server {
         };
         let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
         let router = self.router.layer(Extension(peer));
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(router)));
-        let result = tokio::select! {
-            result = connection.as_mut() => result,
-            () = ended(&self.draining, stay) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let (stream, returned) = Lent::new(stream);
+        {
+            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(router)));
+            let result = tokio::select! {
+                result = connection.as_mut() => result,
+                () = ended(&self.draining, stay) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = result {
+                debug!(error, "connection failed");
             }
-        };
-        if let Err(error) = result {
-            debug!(error, "connection failed");
+        }
+        if let Ok(stream) = returned.await {
+            // What comes is of no interest, be it broken.
+            linger::close(stream.into_inner().0).await;
         }
     }
 }
@@ -253,8 +274,6 @@ fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use axum::{
         body::{Body, Bytes},
         http::Request,
@@ -374,10 +393,12 @@ mod tests {
         for protocol in [&b"h2"[..], b"http/1.1"] {
             let server = run(DrainArgs { shutdown_delay: Duration::ZERO, ..DRAIN }).await;
             let trusted = server.publish.borrow().clone().expect("published");
-            let early = TcpStream::connect(server.address).await.expect("it listens");
-            let accepted = connect(server.address, client(&trusted, b"h2")).await.expect("and so is the one before it");
+            // Without waiting: the server, on the same thread, hasn't accepted it.
+            let early = std::net::TcpStream::connect(server.address).expect("it listens");
             server.shutdown.trigger();
             while TcpStream::connect(server.address).await.is_ok() {}
+            early.set_nonblocking(true).expect("possible");
+            let early = TcpStream::from_std(early).expect("a stream");
             let stream = upgrade(early, client(&trusted, protocol)).await.expect("a handshake");
             let answer = if protocol == b"h2" {
                 let (mut sender, connection) =
@@ -393,9 +414,36 @@ mod tests {
                 sender.send_request(request("/slow")).await
             };
             assert_eq!(text(answer.expect("an answer")).await, b"slow");
-            drop(accepted);
             timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
         }
+    }
+
+    /// As an API server does that writes its next review before it has read that it should go elsewhere.
+    #[tokio::test]
+    async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
+        let server = run(DrainArgs { shutdown_delay: Duration::ZERO, ..DRAIN }).await;
+        let trusted = server.publish.borrow().clone().expect("published");
+        let mut stream = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+        // The preface, no settings of its own, and the acknowledgement of the ping by which the server learns that it was heard.
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it reads");
+        server.shutdown.trigger();
+        let mut told = Vec::new();
+        while stream.read_buf(&mut told).await.expect("in order") > 0 {
+            let ping = told.windows(5).position(|head| head == [0, 0, 8, 6, 0]);
+            if let Some(data) = ping.and_then(|at| told.get(at + 9..at + 17)) {
+                let pong = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], data].concat();
+                told.clear();
+                stream.write_all(&pong).await.expect("it reads");
+            }
+        }
+        let request = [0; 1 << 10];
+        for _ in 0..5 {
+            stream.write_all(&request).await.expect("what nobody reads is taken");
+            stream.flush().await.expect("and sent");
+            sleep(Duration::from_millis(20)).await;
+        }
+        drop(stream);
+        timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
     }
 
     #[tokio::test]
