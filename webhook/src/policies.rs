@@ -47,6 +47,9 @@ const MOST: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(5);
+/// What an API server may take until it goes by a configuration that was written: it watches them. Until then a policy that is said to be
+/// active would not be.
+const HEARD: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A policy as it was last seen.
@@ -155,6 +158,8 @@ pub(crate) struct Registrar {
     served: BTreeMap<GroupVersionKind, Resource>,
     /// Entries that were tried, by their contents.
     tried: BTreeMap<Checksum, Result<(), String>>,
+    /// The configuration of which every API server has heard.
+    heard: Option<Checksum>,
 }
 
 /// What is to be said of a policy: condition Ready.
@@ -179,6 +184,7 @@ impl Registrar {
             kept: Kept::mutating(clients, POLICIES_NAME),
             served: BTreeMap::new(),
             tried: BTreeMap::new(),
+            heard: None,
         }
     }
 
@@ -220,10 +226,15 @@ impl Registrar {
         }
         self.tried.retain(|key, _| keys.contains(key));
         accepted.sort_by(|a, b| a.name.cmp(&b.name));
-        self.kept.want(self.wanted(registration, accepted));
+        let configuration = self.wanted(registration, accepted);
+        let wanted = Checksum::of(configuration.render().to_string().as_bytes());
+        self.kept.want(configuration);
         if timeout(DEADLINE, self.kept.holds()).await.is_err() {
             // Whoever keeps it has said why. Until then no policy is said to be active.
             return Ok(RETRY);
+        }
+        if self.heard.replace(wanted) != Some(wanted) {
+            sleep(HEARD).await;
         }
         for (known, finding) in findings {
             self.report(&known, finding).await?;
