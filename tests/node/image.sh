@@ -58,8 +58,9 @@ mimeo)
     }
     if [[ -n ${5:-} ]]; then
         exec 9>&-
-        # The builder has no rustup: the library for the target is this machine's, too.
-        if [[ $5 == linux/arm64 ]]; then (cd "$context" && rustup target add --quiet aarch64-unknown-linux-gnu); fi
+        # The builder has no rustup: the library for the target has to be in the toolchain that is mounted.
+        [[ $5 != linux/arm64 || -e $(cd "$context" && rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu ]] ||
+            { say "this takes: rustup target add aarch64-unknown-linux-gnu"; exit 1; }
         build "$tag" --platform "$5"
     else
         sources=$(cd "$context" &&

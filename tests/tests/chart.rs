@@ -199,10 +199,6 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
             &["webhook.tls.certManager.duration=24h", "webhook.tls.certManager.renewBefore=1440m"],
             "renewBefore 1440m is no less than duration 24h",
         ),
-        (
-            &["uninstall.copies=Delete", "uninstall.unregister=false"],
-            "uninstall.copies Delete needs uninstall.unregister",
-        ),
         (&["reconciler.extraArgs={--log-level=debug}"], "reconciler.extraArgs: --log-level is set by log.level"),
         (
             &["webhook.extraEnv[0].name=MIMEO_CERT_DIR", "webhook.extraEnv[0].value=/x"],

@@ -2,26 +2,22 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::Subcommand;
 use k8s_openapi::api::{
     admissionregistration::v1::{
         MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
         ValidatingWebhookConfiguration,
     },
-    core::v1::ConfigMap,
     rbac::v1::ClusterRoleBinding,
 };
 use kube::{
     Api, Client, Resource,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
-use mimeo_api::{ClusterReplication, Replication};
+use mimeo_api::ClusterReplication;
 use mimeo_core::registration::{NAME, POLICIES_NAME, SOURCES_NAME};
-use mimeo_runtime::{
-    client::{Fault, status, within},
-    writer::KINDS_CONFIG_MAP,
-};
+use mimeo_runtime::client::{Fault, status, within};
 use serde::de::DeserializeOwned;
 use serde_json::{from_value, json};
 use tokio::time::{Instant, sleep};
@@ -31,8 +27,6 @@ use tracing::info;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// For an errand, all in all.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// For the copies to go, when their rules do.
-const DELETING: Duration = Duration::from_mins(2);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long registrations must have stayed away: a write may have been under way when its right was taken, and
@@ -46,13 +40,9 @@ const GUARDED_LABELS: &str = "mimeo-guarded-labels";
 /// What to do instead of serving.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum Errand {
-    /// Take the webhook registrations away, and the webhook's right to put them back, and the policy of guarded labels: before Mimeo is
-    /// removed
-    Unregister {
-        /// Delete all rules first, and wait until the reconciler has deleted their copies
-        #[arg(long)]
-        delete_copies: bool,
-    },
+    /// Take the webhook registrations away, and the webhook's right to put them back, and then the policy of guarded labels: before Mimeo
+    /// is removed
+    Unregister,
     /// Verify that API servers reach the webhook, by a dry run that nobody but it would refuse
     Verify,
 }
@@ -61,62 +51,13 @@ impl Errand {
     /// Runs it to its end.
     pub(crate) async fn run(self, client: &Client, namespace: &str) -> anyhow::Result<()> {
         match self {
-            Self::Unregister { delete_copies } => {
-                if delete_copies {
-                    delete_rules(client, namespace).await?;
-                }
-                unregister(client).await
-            }
+            Self::Unregister => unregister(client).await,
             Self::Verify => verify(client, namespace).await,
         }
     }
 }
 
-/// Copies of rules that are deleted go, but for those that their rules leave. It is the reconciler that deletes them: it notes which kinds may
-/// have any.
-async fn delete_rules(client: &Client, namespace: &str) -> anyhow::Result<()> {
-    let started = Instant::now();
-    loop {
-        delete_all::<ClusterReplication>(client).await?;
-        delete_all::<Replication>(client).await?;
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let noted = within(DEADLINE, maps.get_opt(KINDS_CONFIG_MAP)).await;
-        let noted = noted.map_err(|error| anyhow!("failed to read ConfigMap {KINDS_CONFIG_MAP}: {}", Fault(&error)))?;
-        let kinds: Vec<String> = noted.and_then(|map| map.data).unwrap_or_default().into_keys().collect();
-        if kinds.is_empty() {
-            info!("no copy is left");
-            return Ok(());
-        }
-        if started.elapsed() > DELETING {
-            bail!("copies are left of {}: does the reconciler run, and is no deletion held?", kinds.join(", "));
-        }
-        sleep(PAUSE).await;
-    }
-}
-
-async fn delete_all<K>(client: &Client) -> anyhow::Result<()>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
-    let kind = K::kind(&());
-    let all = within(DEADLINE, Api::<K>::all(client.clone()).list_metadata(&ListParams::default())).await;
-    for rule in all.map_err(|error| anyhow!("failed to list {kind}s: {}", Fault(&error)))? {
-        let path = K::url_path(&(), rule.metadata.namespace.as_deref());
-        let name = rule.metadata.name.unwrap_or_default();
-        let request = kube::core::Request::new(path).delete(&name, &DeleteParams::default())?;
-        match within(DEADLINE, client.request_status::<K>(request)).await {
-            Ok(_) => info!(%kind, name, "deleted"),
-            Err(error) if status(&error) == Some(404) => {}
-            Err(error) => bail!("failed to delete {kind} {name}: {}", Fault(&error)),
-        }
-    }
-    Ok(())
-}
-
 async fn unregister(client: &Client) -> anyhow::Result<()> {
-    // It fails closed without the definitions, and these may be gone before it.
-    remove::<ValidatingAdmissionPolicyBinding>(client, GUARDED_LABELS).await?;
-    remove::<ValidatingAdmissionPolicy>(client, GUARDED_LABELS).await?;
     // First, for a running webhook puts back what is deleted.
     remove::<ClusterRoleBinding>(client, BINDING).await?;
     let started = Instant::now();
@@ -137,6 +78,10 @@ async fn unregister(client: &Client) -> anyhow::Result<()> {
         }
         sleep(PAUSE).await;
     }
+    // It fails closed without the definitions, and these may be gone before it. Last, for Mimeo goes on should anything before have failed,
+    // and labels then have to be guarded.
+    remove::<ValidatingAdmissionPolicyBinding>(client, GUARDED_LABELS).await?;
+    remove::<ValidatingAdmissionPolicy>(client, GUARDED_LABELS).await?;
     info!("unregistered");
     Ok(())
 }

@@ -135,7 +135,9 @@ containers:
 - name: {{ .name }}
   image: {{ include "mimeo.image" .root | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  command: [/mimeo-webhook, {{ .name }}{{ with .flag }}, {{ . }}{{ end }}]
+  command: [/mimeo-webhook, {{ .name }}]
+  # What it failed of stands in the pod's status, too.
+  terminationMessagePolicy: FallbackToLogsOnError
   resources:
     requests: {cpu: 10m, memory: 32Mi}
     limits: {memory: 64Mi}
@@ -202,6 +204,7 @@ containers:
 {{- $told := list
   (list "--listen" "MIMEO_LISTEN" "webhook.port")
   (list "--ops-listen" "MIMEO_OPS_LISTEN" "opsPort")
+  (list "--namespace" "MIMEO_NAMESPACE" "nothing else")
   (list "--service" "MIMEO_SERVICE" "nothing else")
   (list "--replica-name" "POD_NAME" "nothing else")
   (list "--log-level" "MIMEO_LOG" "log.level")
@@ -266,9 +269,6 @@ containers:
 {{- if ge (include "mimeo.seconds" .renewBefore | int) (include "mimeo.seconds" .duration | int) }}
 {{- fail (printf "webhook.tls.certManager: renewBefore %s is no less than duration %s, so it would be renewed without end" .renewBefore .duration) }}
 {{- end }}
-{{- end }}
-{{- if and (eq .Values.uninstall.copies "Delete") (not .Values.uninstall.unregister) }}
-{{- fail "uninstall.copies Delete needs uninstall.unregister: it is that Job which deletes the rules" }}
 {{- end }}
 {{- if and .Values.rbac.targetNamespaces (not .Values.rbac.kinds) }}
 {{- fail "rbac.kinds: with rbac.targetNamespaces there are no others, so nothing could be copied" }}

@@ -115,6 +115,8 @@ async fn log_level(State(pages): State<DebugPages>) -> String {
 }
 
 async fn set_log_level(State(pages): State<DebugPages>, filter: String) -> Response {
+    // Told before and after: of the two levels one may be such that it is told nothing.
+    info!(from = pages.filter.current(), "log level is being changed");
     match pages.filter.set(filter.trim()) {
         Ok(()) => {
             let filter = pages.filter.current();
