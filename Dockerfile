@@ -23,9 +23,9 @@ RUN set -eu; \
         command -v "$compiler" || { apt-get update && apt-get install --yes --no-install-recommends "gcc-$(echo $cpu | tr _ -)-linux-gnu" "libc6-dev-$TARGETARCH-cross"; }; \
     fi; \
     # A static C library, so that the image needs none. The target is named even if it is the builder's own, because
-    # these flags would otherwise hold for build scripts and macros too, and macros can't be static. Nothing unwinds where
-    # a panic aborts: the tables for it would be a tenth of the image.
-    printf '[build]\ntarget = "%s"\n[target.%s]\nlinker = "%s"\nrustflags = ["-Ctarget-feature=+crt-static", "-Cforce-unwind-tables=no"]\n' \
+    # these flags would otherwise hold for build scripts and macros too, and macros can't be static. Relocations
+    # are packed: a list of each would be a fifteenth of the image.
+    printf '[build]\ntarget = "%s"\n[target.%s]\nlinker = "%s"\nrustflags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]\n' \
         "$target" "$target" "$compiler" >/config.toml; \
     echo "$target" >/target
 COPY . .
