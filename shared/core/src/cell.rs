@@ -195,6 +195,8 @@ pub enum Leave {
     KindNotRecorded,
     /// The copies of the kind are still being listed.
     NotListed,
+    /// What is there is the copy of another rule, which keeps it though it does nothing now.
+    Kept,
     /// Its author may not have it so, or nobody has said yet that they may.
     Unauthorized,
     /// The rule is suspended, or its author may not have it so, or it is so badly wrong that what it wants isn't known.

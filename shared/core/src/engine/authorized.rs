@@ -81,6 +81,11 @@ impl RuleState {
         self.authority != Authority::Unknown
     }
 
+    /// Whether its author may, or is being asked about.
+    pub(super) fn may_yet(&self) -> bool {
+        self.vouched() && !self.denied()
+    }
+
     /// Whether its author is known to be one who may not.
     pub(super) fn denied(&self) -> bool {
         matches!(self.authority, Authority::Denied(_))

@@ -23,11 +23,29 @@ impl Engine {
         if matches!(step, Step::Leave(Leave::NoSource)) {
             return self.decide_sourceless(id, name, cell);
         }
-        let leaves = matches!(step, Step::Leave(_));
-        if leaves || (self.in_charge(namespace) && self.left_by_the_platform(id, cell)) {
+        if matches!(step, Step::Leave(_)) {
+            return step;
+        }
+        if self.keeper(id, cell).is_some() {
+            return Step::Leave(Leave::Kept);
+        }
+        if self.in_charge(namespace) && self.left_by_the_platform(id, cell) {
             return step;
         }
         Step::Leave(Leave::Undecided)
+    }
+
+    /// The rule of the platform's that keeps its copy from this slot's, though it does nothing with it: what it wants isn't known while it
+    /// is refused, and a tenant's takes nothing from one that would act if it might.
+    pub(super) fn keeper<'a>(&self, id: SlotId, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+        let rule = &self.slots.get(&id)?.rule;
+        let former = cell.ours()?.rule.as_ref().filter(|former| former.kind == RuleKind::ClusterReplication)?;
+        let state = self.rules.get(former).filter(|_| former != rule)?;
+        let rests = match &state.rule {
+            Err(_) => true,
+            Ok(former) => rule.kind == RuleKind::Replication && (former.suspend || !state.may_yet()),
+        };
+        rests.then_some(former)
     }
 
     /// Whether a rule may have its cell as far as other rules of the platform go, which come before a tenant's. Unless they are seen

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Engine, Namespace, Role, Source, Tick, work::Timer};
+use super::{Engine, Namespace, Role, Source, Tick, wants::taken, work::Timer};
 use crate::{
     cell::{Cell, Leave, Phase, Step},
     meta::Checksum,
@@ -125,6 +125,13 @@ impl Engine {
             {
                 cell.failure = None;
                 self.work.back_off(name, cell, None, self.now, &self.settings);
+            }
+            Leave::Kept => {
+                let loser = cell.want.and_then(|id| Some((&self.slots.get(&id)?.rule, self.keeper(id, cell)?)));
+                let message = loser.map(|(loser, keeper)| taken(keeper, loser, name));
+                if let Some(message) = message {
+                    self.fail(name, cell, Failure { reason: Reason::RuleConflict, message: message.into() });
+                }
             }
             Leave::KindNotRecorded => self.record(cell.kind),
             // Something is still to be done, now or soon: what failed last is worth telling till then.

@@ -151,6 +151,9 @@ impl Engine {
             _ if synced => None,
             Step::Leave(Leave::NoSource) => goes_with_source(rule, slot, cell).then_some(DELETE),
             Step::Leave(Leave::Foreign(_)) => Some(CONFLICT),
+            Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.keeper(id, cell)).is_some() => {
+                Some(CONFLICT)
+            }
             Step::Create(_) => Some(CREATE),
             Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(UPDATE),
             _ => None,

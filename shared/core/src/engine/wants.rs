@@ -48,15 +48,22 @@ impl Lost {
             Cause::Taken(winner) => winner,
             Cause::Unset(variable) => return unset(variable),
         };
-        // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing else is.
-        let known = |home: &str| namespace == home || winner.namespace.as_deref() == Some(home);
         if **winner == *loser {
             "another source of this rule has this copy".to_owned()
-        } else if loser.namespace.as_deref().is_none_or(known) {
-            format!("{winner} has this copy")
         } else {
-            "another rule has this copy".to_owned()
+            taken(winner, loser, namespace)
         }
+    }
+}
+
+/// That another rule has a copy, to people who look at the rule that hasn't got it.
+pub(super) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String {
+    // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing else is.
+    let known = |home: &str| namespace == home || winner.namespace.as_deref() == Some(home);
+    if loser.namespace.as_deref().is_none_or(known) {
+        format!("{winner} has this copy")
+    } else {
+        "another rule has this copy".to_owned()
     }
 }
 

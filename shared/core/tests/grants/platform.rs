@@ -99,6 +99,59 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
 }
 
 #[test]
+fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
+    for rests in ["suspended", "refused", "nobody's"] {
+        let mut scene = Scene::new(&["home", "vault", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let p = scene.rule(cluster_replication("p", &copying("vault", "x", &["home", "to"])));
+        scene.show(&source("vault", "x"));
+        scene.done();
+        let mut elsewhere = copying("vault", "x", &["vault"]);
+        elsewhere["targets"][0]["name"] = json!("y");
+        let mut lifted = cluster_replication("p", &elsewhere);
+        elsewhere["suspend"] = json!(rests == "suspended");
+        let mut resting = cluster_replication("p", &elsewhere);
+        (resting.generation, lifted.generation) = (2, 3);
+        match rests {
+            "refused" => {
+                let refused = Refused { generation: 2, refusals: vec![] };
+                scene.engine.rule_applied(p, Err(refused), None, None, scene.now);
+            }
+            "suspended" => drop(scene.rule(resting)),
+            _ => scene.engine.rule_applied(p, Ok(resting), None, None, scene.now),
+        }
+        let mut own = copying("home", "own", &["home", "to"]);
+        own["targets"][0]["name"] = json!("x");
+        let id = scene.rule(replication("home", "r", &own));
+        scene.show(&source("home", "own"));
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "{rests}");
+        let status = scene.status(&id);
+        assert_eq!(words(&status, "Ready"), "False CopiesFailed", "{rests}");
+        let told: Vec<_> = status.failures.iter().map(|one| [&*one.namespace, &*one.reason, &*one.message]).collect();
+        // Of what is in others' namespaces he is told no more than that.
+        let platforms = ["home", "RuleConflict", "ClusterReplication/p has this copy"];
+        assert_eq!(told, [platforms, ["to", "RuleConflict", "another rule has this copy"]], "{rests}");
+        // It would be so, too, if his rule acted.
+        own["suspend"] = json!(true);
+        let mut previewed = replication("home", "r", &own);
+        previewed.generation = 2;
+        scene.rule(previewed);
+        let plan = scene.status(&id).plan.unwrap();
+        assert_eq!((plan.conflict, plan.update), (2, 0), "{rests}");
+        own["suspend"] = json!(false);
+        let mut acting = replication("home", "r", &own);
+        acting.generation = 3;
+        scene.rule(acting);
+        scene.rule(lifted);
+        scene.wait(60);
+        let done = scene.done();
+        assert!(["write home/x", "write to/x"].iter().all(|write| done.contains(&(*write).to_owned())), "{rests}");
+        assert_eq!(words(&scene.status(&id), "Ready"), "True Synced", "{rests}");
+    }
+}
+
+#[test]
 fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     let (known, _) = contested();
     let unreadable = Unreadable::Forbidden { verb: "list" };
@@ -168,9 +221,11 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     assert_eq!(scene.done(), [] as [&str; 0], "not all rules have been shown");
     assert!(!scene.errands.contains(&Errand::ConfirmRule(p.clone())));
     scene.engine.rule_applied(p.clone(), Err(Refused { generation: 1, refusals: vec![] }), None, None, scene.now);
-    scene.engine.rules_listed(RuleKind::ClusterReplication, &[p.clone(), q].into(), scene.now);
+    scene.engine.rules_listed(RuleKind::ClusterReplication, &[p.clone(), q.clone()].into(), scene.now);
     scene.wait(60);
     assert_eq!(scene.done(), [] as [&str; 0], "what that rule wants nobody knows");
+    let failures = scene.status(&q).failures;
+    assert_eq!((&*failures[0].reason, &*failures[0].message), ("RuleConflict", "ClusterReplication/p has this copy"));
     scene.engine.rule_gone(&p, scene.now);
     scene.wait(60);
     assert_eq!(scene.done(), [] as [&str; 0], "whether it is gone only a read tells");
