@@ -231,3 +231,30 @@ fn what_changes_nothing_is_no_fight() {
     assert!(applied < 10, "{applied}");
     assert!(!world.engine.notices().is_empty());
 }
+
+/// Nothing was written, so there is nothing that anybody could have undone.
+#[test]
+fn a_repair_that_is_refused_is_no_fight() {
+    for reason in [Reason::Timeout, Reason::AdmissionDenied] {
+        let answer = |_: &mut World, _: &Request| match reason {
+            Reason::Timeout => Outcome::of_silence(reason, "no answer"),
+            _ => refused(reason),
+        };
+        let patch = json!([{"op": "add", "path": "/spec/names", "value": ["$(namespace.name)"]}]);
+        let mut world = World::new(Role::Keeper, 1, &json!({"transform": {"jsonPatch": patch}}));
+        world.run(Duration::ZERO, World::carry_out);
+        world.touch("team-0");
+        let mut tries = 0;
+        for _ in 0..60 {
+            tries += world.run(Duration::from_secs(58), answer).len();
+            let told = world.failures();
+            assert!(told.iter().all(|told| *told == reason.to_string()), "{told:?}");
+        }
+        assert!((12..30).contains(&tries), "{tries}");
+        world.run(Duration::from_mins(10), World::carry_out);
+        assert_eq!(world.failures(), [] as [&str; 0]);
+        // Nor is the next one put off for it.
+        world.touch("team-0");
+        assert!(matches!(world.run(Duration::from_millis(100), World::carry_out)[..], [Verb::Apply(_)]));
+    }
+}

@@ -128,6 +128,8 @@ impl Engine {
                 // What isn't ours may change or go unseen.
                 let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
                 let hopeless = lasting && matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
+                // Nothing was written that anybody could undo.
+                cell.repaired = 0;
                 self.fail(&ticket.namespace, cell, failure);
                 // The same bytes get the same answer, until what refused them is another: a schema, a limit, or who has a port.
                 let at_least = hopeless.then_some(self.settings.backoff_limit);
@@ -139,6 +141,7 @@ impl Engine {
             }
             (verb, Outcome::Unavailable { retry_after, failure }) => {
                 cell.leaving |= matches!(verb, Verb::Delete(..));
+                cell.repaired = 0;
                 self.fail(&ticket.namespace, cell, failure);
                 self.work.back_off(&ticket.namespace, cell, retry_after, self.now, &self.settings);
             }
@@ -189,13 +192,14 @@ impl Engine {
                 // What is seen by now may be this very write, of which the watch was quicker to tell.
                 let written = ticket.version != Some(seen.version);
                 cell.good = Some(Good { version: seen.version, managers: seen.managers });
+                let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;
                 if !written {
                     // Nobody had undone anything.
                     cell.repaired = 0;
                 }
-                if cell.repaired == 0 {
+                if cell.repaired == 0 || was_refused {
                     cell.streak = 0;
                 }
                 let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));

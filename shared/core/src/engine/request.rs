@@ -152,7 +152,8 @@ impl Engine {
         let last = Duration::from_millis(cell.repaired);
         let pause = delay(&self.settings, cell.streak);
         if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
-            cell.streak = 0;
+            // What was refused is tried again after pauses that grow, too, until it is let through.
+            cell.streak = if cell.refused() { cell.streak } else { 0 };
         } else {
             let due = last + pause;
             if self.now < due {
@@ -182,6 +183,13 @@ impl Engine {
         let group_kind = &self.kinds.get(usize::from(kind.0))?.group_kind;
         let mut served = self.served.iter().filter(|(gvk, _)| gvk.is_of(group_kind));
         served.find_map(|(_, served)| served.namespaced()).cloned()
+    }
+}
+
+impl Cell {
+    /// Whether the server refused the last write, or didn't answer it.
+    pub(super) fn refused(&self) -> bool {
+        self.failure.as_ref().is_some_and(|failing| failing.failure.reason != Reason::Conflict)
     }
 }
 
