@@ -52,10 +52,12 @@ impl Res {
     }
 
     pub fn of(group: &str, kind: &str) -> Self {
-        *COPIED
-            .iter()
-            .find(|res| *res.gvk().kind == *kind && *res.gvk().group == *group)
-            .expect("a kind that is copied")
+        match (group, kind) {
+            ("", "Secret") => Self::Secret,
+            ("", "ConfigMap") => Self::ConfigMap,
+            ("example.com", "Widget") => Self::Widget,
+            _ => panic!("{kind} of {group:?} isn't copied"),
+        }
     }
 
     pub fn resource(self) -> Resource {

@@ -8,7 +8,7 @@ mod transform;
 
 use std::{cell::OnceCell, fmt};
 
-use mimeo_api::{ClusterReplication, ClusterReplicationSpec, Replication};
+use mimeo_api::{ClusterReplication, Replication};
 use mimeo_core::rule::{Refusal, Rule};
 use serde_json::{Value, json};
 
@@ -66,9 +66,15 @@ pub struct RuleSpec {
     pub typed: Typed,
 }
 
-/// What a spec is once it was read; says nothing that the spec doesn't.
+/// What a spec is once it was read, by the object of that uid and generation; says nothing that the spec doesn't.
 #[derive(Default)]
-pub struct Typed(OnceCell<Box<ClusterReplicationSpec>>);
+pub struct Typed(OnceCell<Box<Read>>);
+
+struct Read {
+    uid: String,
+    generation: i64,
+    rule: Result<Rule, Vec<Refusal>>,
+}
 
 impl Clone for Typed {
     fn clone(&self) -> Self {
@@ -97,17 +103,25 @@ impl RuleSpec {
         Some(true)
     }
 
-    /// The rule as the API server shows it.
+    /// The rule as the API server shows it, which it does whenever its status changes.
     pub fn parse(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
+        let read =
+            || Box::new(Read { uid: object.uid.clone(), generation: object.generation, rule: self.read(object) });
+        let known = self.typed.0.get_or_init(read);
+        if (&known.uid, known.generation) != (&object.uid, object.generation) {
+            return self.read(object);
+        }
+        known.rule.clone().map(|rule| Rule { resource_version: object.version, ..rule })
+    }
+
+    fn read(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
         const PASSES: &str = "the CRD's schema lets it pass";
         let (metadata, status) = (object.meta(), object.status.clone());
         if object.key.res == Res::Replication {
             let spec = serde_json::from_value(self.json(&object.key.namespace)).expect(PASSES);
             return Rule::parse_replication(&Replication { metadata, spec, status });
         }
-        // It is asked for often.
-        let typed = || Box::new(serde_json::from_value(self.json("")).expect(PASSES));
-        let spec = (**self.typed.0.get_or_init(typed)).clone();
+        let spec = serde_json::from_value(self.json("")).expect(PASSES);
         Rule::parse(&ClusterReplication { metadata, spec, status })
     }
 
