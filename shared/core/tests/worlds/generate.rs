@@ -1,6 +1,7 @@
 //! Worlds by number: the same number is the same world, everywhere.
 
 mod chance;
+mod plots;
 mod rules;
 mod shrink;
 mod tenants;
@@ -13,7 +14,7 @@ use self::{
 };
 use super::{
     server::{Key, Res},
-    spec::{Event, Fields, Story},
+    spec::{Event, Fields, Nth, Story},
     tables::{CARRIED, COPY_MARKS},
 };
 
@@ -91,6 +92,11 @@ fn foreign(chance: &mut Chance) -> Event {
 }
 
 fn edit(chance: &mut Chance) -> Event {
+    let nth = chance.below(64);
+    edited(chance, nth)
+}
+
+fn edited(chance: &mut Chance, nth: Nth) -> Event {
     let path = chance.of(&[
         "data/a",
         "data/a",
@@ -109,7 +115,7 @@ fn edit(chance: &mut Chance) -> Event {
         "fin/example.com/held" => Some(String::new()),
         _ => chance.some(75, value),
     };
-    Event::Edit(chance.below(64), path.to_owned(), value)
+    Event::Edit(nth, path.to_owned(), value)
 }
 
 /// What happens, in a world in which namespaces have rules of their own or in one in which they haven't.
@@ -173,14 +179,25 @@ pub fn story(seed: u64) -> Story {
         first.extend(chance.few(1, some_grant));
     }
     first.extend(chance.few(2, foreign));
+    let plot = chance.some(25, plots::plot).unwrap_or_default();
+    first.extend(plot.first);
     let mut steps = vec![first];
-    for _ in 0..chance.below(6) {
+    for _ in 0..chance.below(if plot.then.is_empty() { 6 } else { 4 }) {
         let mut step = vec![event(chance, tenants)];
-        // Who comes after it knows nothing of whose it was.
-        let forgotten = matches!(step[0], Event::Clear(_) | Event::Disown(_)) && chance.percent(60);
-        step.extend(forgotten.then_some(Event::Restart));
+        // Who comes after it knows nothing of whose it was, nor of what it was.
+        if let Event::Clear(nth) | Event::Disown(nth) = step[0]
+            && chance.percent(60)
+        {
+            step.extend(chance.some(30, |chance| edited(chance, nth)));
+            step.push(Event::Restart);
+        }
         step.extend(chance.some(25, |chance| event(chance, tenants)));
         steps.push(step);
+    }
+    let mut at = 0;
+    for event in plot.then {
+        at += 1 + chance.below(steps.len() - at);
+        steps.insert(at, vec![event]);
     }
     Story(steps)
 }

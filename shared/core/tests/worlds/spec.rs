@@ -13,7 +13,7 @@ use mimeo_core::rule::{Refusal, Rule};
 use serde_json::{Value, json};
 
 pub use self::{
-    events::{Event, Fields, Story},
+    events::{Event, Fields, Nth, Story},
     grants::{Access, GrantSpec, Granted},
     targets::{By, Exclude, Op, Pattern, Selector, Target},
     transform::{Data, Keys, Piece, Text, Transform},

@@ -173,9 +173,11 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 21] = [
+pub const OTHERS: [&str; 24] = [
     "won by the platform",
     "passed on to a tenant",
+    "kept from a tenant by a rule that rests",
+    "kept by a rule that is refused",
     "granted no more",
     "won by mark",
     "won by age",
@@ -195,6 +197,7 @@ pub const OTHERS: [&str; 21] = [
     "restart",
     "taken back by its uid",
     "taken back by its content",
+    "not taken back",
 ];
 
 // ---- a copy that is no longer wanted ----

@@ -83,25 +83,14 @@ impl Model {
         let stripped = object.is_some_and(|object| object.stripped() && !object.ours());
         let mut conflict = spec.conflict;
         if stripped && conflict == Policy::Fail && spec.strategy != Strategy::CreateOnce {
-            // What it is not taken back for is hardly ever made up.
-            if found == Found::Same {
-                coverage.other("taken back by its content");
-            }
+            coverage.other(if found == Found::Same { "taken back by its content" } else { "not taken back" });
             conflict = if found == Found::Same { Policy::Adopt } else { Policy::Fail };
         } else if object.is_some_and(|object| object.ours() && !object.owned()) {
             coverage.other("taken back by its uid");
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
-        if then == Then::Write
-            && rule.res == Res::Replication
-            && let Some(platforms) = self.objects.get(key).filter(|object| object.ours()).and_then(Object::rule)
-            && platforms.res == Res::Rule
-        {
-            let idle = |rule: &Rule| rule.spec.suspend || render::refused(&platforms, &rule.spec);
-            if self.rules.get(&platforms).is_some_and(idle) {
-                return Err("what is said of a cell that a rule of the platform's keeps from a tenant while it rests");
-            }
-            coverage.other("passed on to a tenant");
+        if then == Then::Write && self.kept(key, rule, coverage) {
+            return Ok(State::Failed("RuleConflict"));
         }
         let state = match then {
             Then::Write if self.changes_type(key, &copy) && contested => {
@@ -131,6 +120,28 @@ impl Model {
         Ok(state)
     }
 
+    /// Whether what is there stays the copy of another rule, one of the platform's that does nothing: what it wants isn't known while it is
+    /// refused, and to a tenant's rule it leaves only what it wants no more though it acts.
+    fn kept(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
+        let copy = self.objects.get(key).filter(|object| object.ours());
+        let Some(of) = copy.and_then(Object::rule).filter(|of| of.res == Res::Rule && of != rule) else { return false };
+        let refused = |rule: &Rule| render::refused(&of, &rule.spec);
+        let tenants = rule.res == Res::Replication;
+        match self.rules.get(&of) {
+            Some(former) if refused(former) && !tenants => coverage.other("kept by a rule that is refused"),
+            Some(former) if tenants && (former.spec.suspend || refused(former)) => {
+                coverage.other("kept from a tenant by a rule that rests");
+            }
+            _ => {
+                if tenants {
+                    coverage.other("passed on to a tenant");
+                }
+                return false;
+            }
+        }
+        true
+    }
+
     /// Whether what is there would have to become another type of Secret.
     fn changes_type(&self, key: &Key, copy: &Content) -> bool {
         let type_ = self.objects.get(key).and_then(|object| object.value("type"));
@@ -139,6 +150,7 @@ impl Model {
 
     fn write(&mut self, key: &Key, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> State {
         let typed = self.changes_type(key, copy);
+        let before = self.objects.get(key).map(Object::values);
         let object = self.objects.entry(key.clone()).or_default();
         if typed && !object.ours() && spec.conflict == Policy::Adopt {
             coverage.other("not adopted for its type");
@@ -154,9 +166,8 @@ impl Model {
             }
         }
         let object = self.objects.entry(key.clone()).or_default();
-        let before = object.values();
         object.apply(copy, spec.strategy, coverage);
-        if !before.is_empty() && object.values() != before {
+        if before.is_some_and(|before| object.values() != before) {
             self.rewritten.insert(key.clone());
         }
         State::Synced

@@ -107,11 +107,6 @@ impl Model {
             return Err("whose a copy is whose entry is gone");
         }
         let of_rule = copy.and_then(Object::rule);
-        let refused = |rule: &Key| self.rules.get(rule).is_some_and(|known| render::refused(rule, &known.spec));
-        // A tenant's rule takes no copy from one of the platform's that rests, be it suspended or refused.
-        if *rank == Res::Rule && of_rule.as_ref().is_some_and(refused) {
-            return Err("another's copy of a rule that is refused");
-        }
         let marked = of_rule.filter(|rule| rules.contains(rule));
         let oldest = rules.iter().map(|name| self.rules[*name].born).min().expect("no claim without a rule");
         let mut eldest = rules.into_iter().filter(|name| self.rules[*name].born == oldest);

@@ -157,13 +157,13 @@ impl Model {
             Deed::Create(key, fields) => drop(self.objects.insert(key.clone(), Object::theirs(fields))),
             Deed::Change(key, changes) => {
                 let object = self.objects.get_mut(key).expect("chosen because it is there");
+                // Where nobody owns anything, nobody comes to own what is changed, until it is applied.
+                let theirs = object.fields.is_empty() || !object.ownerless();
                 for (path, value) in changes {
                     match value {
                         Some(value) if object.value(path) == Some(value) => {}
                         Some(value) => drop(
-                            object
-                                .fields
-                                .insert(path.clone(), Owned { value: value.clone(), mine: false, theirs: true }),
+                            object.fields.insert(path.clone(), Owned { value: value.clone(), mine: false, theirs }),
                         ),
                         None => drop(object.fields.remove(path)),
                     }

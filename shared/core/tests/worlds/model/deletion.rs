@@ -61,7 +61,10 @@ impl Model {
         let Some(name) = object.rule() else { return Err("a copy without its rule's mark") };
         let Some(Rule { spec, .. }) = self.rules.get(&name) else {
             let last = self.last.get(&name).ok_or("a copy of a rule that never was")?;
-            if object.value("ann/mimeo.dev/retention").map(str::to_owned) != render::retention_mark(last) {
+            // What its namespace remembers as created once stays, whatever was said on it before.
+            let seed = (self.namespaces[&key.namespace].id, name.clone(), key.clone());
+            let told = object.value("ann/mimeo.dev/retention").map(str::to_owned) == render::retention_mark(last);
+            if !told && !self.seeded.contains(&seed) {
                 return Err("a policy that its copies were never told of");
             }
             let keep = last.retention.rule_deleted;
