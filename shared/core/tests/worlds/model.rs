@@ -107,10 +107,21 @@ impl Model {
 
     /// The copy of this source here; none without a source.
     fn copy(&self, rule: &Key, source: &Key, key: &Key, coverage: &mut Coverage) -> Result<Option<Content>, Withheld> {
-        let Some(object) = self.objects.get(source) else { return Ok(None) };
-        let place = Place { source, namespace: &key.namespace, labels: &self.namespaces[&key.namespace].labels };
         let spec = &self.rules[rule].spec;
-        render::copy(rule, spec, &object.values(), &place, super::process::CLUSTER, coverage).map(Some)
+        let Some(content) = self.content(spec, source) else { return Ok(None) };
+        let place = Place { source, namespace: &key.namespace, labels: &self.namespaces[&key.namespace].labels };
+        if spec.inline.contains_key(source) {
+            coverage.other("what stands in the rule");
+        }
+        render::copy(rule, spec, &content, &place, super::process::CLUSTER, coverage).map(Some)
+    }
+
+    /// What a source of a rule's has in it, if it is there; of one that stands in the rule with its variables as they are.
+    fn content(&self, spec: &RuleSpec, source: &Key) -> Option<Content> {
+        match spec.inline.get(source) {
+            Some(fields) => Some(fields.iter().map(|(path, text)| (path.clone(), text.text())).collect()),
+            None => self.objects.get(source).map(Object::values),
+        }
     }
 
     /// Rules that name it as their source.
@@ -168,9 +179,9 @@ impl Model {
                 let mut sources: Vec<&Key> = rule.spec.sources.iter().collect();
                 sources.retain(|source| self.may(name, Access::Read, source, coverage));
                 of.ungranted |= sources.len() < rule.spec.sources.len();
-                of.sourceless = sources.iter().any(|source| !self.objects.contains_key(source));
-                let mut there = sources.into_iter().filter_map(|key| Some((key, self.objects.get(key)?)));
-                of.unread = there.any(|(key, source)| render::uncopied(&rule.spec, key.res, &source.values()));
+                of.sourceless = sources.iter().any(|source| self.content(&rule.spec, source).is_none());
+                let mut there = sources.into_iter().filter_map(|key| Some((key, self.content(&rule.spec, key)?)));
+                of.unread = there.any(|(key, source)| render::uncopied(&rule.spec, key.res, &source));
             }
         }
         let nameless: Vec<&(String, Res)> = told.values().flat_map(|told| &told.nameless).collect();

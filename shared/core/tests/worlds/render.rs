@@ -52,11 +52,25 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
     let sets = spec.transform.labels.set.iter().chain(&spec.transform.annotations.set).map(|(_, text)| text);
     let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
-    sets.chain(names.clone()).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
+    let texts = spec.inline.values().flatten().map(|(_, text)| text);
+    // An inline source has no namespace.
+    let mut all = sets.clone().chain(names.clone()).chain(texts.clone());
+    if !spec.inline.is_empty() && all.any(|text| has(text, |piece| *piece == Piece::SourceNamespace)) {
+        return true;
+    }
+    sets.chain(names.clone()).chain(texts).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
         || (spec.conflict == Policy::Overwrite || rule.res == Res::Replication)
             && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
         || (spec.conflict != Policy::Fail && rule.res == Res::Replication)
             && spec.targets.iter().any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
+}
+
+/// What a source has in it here: with its variables filled in, if it is inline.
+pub fn filled(spec: &RuleSpec, source: &Content, place: &Place<'_>) -> Result<Content, Withheld> {
+    match spec.inline.get(place.source) {
+        None => Ok(source.clone()),
+        Some(fields) => fields.iter().map(|(path, text)| Ok((path.clone(), fill(text, place)?))).collect(),
+    }
 }
 
 /// Kept is what is included and not excluded; nothing said of what is included means everything.
@@ -121,6 +135,7 @@ pub fn copy(
     if uncopied(spec, place.source.res, source) {
         return Err(Withheld::Refused);
     }
+    let source = &filled(spec, source, place)?;
     if place.source.res == Res::Secret {
         copy.insert("type".to_owned(), type_of(spec, source));
     }
@@ -147,8 +162,7 @@ pub fn copy(
         mark("label/mimeo.dev/replication", &format!("{home}.{name}"));
         mark("ann/mimeo.dev/rule", &format!("Replication/{home}/{name}"));
     }
-    let Key { res, namespace, name } = place.source;
-    mark("ann/mimeo.dev/source", &format!("{}/{namespace}/{name}", res.gvk()));
+    mark("ann/mimeo.dev/source", &origin(place.source));
     mark("ann/mimeo.dev/cluster", cluster);
     mark("ann/mimeo.dev/checksum", OPAQUE);
     if spec.strategy == Strategy::Replace {
@@ -163,6 +177,15 @@ pub fn copy(
         mark("ann/mimeo.dev/retention", &retention);
     }
     Ok(copy)
+}
+
+/// How a copy names its source.
+pub fn origin(Key { res, namespace, name }: &Key) -> String {
+    if namespace.is_empty() {
+        format!("inline/{}/{name}", res.gvk())
+    } else {
+        format!("{}/{namespace}/{name}", res.gvk())
+    }
 }
 
 /// On a copy when it isn't all Delete. How it is written is Mimeo's own affair; here it says what it is.

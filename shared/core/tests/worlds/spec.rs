@@ -6,7 +6,7 @@ mod grants;
 mod targets;
 mod transform;
 
-use std::{cell::OnceCell, fmt};
+use std::{cell::OnceCell, collections::BTreeMap, fmt};
 
 use mimeo_api::{ClusterReplication, Replication};
 use mimeo_core::rule::{Refusal, Rule};
@@ -51,10 +51,15 @@ pub struct Retention {
     pub source_deleted: Keep,
 }
 
+/// The objects that stand in a rule, by what names them.
+pub type Inline = BTreeMap<Key, Vec<(String, Text)>>;
+
 /// The spec of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
+    /// What is named, and what is inline, which is in no namespace.
     pub sources: Vec<Key>,
+    pub inline: Inline,
     pub targets: Vec<Target>,
     pub transform: Transform,
     pub strategy: Strategy,
@@ -129,6 +134,9 @@ impl RuleSpec {
     fn json(&self, home: &str) -> Value {
         let source = |key: &Key| {
             let gvk = key.res.gvk();
+            if let Some(fields) = self.inline.get(key) {
+                return json!({"inline": inline(key, fields)});
+            }
             let mut source = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "name": key.name});
             if key.namespace != home {
                 source["namespace"] = key.namespace.as_str().into();
@@ -157,6 +165,24 @@ impl RuleSpec {
         }
         spec
     }
+}
+
+/// An object of these fields.
+fn inline(key: &Key, fields: &[(String, Text)]) -> Value {
+    let gvk = key.res.gvk();
+    let mut object = json!({
+        "apiVersion": gvk.api_version(), "kind": *gvk.kind, "metadata": {"name": key.name, "labels": {}, "annotations": {}},
+    });
+    for (path, text) in fields {
+        let (part, name) = path.split_once('/').expect("no type, since it is no Secret");
+        let part = match part {
+            "label" => &mut object["metadata"]["labels"],
+            "ann" => &mut object["metadata"]["annotations"],
+            part => &mut object[part],
+        };
+        part[name] = text.text().into();
+    }
+    object
 }
 
 /// The kinds that copies are of here.

@@ -173,7 +173,7 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 24] = [
+pub const OTHERS: [&str; 25] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -184,6 +184,7 @@ pub const OTHERS: [&str; 24] = [
     "won by name",
     "a source's own cell",
     "a chain of rules",
+    "what stands in the rule",
     "a terminating namespace",
     "suspended",
     "source missing",

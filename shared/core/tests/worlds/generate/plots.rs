@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     server::{Key, Res},
-    spec::{By, Event, Keep, Piece, Policy, RuleSpec, Strategy, Target, Text},
+    spec::{By, Event, Inline, Keep, Piece, Policy, RuleSpec, Strategy, Target, Text},
 };
 
 /// What happens first, and what in later steps.
@@ -70,6 +70,7 @@ fn alike(chance: &mut Chance, spec: &RuleSpec) -> RuleSpec {
     let target = |target: &Target| Target { by: By::Names(target.by.exact().to_vec()), ..target.clone() };
     RuleSpec {
         sources: spec.sources.clone(),
+        inline: spec.inline.clone(),
         targets: spec.targets.iter().map(target).collect(),
         transform: spec.transform.clone(),
         suspend: false,
@@ -85,6 +86,7 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     let tenants = Key::new(Res::Replication, home, name);
     let by_name = |source: &Key, by: By, name: Option<Text>, spec: Box<RuleSpec>| RuleSpec {
         sources: vec![source.clone()],
+        inline: Inline::new(),
         targets: vec![Target { by, exclude: None, name }],
         transform: crate::spec::Transform::default(),
         ..*spec

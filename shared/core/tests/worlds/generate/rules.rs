@@ -4,8 +4,8 @@ use super::chance::Chance;
 use crate::{
     server::{Key, Res},
     spec::{
-        By, Data, Exclude, Keep, Keys, Op, Pattern, Piece, Policy, Retention, RuleSpec, Selector, Strategy, Target,
-        Text, Transform, Typed,
+        By, Data, Exclude, Inline, Keep, Keys, Op, Pattern, Piece, Policy, Retention, RuleSpec, Selector, Strategy,
+        Target, Text, Transform, Typed,
     },
 };
 
@@ -166,6 +166,19 @@ fn transform(chance: &mut Chance, kinds: &[Res]) -> Transform {
     }
 }
 
+/// Of an object that stands in its rule.
+fn fields(chance: &mut Chance, res: Res) -> Vec<(String, Text)> {
+    let part = if res == Res::Widget { "spec" } else { "data" };
+    let mut fields = vec![(format!("{part}/a"), text(chance, Vec::new()))];
+    fields.extend(chance.some(50, |chance| (format!("{part}/b"), text(chance, vec![Piece::Literal("HOME")]))));
+    fields.extend(
+        chance.some(30, |chance| (format!("ann/{}", chance.of(&["note", "helm.sh/chart"])), text(chance, Vec::new()))),
+    );
+    fields
+        .extend(chance.some(30, |chance| ("label/app".to_owned(), Text(vec![Piece::Text(chance.of(&["v1", "v2"]))]))));
+    fields
+}
+
 fn keep(chance: &mut Chance) -> Keep {
     if chance.percent(30) { Keep::Retain } else { Keep::Delete }
 }
@@ -186,6 +199,15 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
     if chance.percent(30) {
         named.reverse();
     }
+    let mut inline = Inline::new();
+    if chance.percent(15) {
+        let key = Key::new(chance.of(&[Res::ConfigMap, Res::ConfigMap, Res::Widget]), "", "i0");
+        if chance.percent(60) {
+            named.clear();
+        }
+        inline.insert(key.clone(), fields(chance, key.res));
+        named.push(key);
+    }
     let kinds: Vec<Res> = named.iter().map(|key| key.res).collect();
     let several = named.len() > 1;
     let mut targets = vec![target(chance, several)];
@@ -193,6 +215,7 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
     let strategy = [Strategy::CreateOnce, Strategy::Replace, Strategy::Apply][chance.below(6).min(2)];
     Box::new(RuleSpec {
         sources: named,
+        inline,
         targets,
         transform: transform(chance, &kinds),
         strategy,

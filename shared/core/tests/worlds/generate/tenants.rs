@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     server::{Key, Res},
-    spec::{Access, By, Event, GrantSpec, Granted, Policy, RuleSpec, Target},
+    spec::{Access, By, Event, GrantSpec, Granted, Inline, Policy, RuleSpec, Target},
 };
 
 /// Where these rules live, and how they are called.
@@ -74,7 +74,7 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     if kinds.contains(&Res::Widget) {
         spec.transform.data = crate::spec::Data::default();
     }
-    Box::new(RuleSpec { sources: named, targets, ..spec })
+    Box::new(RuleSpec { sources: named, inline: Inline::new(), targets, ..spec })
 }
 
 fn grant(chance: &mut Chance, access: Access, home: &'static str, kind: Res) -> GrantSpec {

@@ -48,7 +48,7 @@ impl Model {
         if spec.strategy == Strategy::CreateOnce && !seeded && !there && self.emptied.contains(key) {
             return Err("whether a seed was there before it was taken away");
         }
-        if seeded && self.objects.get(key).is_some_and(Object::ours) && !self.objects.contains_key(source) {
+        if seeded && self.objects.get(key).is_some_and(Object::ours) && self.content(&spec, source).is_none() {
             self.end(key, Why::SourceDeleted, rule, spec.retention.source_deleted, coverage)?;
         }
         let copy = match self.copy(rule, source, key, coverage) {
@@ -179,8 +179,7 @@ impl Model {
         let Some(copy) = self.objects.get(key).filter(|object| object.ours() && !object.deleting) else {
             return Ok(State::Open);
         };
-        let Key { res, namespace, name } = source;
-        let of_this = copy.value("ann/mimeo.dev/source") == Some(&format!("{}/{namespace}/{name}", res.gvk()));
+        let of_this = copy.value("ann/mimeo.dev/source") == Some(&render::origin(source));
         if copy.rule().as_ref() != Some(rule) || !of_this {
             return Err("another copy where the source is missing");
         }

@@ -46,7 +46,7 @@ impl Model {
                         unnamed.push(which);
                         coverage.other("variable unset in name");
                         // A source that gives no copy comes first.
-                        let object = self.objects.get(source).map(Object::values);
+                        let object = self.content(spec, source);
                         let gives = object.is_some_and(|object| !render::uncopied(spec, source.res, &object));
                         told.nameless.insert((namespace.clone(), source.res));
                         let state = if gives { State::Failed("VariableUnset") } else { State::Open };
