@@ -511,6 +511,29 @@ fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
     }
 }
 
+/// Whoever comes later knows nothing of it.
+#[test]
+fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() {
+    let mut scene = scene(Role::Keeper, &json!({}));
+    scene.meet(foreign());
+    scene.spared("didn't write");
+    scene.change(&once());
+    scene.created();
+
+    let mut scene = self::scene(Role::Keeper, &once());
+    scene.created();
+    scene.note();
+    scene.removed();
+    assert!(scene.next().is_none());
+    let other = rule("other", "home", &once());
+    scene.engine.rule_applied(other.id.clone(), Ok(other), author(), None, NOW);
+    vouch(&mut scene.engine, NOW);
+    // By its name this one comes first.
+    let look = scene.expect(Verb::Look, None);
+    scene.answer(&look, Outcome::Absent);
+    scene.expect(Verb::Create, Some(Why::Missing));
+}
+
 #[test]
 fn a_rule_that_comes_to_keep_its_copies_brings_them_back_and_forgets() {
     let mut scene = scene(Role::Keeper, &once());

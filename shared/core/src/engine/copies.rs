@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Engine, Tick};
+use super::{Engine, Role, Tick};
 use crate::{
     cell::{Belief, Cell, Content, Phase},
     kind::GroupKind,
@@ -74,6 +74,16 @@ impl Cell {
     pub(super) fn release(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Idle;
+        }
+    }
+
+    /// A rule comes to create its copies once: that counts which is there now, and not what was when it was another rule's, or when
+    /// nobody watched it.
+    pub(super) fn look_anew(&mut self, same_rule: bool) {
+        match &self.belief {
+            Belief::Vanished(uid) if !same_rule => self.belief = Belief::Taken(Some(*uid)),
+            Belief::Present(seen) if !seen.ours() && seen.unwatched(Role::Keeper) => self.belief = Belief::Unknown,
+            _ => {}
         }
     }
 

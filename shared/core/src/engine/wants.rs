@@ -11,7 +11,7 @@ use crate::{
     kind::GroupKind,
     outcome::Reason,
     render::unset,
-    rule::{Rule, RuleId},
+    rule::{Rule, RuleId, Strategy},
     selection::Labels,
     slot::{KindId, Slot, SlotId},
     template::Variable,
@@ -106,6 +106,10 @@ impl Engine {
             }
             let owners =
                 [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
+            let rule = owners[1].as_ref().and_then(|id| self.rules.get(id)?.rule.as_ref().ok());
+            if self.settings.role == Role::Keeper && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce) {
+                cell.look_anew(owners[0] == owners[1]);
+            }
             cell.want = want;
             cell.streak = 0;
             cell.start_over();
