@@ -16,7 +16,7 @@ use super::read;
 /// One of `cases.yaml`, which says what it means.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct Example {
     alert: String,
     case: String,
     series: BTreeMap<String, String>,
@@ -30,7 +30,7 @@ struct Case {
     clusters: bool,
 }
 
-impl Case {
+impl Example {
     /// As promtool has it.
     fn test(&self, own: &Value) -> Result<Value> {
         let mut labels: BTreeMap<String, String> = serde_json::from_value(own.clone())?;
@@ -69,7 +69,7 @@ fn run(command: &mut Command) -> Result<String> {
 #[test]
 fn alerts_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let cases: Vec<Case> = serde_yaml::from_str(&read("tests/tests/alerts/cases.yaml")?)?;
+    let cases: Vec<Example> = serde_yaml::from_str(&read("tests/tests/alerts/cases.yaml")?)?;
     let file: Value = serde_yaml::from_str(&read("manifests/chart/files/alerts.yaml")?)?;
     for (clusters, mut groups) in [(false, file), (true, of_several_clusters()?)] {
         // Templates and all: they are looked at here, and left out below, where each would have to be spelled out.
@@ -84,7 +84,7 @@ fn alerts_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
             labels.insert(rule["alert"].as_str().context("no name")?.to_owned(), rule["labels"].clone());
         }
         fs::write(&rules, json!({"groups": groups}).to_string())?;
-        let chosen: Vec<&Case> = cases.iter().filter(|case| case.clusters == clusters).collect();
+        let chosen: Vec<&Example> = cases.iter().filter(|case| case.clusters == clusters).collect();
         let tests = chosen.iter().map(|case| case.test(labels.get(&case.alert).context(case.alert.clone())?));
         let tests: Vec<Value> = tests.collect::<Result<_>>()?;
         let tests = json!({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests});
