@@ -1,5 +1,7 @@
 //! A backup in another cluster, where all uids are others: what docs/lifecycle.md promises under "Restore".
 
+use std::io::Write as _;
+
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::PostParams;
@@ -8,8 +10,8 @@ use kube::{Api, Client, ResourceExt as _};
 use mimeo_api::ClusterReplication;
 use mimeo_tests::author::{Author, WRITE, secrets};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, annotation, any, condition, delete, merge, of, put, rule, uid, value, version,
-    wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Setting, annotation, any, condition, delete, kubectl, merge, of, put, rule, uid, value,
+    version, wait_for, wait_gone,
 };
 use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, eventually, install_crd, unique};
 use serde_json::{Value, json};
@@ -50,6 +52,14 @@ async fn restore(client: &Client, object: &Value) -> Result<DynamicObject> {
     let api = any(client, api_version, kind, text("/metadata/namespace"))?;
     let object = serde_json::from_value(object.clone())?;
     Ok(api.create(&PostParams::default(), &object).await?)
+}
+
+/// By another client: what those of tests write into Secrets is planted, and this is to be as it was.
+fn restore_key(cluster: &ControlPlane, object: &Value) -> Result<()> {
+    let mut file = tempfile::NamedTempFile::with_suffix(".json")?;
+    file.write_all(object.to_string().as_bytes())?;
+    kubectl(cluster, ["create".to_owned(), "-f".to_owned(), file.path().display().to_string()])?;
+    Ok(())
 }
 
 /// Rules in the old cluster, one copy of which its owner had for good, and who wrote them.
@@ -125,7 +135,11 @@ async fn a_restored_rule_is_in_force_with_its_former_author_as_long_as_its_key_i
     }
     let is_late = |object: &&Value| object["metadata"]["name"] == *late.name;
     for object in old.backup.0.iter().filter(|object| !is_late(object)) {
-        restore(&client, object).await?;
+        if object["metadata"]["name"] == KEY {
+            restore_key(&cluster, object)?;
+        } else {
+            restore(&client, object).await?;
+        }
     }
     let theirs = of::<Secret>(&client, &old.namespaces[0]).get("kept").await?;
     let seed = of::<Secret>(&client, &old.namespaces[0]).get("once").await?;
