@@ -16,11 +16,12 @@ use kube::{Api, Client};
 use crate::scenario::SOON;
 use crate::wait::eventually;
 
-/// A name that nothing else has: the prefix, a word per process and a count.
+/// A name that nothing else has: the prefix, a word per process and a count. All of a prefix are equally long: what API servers tell
+/// is cut at a length.
 pub fn unique(prefix: &str) -> String {
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("names") & 0xff_ffff);
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("{prefix}-{:06x}-{}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
+    format!("{prefix}-{:06x}-{:03}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Creates a namespace with these labels and returns it as stored.
