@@ -152,7 +152,7 @@ impl Engine {
                     continue;
                 }
                 let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
-                if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, kind, name, namespace)) {
+                if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, slot, name, namespace)) {
                     let cells = lost.entry(id.clone()).or_default();
                     cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(keeper.clone()) });
                     continue;
@@ -213,13 +213,27 @@ impl Engine {
         rank(a) < rank(b)
     }
 
-    /// Whether that rule, whose mark a copy carries, may want it once its author is known: then no other takes it meanwhile, for it would
-    /// keep it. Which sources a selector of the rule finds isn't looked at till then.
-    fn waits_for_author(&self, id: &RuleId, kind: &GroupKind, name: &str, namespace: &Namespace) -> bool {
-        let state = self.rules.get(id).filter(|state| !state.vouched());
-        state
-            .and_then(|state| state.rule.as_ref().ok())
-            .is_some_and(|rule| rule.kinds.iter().any(|gvk| gvk.is_of(kind)) && rule.matches(name, &namespace.labels))
+    /// Whether that rule, whose mark the copy in a slot's place carries, may want it once its author is known: then no other takes it
+    /// meanwhile, for it would keep it. A wider kind of rule would have it all the same, so from those a tenant's keeps nothing: anybody
+    /// may write one of which nobody is known to be the author. Which sources a selector of the rule finds isn't looked at till then.
+    fn waits_for_author(&self, keeper: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
+        let state = self.rules.get(keeper).filter(|state| !state.vouched() && keeper.kind <= slot.rule.kind);
+        let Some((state, rule)) = state.and_then(|state| Some((state, state.rule.as_ref().ok()?))) else {
+            return false;
+        };
+        let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
+        let selects = rule.selectors.iter().any(|selector| selector.gvk.is_of(kind));
+        let place = namespace.place(name);
+        let copy = slot.name.at(place);
+        if self.is_own_source(state, kind, name, &copy) {
+            return false;
+        }
+        let makes = |slots: &Vec<SlotId>| {
+            let mut made = slots.iter().filter_map(|id| self.slots.get(id));
+            selects || made.any(|made| made.kind == slot.kind && made.name.at(place) == copy)
+        };
+        let mut targets = rule.targets.iter().zip(&state.slots);
+        targets.any(|(target, slots)| target.selection.matches(name, &namespace.labels) && makes(slots))
     }
 
     /// Whether a rule wants a copy there that nobody else may change.

@@ -151,6 +151,42 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
     }
 }
 
+/// Anybody may write a rule that nobody answers for, as while the webhook is away, and mark what is theirs as its copy.
+#[test]
+fn a_rule_that_nobody_answers_for_keeps_what_it_would_make_from_rules_of_its_own_rank_alone() {
+    for (keeper, copy, loser, kept) in [
+        ("Replication/home/r", "x", "ClusterReplication", false),
+        ("Replication/home/r", "x", "Replication", true),
+        ("Replication/home/r", "y", "Replication", false),
+        ("ClusterReplication/q", "x", "ClusterReplication", true),
+        ("ClusterReplication/q", "y", "ClusterReplication", false),
+        ("ClusterReplication/q", "x", "Replication", true),
+    ] {
+        let mut scene = Scene::new(&["home", "vault"]);
+        scene.mark("home", "x", keeper);
+        let mut makes = copying("home", "own", &["home"]);
+        makes["targets"][0]["name"] = json!(copy);
+        let nobodys = match keeper {
+            "ClusterReplication/q" => cluster_replication("q", &makes),
+            _ => replication("home", "r", &makes),
+        };
+        scene.engine.rule_applied(nobodys.id.clone(), Ok(nobodys), None, None, scene.now);
+        let id = match loser {
+            "ClusterReplication" => scene.rule(cluster_replication("p", &copying("vault", "x", &["home"]))),
+            _ => {
+                scene.grant("vault", grant("Read", &to("home"), &[]));
+                scene.rule(replication("home", "s", &copying("vault", "x", &["home"])))
+            }
+        };
+        scene.show(&source("vault", "x"));
+        scene.wait(60);
+        let case = format!("{keeper} making {copy} against a {loser}");
+        // One that makes another copy is no author's yet: the platform's is not passed on to a tenant for that, but to its own.
+        assert_eq!(scene.done().contains(&"write home/x".to_owned()), !kept, "{case}");
+        assert_eq!(scene.status(&id).failures.is_empty(), !kept, "{case}");
+    }
+}
+
 #[test]
 fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     let (known, _) = contested();

@@ -92,7 +92,7 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
             let created = server.get(&Key::new(Res::Rule, "", name)).map(|rule| rule.created);
             (claims[name].spec.by == By::Denied && marked != Some(name), marked != Some(name), created, name.to_owned())
         };
-        if marked.is_some_and(|name| waits_for_author(server, name, key.res, namespace)) {
+        if marked.is_some_and(|name| waits_for_author(server, name, &key, namespace)) {
             for loser in claims.keys() {
                 *lost.entry(loser.clone()).or_default() += 1;
             }
@@ -108,11 +108,13 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
 }
 
 /// Whether that rule has no author and may want a copy there once it has: nobody takes one from it till then.
-fn waits_for_author(server: &Server, rule: &str, res: Res, namespace: &Object) -> bool {
+fn waits_for_author(server: &Server, rule: &str, key: &Key, namespace: &Object) -> bool {
     let spec = server.get(&Key::new(Res::Rule, "", rule)).and_then(|rule| rule.spec.as_ref());
     spec.is_some_and(|spec| {
-        let of_kind = spec.sources.iter().any(|source| SOURCES[*source].0 == res);
-        spec.by == By::Nobody && !spec.invalid && of_kind && spec.matches(&namespace.key.name, &namespace.labels())
+        let mut cells = cells_of(spec, &namespace.key.name, &namespace.labels()).into_iter();
+        // What it will select nobody knows yet.
+        let makes = |cell: &Key| if spec.picks { cell.res == key.res } else { cell == key };
+        spec.by == By::Nobody && cells.any(|(cell, _)| makes(&cell))
     })
 }
 
