@@ -4,6 +4,7 @@
 mod admission;
 mod floor;
 mod seen;
+mod size;
 mod story;
 mod table;
 
@@ -24,6 +25,12 @@ struct Flags {
     /// New namespaces, one after another, whose copies are timed
     #[arg(long, default_value_t = 200)]
     arrivals: usize,
+    /// Namespaces that the last rules fill, for what a copy takes of memory; 0 leaves that out
+    #[arg(long, default_value_t = 10_000)]
+    many_namespaces: usize,
+    /// Rules that fill them, of one Secret each
+    #[arg(long, default_value_t = 10)]
+    many_rules: usize,
     /// File for the results as JSON
     #[arg(long)]
     json: Option<PathBuf>,
@@ -35,7 +42,7 @@ struct Flags {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let results = story::run(flags.namespaces, flags.bytes, flags.arrivals).await?;
+    let results = story::run(&flags).await?;
     results.print();
     if let Some(path) = &flags.json {
         results.write_json(path)?;
@@ -43,5 +50,7 @@ async fn main() -> anyhow::Result<()> {
     if let Some(path) = &flags.markdown {
         results.write_markdown(path)?;
     }
+    let over = results.over();
+    anyhow::ensure!(over.is_empty(), "over their bounds: {}", over.join("; "));
     Ok(())
 }

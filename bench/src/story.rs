@@ -12,15 +12,15 @@ use mimeo_tests::{AuditEvent, ControlPlane, Pair, eventually};
 use serde_json::json;
 
 use crate::{
-    admission,
+    Flags, admission,
     floor::{self, Floor, call, namespace},
     seen::Watcher,
     table::Results,
 };
 
-const SOURCES: &str = "platform";
+pub(crate) const SOURCES: &str = "platform";
 const SOURCE: &str = "registry";
-const JSON: &str = "application/json";
+pub(crate) const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 
 #[derive(Parser)]
@@ -29,31 +29,35 @@ struct Connection {
     client: ClientArgs,
 }
 
-struct Stage {
+/// The control plane, the pair, and what was found so far.
+pub(crate) struct Stage {
     control_plane: ControlPlane,
     clients: Clients,
-    pair: Pair,
+    pub(crate) pair: Pair,
     seen: Watcher,
     namespaces: Vec<String>,
-    payload: String,
+    pub(crate) payload: String,
     floor: Floor,
-    results: Results,
+    pub(crate) results: Results,
 }
 
 /// Measures everything.
-pub(crate) async fn run(count: usize, bytes: usize, arrivals: usize) -> Result<Results> {
-    let mut stage = Stage::set(count, bytes).await?;
+pub(crate) async fn run(flags: &Flags) -> Result<Results> {
+    let mut stage = Stage::set(flags.namespaces, flags.bytes).await?;
     stage.tell_floor();
     let checksum = stage.fan_out().await?;
     let checksum = stage.rotation(&checksum).await?;
     stage.repairs().await?;
-    stage.arrivals(arrivals).await?;
+    stage.arrivals(flags.arrivals).await?;
     stage.arrivals_at_once(50).await?;
     stage.memory(true)?;
     let checksum = stage.restart(&checksum).await?;
     stage.unrelated(5000).await?;
     stage.catching_up(&checksum).await?;
     admission::measure(&mut stage.results, &stage.pair.url()).await?;
+    if flags.many_namespaces > 0 {
+        stage.many(flags.many_namespaces, flags.many_rules).await?;
+    }
     Ok(stage.results)
 }
 
@@ -98,7 +102,7 @@ impl Stage {
         }
     }
 
-    fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.clients.requests
     }
 
@@ -139,7 +143,7 @@ impl Stage {
             .await?;
         let count = self.namespaces.len();
         let (last, checksum) = self.seen.all(SOURCE, count, "").await?;
-        self.compare("fan-out", last - begun, self.floor.apply_create, 1.3);
+        self.compare("fan-out", last - begun, self.floor.apply_create, 1.15);
         self.per_copy("requests per copy, fan-out", &mark, 1).await?;
         Ok(checksum)
     }
@@ -157,7 +161,7 @@ impl Stage {
             checksum = new;
         }
         took.sort();
-        self.compare("rotation", took[1], self.floor.apply_update, 1.3);
+        self.compare("rotation", took[1], self.floor.apply_update, 1.15);
         let after = self.processor_time()?;
         for (index, name) in ["webhook", "reconciler"].into_iter().enumerate() {
             let spent = after[index].saturating_sub(before[index]) / 3;
@@ -228,8 +232,8 @@ impl Stage {
         }
         took.sort();
         let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
-        self.compare("new namespace: copy visible, p50", at(50), self.floor.one_create, 5.0);
-        self.compare("new namespace: copy visible, p99", at(99), self.floor.one_create, 5.0);
+        self.compare("new namespace: copy visible, p50", at(50), self.floor.one_create, 3.0);
+        self.compare("new namespace: copy visible, p99", at(99), self.floor.one_create_p99, 3.0);
         self.compare("new namespace: copy visible, max", at(100), self.floor.one_create, f64::INFINITY);
         self.settled(count).await?;
         let requests = self.requests(&mark).await?.len();
@@ -280,7 +284,7 @@ impl Stage {
         Ok([of(self.pair.webhooks.first())?, of(self.pair.reconciler.as_ref())?])
     }
 
-    fn memory(&mut self, bounded: bool) -> Result<[f64; 2]> {
+    pub(crate) fn memory(&mut self, bounded: bool) -> Result<[f64; 2]> {
         let webhook = mebibytes(self.pair.webhooks.first_mut().context("a webhook")?.program.resident_bytes()?);
         let reconciler = mebibytes(self.pair.reconciler.as_mut().context("a reconciler")?.program.resident_bytes()?);
         if bounded {
@@ -319,7 +323,7 @@ impl Stage {
             .await
     }
 
-    async fn stop_reconciler(&mut self) -> Result<()> {
+    pub(crate) async fn stop_reconciler(&mut self) -> Result<()> {
         if let Some(mut reconciler) = self.pair.reconciler.take() {
             reconciler.program.stop(Duration::from_secs(30)).await?;
         }
@@ -378,7 +382,7 @@ async fn warm_up(client: &Client) -> Result<()> {
     call(client, Method::DELETE, &format!("{rules}/warm-up"), JSON, String::new()).await
 }
 
-async fn create_namespaces(client: &Client, names: &[String]) -> Result<()> {
+pub(crate) async fn create_namespaces(client: &Client, names: &[String]) -> Result<()> {
     let calls = stream::iter(names).map(|name| async {
         call(client, Method::POST, "/api/v1/namespaces", JSON, namespace(name, &[]).to_string()).await
     });

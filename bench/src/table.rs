@@ -57,6 +57,11 @@ impl Results {
         std::iter::once(HEAD.map(str::to_owned)).chain(rows).collect()
     }
 
+    /// The figures that are over their bounds.
+    pub(crate) fn over(&self) -> Vec<&str> {
+        self.rows.iter().filter(|row| row.holds() == "NO").map(|row| row.figure.as_str()).collect()
+    }
+
     /// To standard output.
     #[allow(clippy::print_stdout)] // It is what the program is for.
     pub(crate) fn print(&self) {
