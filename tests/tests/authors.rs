@@ -69,14 +69,25 @@ async fn who_writes_a_spec_is_its_author_whatever_the_rule_says() -> Result<()> 
     let first = stamp(&scene, &spec.name).await?;
     assert_eq!(author_in(first.clone())?, ann.name);
 
-    // What she writes into the stamp is not stored, be it with a new rule or beside an old one's spec.
+    // Another's stamp on a new rule is not stored, and she isn't taken for its author unasked.
     let other = unique(&scene.tag);
     object["metadata"]["name"] = json!(other);
     create(&ann.client, "clusterreplications", &object).await?;
-    assert_eq!(author_in(stamp(&scene, &other).await?)?, ann.name);
     let all = rules(admin);
-    assert_eq!(annotation(&all.get(&other).await?, "note"), Some("x"));
+    let created = all.get(&other).await?;
+    assert_eq!([AUTHOR, SEAL, "note"].map(|key| annotation(&created, key)), [Some("unknown"), None, Some("x")]);
+    scene.wait_condition(&other, "Authorized", "False", "AuthorUnknown").await?;
+    merge(&rules(&ann.client), &other, json!({"metadata": {"annotations": {AUTHOR: "me"}}})).await?;
+    assert_eq!(author_in(stamp(&scene, &other).await?)?, ann.name);
     assert_ne!(stamp(&scene, &other).await?, first, "a stamp is of one rule");
+    // One that says who she is, as of a rule that she has read, is as good as none.
+    let again = unique(&scene.tag);
+    object["metadata"]["name"] = json!(again);
+    let (author, seal) = first.clone().context("no stamp")?;
+    object["metadata"]["annotations"] = json!({AUTHOR: author, SEAL: seal});
+    create(&ann.client, "clusterreplications", &object).await?;
+    assert_eq!(author_in(stamp(&scene, &again).await?)?, ann.name);
+    assert_ne!(stamp(&scene, &again).await?, first);
 
     // What others do to the metadata changes nothing, and takes no right but to the rule.
     let bob = Author::new(&scene, &[]).await?;

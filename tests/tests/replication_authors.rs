@@ -66,6 +66,9 @@ async fn who_writes_a_tenants_spec_is_its_author_whatever_the_rule_says() -> Res
     forged["metadata"]["annotations"] = json!({AUTHOR: r#"{"username":"system:admin"}"#, SEAL: "00", "note": "x"});
     let path = format!("namespaces/{}/replications", tenant.home);
     mimeo_tests::scenario::create(&tenant.client, &path, &forged).await?;
+    let created = tenant.rules().get("r").await?;
+    assert_eq!([AUTHOR, SEAL, "note"].map(|key| annotation(&created, key)), [Some("unknown"), None, Some("x")]);
+    merge(&tenant.rules(), "r", json!({"metadata": {"annotations": {AUTHOR: "me"}}})).await?;
     scene.wait_secret(&tenant.home, "copy", has("one")).await?;
     let first = tenant.rules().get("r").await?;
     assert_eq!((author(&first)?.as_str(), annotation(&first, "note")), (tenant.name(), Some("x")));

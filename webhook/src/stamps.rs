@@ -7,8 +7,9 @@
 use json_patch::Patch;
 use mimeo_core::{
     admission::{come_again, forbid},
+    names::AUTHOR,
     review::{Operation, Request, Verdict},
-    stamp::{Authorship, Stamp, authorship, generated_name, put},
+    stamp::{Authorship, Stamp, authorship, generated_name, put, unseal},
 };
 use mimeo_runtime::seal::{Key, Keyring};
 use serde_json::{Value, from_value, json};
@@ -26,11 +27,11 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         operations.push(json!({"op": "add", "path": "/metadata/name", "value": name}));
         object["metadata"]["name"] = name.into();
     }
-    let (stamp, warnings) = match stamp(app, &key, request, &object, deadline).await {
+    let (stamped, warnings) = match stamp(app, &key, request, &object, deadline).await {
         Ok(found) => found,
         Err(refusal) => return refusal,
     };
-    operations.extend(put(&object, stamp.as_ref()));
+    operations.extend(stamped);
     let patch: Patch = from_value(operations.into()).expect("literals of the patch's own form");
     Verdict::Patch { patch, warnings }
 }
@@ -43,33 +44,39 @@ pub(crate) fn key(app: &App) -> Option<std::sync::Arc<Key>> {
     }
 }
 
-/// The stamp that the object is to have, if any, and what its writer is told.
+/// What gives the object the stamp that it is to have, if any, and what its writer is told.
 async fn stamp(
     app: &App,
     key: &Key,
     request: &Request,
     object: &Value,
     deadline: Instant,
-) -> Result<(Option<Stamp>, Vec<String>), Verdict> {
+) -> Result<(Vec<Value>, Vec<String>), Verdict> {
     let (kind, user) = (&*request.kind.kind, &request.user);
     let old = request.old_object.as_ref().filter(|_| request.operation == Operation::Update);
     let before = old.filter(|old| key.author(kind, old).is_some()).and_then(Stamp::of);
-    let wanted = authorship(request.operation, old, object, before.is_some());
-    if wanted == Authorship::Before {
-        return Ok((before, vec![]));
-    }
     let too_long = || forbid(format!("user {:?} has more groups than can be noted beside a rule", user.name));
-    let writer = mimeo_core::stamp::author(user).ok_or_else(too_long).map(|_| key.stamp(kind, object, user))?;
-    if wanted == Authorship::Writer {
-        // None of a spec that makes no sense, which the validating hook refuses in better words.
-        return Ok((writer, vec![]));
+    let author = mimeo_core::stamp::author(user).ok_or_else(too_long);
+    let wanted = authorship(request.operation, author.as_deref().unwrap_or_default(), old, object, before.is_some());
+    if wanted == Authorship::Before {
+        return Ok((put(object, before.as_ref()), vec![]));
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    if wanted == Authorship::Nobody {
+        info!(kind, name, by = user.name, "restored without an author");
+        return Ok((unseal(), vec![unanswered(kind)]));
+    }
+    author?;
+    let writer = key.stamp(kind, object, user);
+    if wanted == Authorship::Writer {
+        // None of a spec that makes no sense, which the validating hook refuses in better words.
+        return Ok((put(object, writer.as_ref()), vec![]));
+    }
     match rules::may(app, request, object, deadline).await {
         Ok(()) => {
             info!(kind, name, author = user.name, "author found");
             Ok((
-                writer,
+                put(object, writer.as_ref()),
                 vec![format!(
                     "Mimeo: you are the author of this {kind} from now on, and must hold the rights that it takes"
                 )],
@@ -78,8 +85,16 @@ async fn stamp(
         Err(Verdict::Deny { message, .. }) => {
             let fate = if before.is_some() { "keeps its author" } else { "has no known author and does nothing" };
             info!(kind, name, by = user.name, message, "author not found");
-            Ok((before, vec![format!("Mimeo: this {kind} {fate}: {message}")]))
+            Ok((put(object, before.as_ref()), vec![format!("Mimeo: this {kind} {fate}: {message}")]))
         }
         Err(other) => Err(other),
     }
+}
+
+/// What is said to whoever creates a rule that says who else wrote it.
+fn unanswered(kind: &str) -> String {
+    format!(
+        "Mimeo: this {kind} says that somebody else wrote it elsewhere: it has no known author and does nothing until somebody answers \
+         for it, by setting annotation {AUTHOR} to me"
+    )
 }

@@ -23,6 +23,9 @@ use crate::{
 /// Longest text of an author, in bytes: an object has room for 256 KiB of annotations in all.
 const AUTHOR_LENGTH: usize = 64 << 10;
 
+/// Instead of an author: no text of [`author`]'s.
+const UNKNOWN: &str = "unknown";
+
 /// Prefix of what the API server says in `extra` of a credential.
 const CREDENTIAL: &str = "authentication.kubernetes.io/";
 
@@ -126,17 +129,44 @@ pub enum Authorship {
     /// Whoever writes it now if they may do all that it does, else who was it before, if anybody. So an object without an author
     /// gets one, and one whose author has lost the right another.
     WriterIfAllowed,
+    /// Nobody yet. It is created with the stamp of somebody else on it, as by a backup tool: whoever restores everything, with the
+    /// rights to everything, doesn't answer for what each rule does, and who did then needn't be trusted now.
+    Nobody,
 }
 
-/// Decides it for an object that is created, or changed from `old`; `valid` says whether the stamp on `old` is true. With a true
-/// one it takes another text in its place to say that somebody wants to be the author.
-pub fn authorship(operation: Operation, old: Option<&Value>, object: &Value, valid: bool) -> Authorship {
+/// Decides it for an object that `writer` (as [`author`] writes one) creates, or changes from `old`; `valid` says whether the stamp on
+/// `old` is true. With a true one it takes another text in its place to say that somebody wants to be the author: who writes the whole
+/// object anew, and knows of no stamp, says no such thing.
+pub fn authorship(operation: Operation, writer: &str, old: Option<&Value>, object: &Value, valid: bool) -> Authorship {
     match old.filter(|_| operation == Operation::Update) {
         Some(old) if old["spec"] != object["spec"] => Authorship::Writer,
-        Some(old) if valid && Stamp::of(old) == Stamp::of(object) => Authorship::Before,
+        Some(old) if valid && (is_bare(object) || Stamp::of(old) == Stamp::of(object)) => Authorship::Before,
         Some(_) => Authorship::WriterIfAllowed,
+        None if Stamp::of(object).is_some_and(|stamp| stamp.author != writer) => Authorship::Nobody,
         None => Authorship::Writer,
     }
+}
+
+/// Whether it has neither of the annotations.
+fn is_bare(object: &Value) -> bool {
+    [names::AUTHOR, names::SEAL].iter().all(|key| object["metadata"]["annotations"][key].is_null())
+}
+
+/// Whether the stamping hook has found [nobody](Authorship::Nobody) to be the author of what is created. Whatever else is created it seals.
+pub fn is_unanswered(object: &Value) -> bool {
+    Stamp::of(object).is_none() && object["metadata"]["annotations"][names::AUTHOR] == UNKNOWN
+}
+
+/// What says of an object that has a stamp that [nobody](Authorship::Nobody) is its author: not who the stamp says, who may be anybody.
+pub fn unseal() -> Vec<Value> {
+    vec![
+        json!({"op": "add", "path": annotation_path(names::AUTHOR), "value": UNKNOWN}),
+        json!({"op": "remove", "path": annotation_path(names::SEAL)}),
+    ]
+}
+
+fn annotation_path(key: &str) -> String {
+    format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1"))
 }
 
 /// What gives an object this stamp, or none, whatever it has: operations of a JSON patch, none where it has just that.
@@ -148,7 +178,7 @@ pub fn put(object: &Value, stamp: Option<&Stamp>) -> Vec<Value> {
         operations.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
     }
     for (key, wanted) in wanted {
-        let path = format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1"));
+        let path = annotation_path(key);
         match (annotations[key].as_str(), wanted) {
             (Some(there), Some(wanted)) if there == wanted => {}
             (_, Some(wanted)) => operations.push(json!({"op": "add", "path": path, "value": wanted})),
@@ -314,22 +344,36 @@ mod tests {
 
     #[test]
     fn who_changes_what_a_rule_does_is_its_author() {
-        use Authorship::{Before, Writer, WriterIfAllowed};
+        use Authorship::{Before, Nobody, Writer, WriterIfAllowed};
         let stamped = |spec: Value, seal: &str| json!({"metadata": {"annotations": {names::AUTHOR: "a", names::SEAL: seal}}, "spec": spec});
         let (rule, other, bare) = (stamped(spec(), "s"), stamped(json!({}), "s"), json!({"spec": spec()}));
+        let by_another = json!({"metadata": {"annotations": {names::AUTHOR: "b", names::SEAL: "s"}}, "spec": spec()});
+        let asks = json!({"metadata": {"annotations": {names::AUTHOR: "me"}}, "spec": spec()});
         let (create, update) = (Operation::Create, Operation::Update);
         for (operation, old, object, valid, want) in [
+            (create, None, &bare, false, Writer),
             (create, None, &rule, false, Writer),
+            (create, None, &by_another, false, Nobody),
             (update, Some(&other), &rule, true, Writer),
             (update, Some(&other), &rule, false, Writer),
             (update, Some(&rule), &rule, true, Before),
             (update, Some(&rule), &rule, false, WriterIfAllowed),
             (update, Some(&bare), &rule, false, WriterIfAllowed),
-            (update, Some(&rule), &bare, true, WriterIfAllowed),
+            (update, Some(&rule), &bare, true, Before),
+            (update, Some(&rule), &asks, true, WriterIfAllowed),
             (update, Some(&rule), &stamped(spec(), "x"), true, WriterIfAllowed),
         ] {
-            assert_eq!(authorship(operation, old, object, valid), want, "{operation:?} {old:?} {object} {valid}");
+            assert_eq!(authorship(operation, "a", old, object, valid), want, "{operation:?} {old:?} {object} {valid}");
         }
+    }
+
+    #[test]
+    fn what_is_restored_has_no_seal_and_names_nobody() {
+        let mut restored = json!({"metadata": {"annotations": {names::AUTHOR: "b", names::SEAL: "s"}}, "spec": spec()});
+        assert!(!is_unanswered(&restored));
+        json_patch::patch(&mut restored, &patch(unseal().into())).unwrap();
+        assert_eq!(restored["metadata"]["annotations"], json!({names::AUTHOR: UNKNOWN}));
+        assert!(is_unanswered(&restored) && !is_unanswered(&rule("registry", &spec())));
     }
 
     #[test]
