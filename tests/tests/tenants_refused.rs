@@ -141,6 +141,21 @@ fn bad_choices() -> Vec<Case> {
         ("a barrier", json!({"/barrier": "Required"}), &["unknown field \"spec.barrier\""]),
         ("Overwrite in another namespace", abroad("Overwrite"), &["spec.conflictPolicy", "must be Fail"]),
         ("Adopt in another namespace", abroad("Adopt"), &["spec.conflictPolicy", "must be Fail"]),
+        (
+            "Deny in another namespace",
+            json!({"/targets/0/namespaces": ["elsewhere"], "/driftPolicy": "Deny"}),
+            &["spec.driftPolicy", "must be Repair"],
+        ),
+        (
+            "finalizers in another namespace",
+            json!({"/targets/0/namespaces": ["elsewhere"], "/transform": {"finalizers": ["example.com/hold"]}}),
+            &["spec.transform.finalizers", "must be left out"],
+        ),
+        (
+            "the type of service account tokens",
+            json!({"/transform": {"type": "kubernetes.io/service-account-token"}}),
+            &["spec.transform.type", "must not be that of service account tokens or Helm releases"],
+        ),
         ("CreateOnce and Deny", once("driftPolicy", json!("Deny")), &["spec.driftPolicy", THEIRS]),
         ("CreateOnce and resync", once("resyncSeconds", json!(60)), &["spec.resyncSeconds", THEIRS]),
         (

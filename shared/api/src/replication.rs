@@ -91,7 +91,8 @@ pub struct ReplicationSpec {
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<ReplicationTarget>,
 
-    /// How the copies differ from their sources. If left out, they do not.
+    /// How the copies differ from their sources. If left out, they do not. Finalizers only where every target is this rule's own
+    /// namespace.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     pub transform: CopyTransform,
 
@@ -110,8 +111,8 @@ pub struct ReplicationSpec {
     pub conflict_policy: ConflictPolicy,
 
     /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
-    /// unless the namespace is being deleted; what no webhook could refuse is put right. Not with strategy CreateOnce,
-    /// whose copies are their namespace's. Default: Repair.
+    /// unless the namespace is being deleted; what no webhook could refuse is put right. Deny only where every target is this
+    /// rule's own namespace. Not with strategy CreateOnce, whose copies are their namespace's. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, map::Entry};
 use crate::{
     kind::GroupVersionKind,
     patch::JsonPatch,
-    render::SourceRefused,
+    render::{SourceRefused, never_copied},
     rule::{Refusal, Refusals, RuleKind, SourceRef, syntax},
     template::{Template, Variable},
 };
@@ -86,6 +86,9 @@ impl Transform {
         let at_type = format!("{field}.type");
         if let Some(text) = type_ {
             refusals.one(&at_type, syntax::secret_type(text));
+            if matches!(used, Use::Copies(_)) && never_copied(Some(text)).is_some() {
+                refusals.add(&at_type, "must not be that of service account tokens or Helm releases: who keeps these would take a copy for one");
+            }
             if !secrets {
                 refusals.add(at_type, "is only for Secrets");
             }
@@ -421,6 +424,14 @@ mod tests {
         let many = |n: usize| (0..n).map(|i| (format!("k{i}"), "v".repeat(5000))).collect::<BTreeMap<_, _>>();
         for (spec, want) in [
             (json!({"type": ""}), "t.type: must not be empty"),
+            (
+                json!({"type": "kubernetes.io/service-account-token"}),
+                "t.type: must not be that of service account tokens",
+            ),
+            (
+                json!({"type": "helm.sh/release.v1"}),
+                "t.type: must not be that of service account tokens or Helm releases",
+            ),
             (json!({"labels": {"include": ["a b"]}}), "t.labels.include[0]: \"a b\" is neither"),
             (json!({"annotations": {"exclude": ["x", ""]}}), "t.annotations.exclude[1]: must not be empty"),
             (

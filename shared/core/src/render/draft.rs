@@ -149,7 +149,11 @@ fn draft(
     };
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
-        secret_type(rule, &mut body)?;
+        if let Some(wanted) = rule.transform.secret_type() {
+            body.insert("type".into(), wanted.into());
+        }
+        // Whether it came so or was made so: a token controller would fill the copy in, and Helm believe it.
+        never_copied(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     rule.transform.copy_data(&mut body).map_err(SourceRefused::SameKey)?;
     let from = |field: &str| object.get("metadata").and_then(|m| m.get(field)).and_then(Value::as_object);
@@ -297,15 +301,7 @@ fn remove(content: &mut Map<String, Value>, path: &[&str]) {
     }
 }
 
-fn secret_type(rule: &Rule, body: &mut Map<String, Value>) -> Result<(), SourceRefused> {
-    if let Some(wanted) = rule.transform.secret_type() {
-        body.insert("type".into(), wanted.into());
-        return Ok(());
-    }
-    never_copied(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)
-}
-
-/// Why Secrets of that type are never copied as such, if they aren't.
+/// Why no copy is a Secret of that type, if none is.
 pub(crate) fn never_copied(secret_type: Option<&str>) -> Option<SourceRefused> {
     match secret_type {
         Some("kubernetes.io/service-account-token") => Some(SourceRefused::ServiceAccountToken),

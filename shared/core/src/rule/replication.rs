@@ -141,6 +141,16 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         let why = "must be Fail: the others are only for rules whose targets are all their own namespace";
         refusals.add("spec.conflictPolicy", why);
     }
+    if abroad && spec.drift_policy != mimeo_api::DriftPolicy::Repair {
+        // Consent to copies isn't leave to refuse their namespace's owners.
+        let why = "must be Repair: Deny is only for rules whose targets are all their own namespace";
+        refusals.add("spec.driftPolicy", why);
+    }
+    if abroad && !spec.transform.common.finalizers.is_empty() {
+        // They would hold up the deletion of a namespace whose owners don't run what removes them.
+        let why = "must be left out: they are only for rules whose targets are all their own namespace";
+        refusals.add("spec.transform.finalizers", why);
+    }
 }
 
 /// Refuses what would be slow to compare with every key of a source, each time that changes.
@@ -309,6 +319,16 @@ mod tests {
                 json!({"sources": sources(), "targets": [{"namespaces": ["a"]}], "conflictPolicy": "Adopt"}),
                 "spec.conflictPolicy: must be Fail",
             ),
+            (
+                json!({"sources": sources(), "targets": [{"namespaces": ["home", "a"]}], "driftPolicy": "Deny"}),
+                "spec.driftPolicy: must be Repair",
+            ),
+            (
+                json!({
+                    "sources": sources(), "targets": [{"namespaces": ["a"]}], "transform": {"finalizers": ["example.com/hold"]},
+                }),
+                "spec.transform.finalizers: must be left out",
+            ),
         ] {
             let refused = parse(&spec).unwrap_err();
             assert!(refused[0].starts_with(begins), "{refused:?}");
@@ -317,5 +337,10 @@ mod tests {
             let own = json!({"sources": sources(), "targets": [{"namespaces": ["home"], "name": "x"}], "conflictPolicy": policy});
             assert_eq!(parse(&own).unwrap().conflict, parsed);
         }
+        let own = json!({
+            "sources": sources(), "targets": [{"namespaces": ["home"], "name": "x"}],
+            "driftPolicy": "Deny", "transform": {"finalizers": ["example.com/hold"]},
+        });
+        assert!(parse(&own).is_ok(), "at home they are their owner's business");
     }
 }
