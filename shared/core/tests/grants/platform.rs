@@ -171,12 +171,11 @@ fn a_rule_that_nobody_answers_for_keeps_what_it_would_make_from_rules_of_its_own
             _ => replication("home", "r", &makes),
         };
         scene.engine.rule_applied(nobodys.id.clone(), Ok(nobodys), None, None, scene.now);
-        let id = match loser {
-            "ClusterReplication" => scene.rule(cluster_replication("p", &copying("vault", "x", &["home"]))),
-            _ => {
-                scene.grant("vault", grant("Read", &to("home"), &[]));
-                scene.rule(replication("home", "s", &copying("vault", "x", &["home"])))
-            }
+        let id = if loser == "ClusterReplication" {
+            scene.rule(cluster_replication("p", &copying("vault", "x", &["home"])))
+        } else {
+            scene.grant("vault", grant("Read", &to("home"), &[]));
+            scene.rule(replication("home", "s", &copying("vault", "x", &["home"])))
         };
         scene.show(&source("vault", "x"));
         scene.wait(60);
