@@ -60,6 +60,8 @@ ready() {
     case $1 in
     etcd) answers http://127.0.0.1:2379/health ;;
     kube-apiserver) answers https://127.0.0.1:6443/readyz ;;
+    # Not before it has found containerd: it ends for want of that, and there is nothing here that would start it again.
+    kubelet) answers http://127.0.0.1:10248/healthz ;;
     containerd) ctr --address "$run/containerd.sock" version >/dev/null 2>&1 ;;
     *) true ;;
     esac
