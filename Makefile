@@ -16,10 +16,10 @@ control-plane: ## Build kube-apiserver, kube-controller-manager, etcd and kubect
 	@tests/control-plane/build.sh
 
 helm: ## Build Helm once, into the cache
-	@tests/node/helm/build.sh
+	@tests/tools/build.sh helm
 
 promtool: ## Build Prometheus' promtool once, into the cache
-	@tests/promtool/build.sh
+	@tests/tools/build.sh promtool
 
 test: control-plane helm promtool ## Run every test, on a real control plane where one is needed
 	@.ci/test

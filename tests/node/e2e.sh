@@ -62,7 +62,7 @@ trap 'exit 130' INT TERM HUP
 
 cd "$top"
 "$top/tests/control-plane/build.sh" kube-proxy kube-scheduler kubelet >/dev/null
-"$here/helm/build.sh" >/dev/null
+"$top/tests/tools/build.sh" helm >/dev/null
 "$here/image.sh" pause "$work/pause.tar"
 "$here/image.sh" mimeo "$top" "$work/mimeo.tar" e2e
 # What is upgraded from, programs and chart: the commit before this one. A checkout of one commit alone, or none, has only today's.

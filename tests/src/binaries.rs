@@ -1,5 +1,5 @@
 //! Where the programs of others are: those of the control plane built on first use by `control-plane/build.sh`, or
-//! `KUBEBUILDER_ASSETS`, Helm by `node/helm/build.sh`, and promtool by `promtool/build.sh`.
+//! `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 ///
 /// Takes 5 to 10 minutes the first time on a machine and some milliseconds from then on; progress goes to stderr.
 pub(crate) async fn directory() -> Result<PathBuf> {
-    tokio::task::spawn_blocking(|| build("control-plane/build.sh"))
+    tokio::task::spawn_blocking(|| build("control-plane/build.sh", &[]))
         .await
         .context("the build of the control plane was interrupted")?
 }
@@ -26,7 +26,7 @@ pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
 
 /// `helm`, without arguments; built on first use, which takes some minutes. It reads and writes no configuration of the user's.
 pub(crate) fn helm() -> Result<Command> {
-    let mut command = Command::new(build("node/helm/build.sh")?);
+    let mut command = Command::new(build("tools/build.sh", &["helm"])?);
     // Repositories and plugins of whoever runs the tests have no say.
     for (variable, folder) in [("HELM_CONFIG_HOME", "config"), ("HELM_CACHE_HOME", "cache"), ("HELM_DATA_HOME", "data")]
     {
@@ -37,13 +37,14 @@ pub(crate) fn helm() -> Result<Command> {
 
 /// Where `promtool` is; built on first use, which takes some minutes.
 pub(crate) fn promtool() -> Result<PathBuf> {
-    build("promtool/build.sh")
+    build("tools/build.sh", &["promtool"])
 }
 
 /// What a script says that it has built.
-fn build(script: &str) -> Result<PathBuf> {
+fn build(script: &str, args: &[&str]) -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let output = Command::new(&script)
+        .args(args)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

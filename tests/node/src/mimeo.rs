@@ -116,7 +116,9 @@ impl Mimeo {
 
     /// Runs Helm in Mimeo's namespace; returns what it wrote.
     pub async fn helm(&self, args: &[&str]) -> Result<String> {
-        let program = run(Command::new(workspace().join("tests/node/helm/build.sh"))).await?;
+        let mut build = Command::new(workspace().join("tests/tools/build.sh"));
+        build.arg("helm");
+        let program = run(build).await?;
         let mut helm = Command::new(program.trim());
         helm.env("KUBECONFIG", self.node.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
         run(helm).await
