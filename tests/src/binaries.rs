@@ -1,5 +1,5 @@
 //! Where the programs of others are: those of the control plane built on first use by `control-plane/build.sh`, or
-//! `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`.
+//! `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`; and their definitions, fetched on first use.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -38,6 +38,25 @@ pub(crate) fn helm() -> Result<Command> {
 /// Where `promtool` is; built on first use, which takes some minutes.
 pub(crate) fn promtool() -> Result<PathBuf> {
     build("tools/build.sh", &["promtool"])
+}
+
+/// Files of custom resources' definitions in the modules that `definitions/go.mod` pins, by their paths there: of each the first
+/// module's that has it.
+pub(crate) fn definitions(paths: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut go = Command::new("go");
+    go.args(["mod", "download", "-json"]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("definitions"));
+    let output = go.output().context("failed to run go")?;
+    if !output.status.success() {
+        bail!("{go:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let modules = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
+    let folders = modules.map(|module| Ok(module?["Dir"].as_str().context("a module without a folder")?.into()));
+    let folders: Vec<PathBuf> = folders.collect::<Result<_>>()?;
+    let find = |path: &&str| {
+        let files = folders.iter().map(|folder| folder.join(path));
+        files.into_iter().find(|file| file.is_file()).with_context(|| format!("no module has {path}"))
+    };
+    paths.iter().map(find).collect()
 }
 
 /// What a script says that it has built.

@@ -548,3 +548,17 @@ pub fn helm() -> Result<std::process::Command> {
 pub fn promtool() -> Result<std::path::PathBuf> {
     crate::binaries::promtool()
 }
+
+/// The definitions of others' kinds of which the chart may have objects, as their projects publish them.
+///
+/// # Errors
+/// When they can't be fetched.
+pub fn definitions_of_others() -> Result<Vec<std::path::PathBuf>> {
+    crate::binaries::definitions(&[
+        "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+        "deploy/crds/cert-manager.io_certificates.yaml",
+        "deploy/crds/cert-manager.io_issuers.yaml",
+    ])
+}

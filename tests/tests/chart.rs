@@ -380,22 +380,6 @@ fn labels_of_one_object_win_over_those_of_all() -> Result<()> {
     Ok(())
 }
 
-/// Definitions of the kinds of others that the chart can have objects of: enough for the API server to take them.
-fn definition(group: &str, version: &str, kind: &str) -> Value {
-    let plural = format!("{}s", kind.to_lowercase());
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{plural}.{group}")},
-        "spec": {
-            "group": group, "scope": "Namespaced", "names": {"kind": kind, "plural": plural},
-            "versions": [{
-                "name": version, "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    })
-}
-
 #[tokio::test]
 async fn an_api_server_takes_every_set() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
@@ -403,11 +387,10 @@ async fn an_api_server_takes_every_set() -> Result<()> {
     for name in [NAMESPACE, "platform", "team-a", "team-b"] {
         create_namespace(&client, name, &[]).await?;
     }
-    let monitoring =
-        ["ServiceMonitor", "PodMonitor", "PrometheusRule"].map(|kind| ("monitoring.coreos.com", "v1", kind));
-    let cert_manager = ["Certificate", "Issuer"].map(|kind| ("cert-manager.io", "v1", kind));
-    for (group, version, kind) in monitoring.into_iter().chain(cert_manager) {
-        scenario::apply(&client, &definition(group, version, kind)).await?;
+    for file in scenario::definitions_of_others()? {
+        // Some are too long for the annotation in which kubectl would note what it applied.
+        let file = file.display().to_string();
+        scenario::kubectl(&control_plane, ["apply", "--server-side", "-f", file.as_str()])?;
     }
     // The policy's parameters are of a kind that must be there.
     let crds = workspace().join("manifests/crds");
