@@ -1,4 +1,4 @@
-# Both programs as static binaries, and nothing else. Builds with any builder that knows stages:
+# Both programs as static binaries, and the licences of what is in them. Builds with any builder that knows stages:
 #
 #     docker build -t mimeo:dev .        buildah build -t mimeo:dev .
 #
@@ -6,8 +6,9 @@
 #
 #     docker build --platform linux/arm64 -t mimeo:dev .
 #
-# The tag is the toolchain of rust-toolchain.toml, which is left out of the context: rustup would fetch clippy for it. Another
-# image with that toolchain and a C compiler will do: --build-arg BUILDER=...
+# The tag is the toolchain of rust-toolchain.toml, which is left out of the context: rustup would fetch clippy for it. A tag may be
+# moved to another image; a digest may not: --build-arg BUILDER=rust@sha256:... Another Debian with that toolchain and a C compiler
+# will do as well.
 ARG BUILDER=rust:1.95.0-slim-bookworm
 FROM --platform=$BUILDPLATFORM ${BUILDER} AS build
 # Set by the builder, from --platform.
@@ -27,15 +28,19 @@ RUN set -eu; \
     # are packed: a list of each would be a fifteenth of the image.
     printf '[build]\ntarget = "%s"\n[target.%s]\nlinker = "%s"\nrustflags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]\n' \
         "$target" "$target" "$compiler" >/config.toml; \
-    echo "$target" >/target
+    echo "$target $compiler" >/target
 COPY . .
-RUN cargo build --config /config.toml --locked --release -p mimeo-webhook -p mimeo-reconciler \
- && cd "target/$(cat /target)/release" && mv mimeo-webhook mimeo-reconciler /
+RUN set -eu; read -r target compiler </target; \
+    cargo build --config /config.toml --locked --release -p mimeo-webhook -p mimeo-reconciler; \
+    ./licenses.sh "$target" "$compiler" >/licenses.txt; \
+    # A twentieth of the room; without a name and a time, so that it is the same each time.
+    gzip --best --no-name /licenses.txt; \
+    cd "target/$target/release"; mv mimeo-webhook mimeo-reconciler /
 
 # No shell, no CA certificates: the only server that is called is the API server, whose CA comes with the service account.
 FROM scratch
 LABEL org.opencontainers.image.title="Mimeo" \
       org.opencontainers.image.description="Keeps copies of Kubernetes objects where they are needed" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /mimeo-webhook /mimeo-reconciler /
+COPY --from=build /mimeo-webhook /mimeo-reconciler /licenses.txt.gz /
 USER 65532:65532

@@ -64,7 +64,7 @@ mimeo)
         build "$tag" --platform "$5"
     else
         sources=$(cd "$context" &&
-            { rustc --version && find Dockerfile Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum; } |
+            { rustc --version && find Dockerfile LICENSE licenses.sh Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum; } |
             sha256sum | cut -c 1-12)
         if ! images inspect --type image "localhost/mimeo:$sources" >/dev/null 2>&1; then
             mkdir -p "$cache/target"

@@ -1,4 +1,4 @@
-//! The image: two static programs and nothing else, for a user without rights, small, and the same wherever it is built.
+//! The image: two static programs with the licences of what is in them, for a user without rights, small, and the same wherever it is built.
 
 use std::{
     fs,
@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 /// In bytes, as it lies on a node's disk; what is pulled is compressed.
 const LIMIT: usize = 25 << 20;
+/// The licences of what is in it.
+const LICENSES: &str = "licenses.txt.gz";
 /// What the header of an ELF file calls its machine.
 const X86_64: usize = 62;
 const AARCH64: usize = 183;
@@ -99,10 +101,11 @@ impl Image {
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect::<Result<_>>()?;
         files.sort();
-        let mut programs = PROGRAMS.map(|program| program.name().to_owned());
-        programs.sort();
-        assert_eq!(files, programs);
-        let mut unpacked = 0;
+        let programs = PROGRAMS.map(|program| program.name().to_owned());
+        let mut all = [&programs[..], &[LICENSES.to_owned()]].concat();
+        all.sort();
+        assert_eq!(files, all);
+        let mut unpacked = licenses_of_all_that_is_linked(&root.join(LICENSES), machine)?;
         for program in programs {
             let bytes = fs::read(root.join(&program))?;
             unpacked += bytes.len();
@@ -112,6 +115,24 @@ impl Image {
         ensure!(unpacked <= LIMIT, "{unpacked} bytes");
         Ok(pulled)
     }
+}
+
+/// Whatever is linked is named there, and not without a text. Returns the size of the file.
+fn licenses_of_all_that_is_linked(file: &Path, machine: usize) -> Result<usize> {
+    let text = run(Command::new("gzip").args(["--decompress", "--stdout"]).arg(file))?;
+    for named in ["Apache License", "serde-1.", "==== ring-", "Rust Standard Library", "libc.a, of Debian's package"] {
+        ensure!(text.contains(named), "{LICENSES} has no {named}");
+    }
+    let target = if machine == X86_64 { "x86_64-unknown-linux-gnu" } else { "aarch64-unknown-linux-gnu" };
+    let mut tree = Command::new("cargo");
+    tree.current_dir(workspace()).args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"]);
+    let tree = run(tree.args(["--target", target, "-p", "mimeo-webhook", "-p", "mimeo-reconciler"]))?;
+    for line in tree.lines().filter(|line| !line.is_empty() && !line.contains("(/")) {
+        let (name, version) = line.split_once(" v").context("no version")?;
+        let version = version.split(' ').next().unwrap_or_default();
+        ensure!(text.contains(&format!("\n{name}-{version}: ")), "{LICENSES} has no {name} {version}");
+    }
+    Ok(fs::read(file)?.len())
 }
 
 fn run(command: &mut Command) -> Result<String> {
