@@ -48,7 +48,10 @@ use mimeo_runtime::{
     tls,
     writer::Writer,
 };
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    time::{Instant, sleep_until},
+};
 use tracing::info;
 
 use crate::{
@@ -152,7 +155,7 @@ async fn main() -> anyhow::Result<()> {
     let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
     // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
     let ready = async {
-        register(&clients, &app, registration, material, &checks).await;
+        register(&clients, &app, registration, material, flags.certificate.ca_overlap, &checks).await;
         readiness.complete().await;
     };
     let ready = tokio::select! {
@@ -259,14 +262,18 @@ async fn informed(handle: Handle, check: Check) {
     check.set(true);
 }
 
-/// Registers the hooks, and keeps them registered; returns when the API server has them.
+/// Registers the hooks, and keeps them registered; returns when the API server has them. What was trusted before is trusted on for
+/// the overlap: replicas of before, which may serve another certificate, are still there.
 async fn register(
     clients: &Clients,
     app: &App,
     registration: Registration,
     mut material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    overlap: Duration,
     checks: &Checks,
 ) {
+    let before = register::trusted_before(clients).await;
+    let overlap_ends = Instant::now() + overlap;
     let served = checks.certificate.clone();
     let (publish, current) = watch::channel(None);
     let registrar = Registrar::new(app.policies.clone(), clients, app.discovery.clone());
@@ -276,15 +283,19 @@ async fn register(
     let hooks = kept.clone();
     tokio::spawn(async move {
         loop {
+            let overlaps = Instant::now() < overlap_ends;
             if let Some(material) = material.borrow_and_update().clone() {
-                let registration = Registration { ca_bundle: material.ca_bundle.clone(), ..registration.clone() };
+                let before = if overlaps { before.as_str() } else { "" };
+                let ca_bundle = material.ca_bundle.as_ref().map(|own| register::joined(own, before));
+                let registration = Registration { ca_bundle, ..registration.clone() };
                 hooks.0.want(Wanted::Mutating(registration.clone()));
                 hooks.1.want(Wanted::Validating(registration.clone()));
                 publish.send_replace(Some(registration));
                 served.set(true);
             }
-            if material.changed().await.is_err() {
-                return;
+            tokio::select! {
+                changed = material.changed() => if changed.is_err() { return },
+                () = sleep_until(overlap_ends), if overlaps => {}
             }
         }
     });

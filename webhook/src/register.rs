@@ -380,8 +380,31 @@ fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
 fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
     let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
     let text = String::from_utf8(bytes).ok()?;
-    let each = text.split_inclusive("-----END CERTIFICATE-----").map(str::trim);
-    Some(each.filter(|one| !one.is_empty()).map(str::to_owned).collect())
+    Some(each(&text).map(str::to_owned).collect())
+}
+
+fn each(pem: &str) -> impl Iterator<Item = &str> {
+    pem.split_inclusive("-----END CERTIFICATE-----").map(str::trim).filter(|one| !one.is_empty())
+}
+
+/// The certificates by which API servers know the hooks at present, in PEM. Other replicas may serve one that these vouch for, and
+/// this one doesn't know: of a Secret that was given another name, or from before there was a folder.
+pub(crate) async fn trusted_before(clients: &Clients) -> String {
+    let api = Api::<MutatingWebhookConfiguration>::all(clients.requests.clone());
+    let found = within(DEADLINE, api.get_opt(NAME)).await.unwrap_or_else(|error| {
+        warn!(error = %Fault(&error), "failed to read which certificates are trusted");
+        None
+    });
+    let hooks = found.and_then(|found| found.webhooks).unwrap_or_default();
+    let bundles = hooks.into_iter().filter_map(|hook| String::from_utf8(hook.client_config.ca_bundle?.0).ok());
+    bundles.reduce(|all, more| joined(&all, &more)).unwrap_or_default()
+}
+
+/// These certificates, and after them the others that aren't among them.
+pub(crate) fn joined(first: &str, others: &str) -> String {
+    let known: BTreeSet<&str> = each(first).collect();
+    let more: Vec<&str> = each(others).filter(|one| !known.contains(one)).collect();
+    if more.is_empty() { first.to_owned() } else { format!("{}\n{}\n", first.trim_end(), more.join("\n")) }
 }
 
 #[cfg(test)]
@@ -416,6 +439,22 @@ mod tests {
         ] {
             assert_eq!(same(&live, &want, Trust::Exactly), holds, "{live}");
         }
+    }
+
+    #[test]
+    fn certificates_are_joined_each_once_and_what_is_known_first() {
+        let pem = |name: &str| format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n");
+        let all = |names: &[&str]| names.iter().map(|name| pem(name)).collect::<String>();
+        for (first, others, both) in [
+            (&["a"][..], &["b", "c"][..], &["a", "b", "c"][..]),
+            (&["a", "b"], &["b", "a"], &["a", "b"]),
+            (&["a", "b"], &["c", "b"], &["a", "b", "c"]),
+            (&["a"], &[], &["a"]),
+            (&[], &["a"], &["a"]),
+        ] {
+            assert_eq!(joined(&all(first), &all(others)).trim(), all(both).trim(), "{first:?} {others:?}");
+        }
+        assert_eq!(joined("as it was", "as it was"), "as it was", "to the letter");
     }
 
     #[test]
