@@ -1,20 +1,25 @@
 //! The policies that keep Mimeo's own accounts to what Mimeo does: they refuse the rest, and hold up nothing of it.
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::{
+    admissionregistration::v1::ValidatingAdmissionPolicy,
+    core::v1::{Namespace, Secret},
+};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
+use mimeo_api::TransformPolicy;
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually,
-    scenario::{SOON, kubectl, rule, wait_for},
+    scenario::{SOON, create, helm, kubectl, rule, wait_for},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// What the webhook's registrations are, by core's golden files.
 const WRITTEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/core/tests/golden/registration");
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/chart");
 const KUSTOMIZE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/kustomize");
 
 /// Of the API server's answer: whether a policy refuses, and in which words.
@@ -26,6 +31,24 @@ fn refusal<T>(outcome: kube::Result<T>) -> Result<Option<String>> {
         }
         Err(error) => Err(error).context("refused for another reason"),
     }
+}
+
+/// Writes a webhook configuration as one of Mimeo's accounts, and nothing of it.
+async fn apply(client: &Client, configuration: &Value) -> Result<Option<String>> {
+    let plural = format!("{}s", configuration["kind"].as_str().unwrap_or_default().to_lowercase());
+    let name = configuration["metadata"]["name"].as_str().unwrap_or_default();
+    let path =
+        format!("/apis/admissionregistration.k8s.io/v1/{plural}/{name}?fieldManager=mimeo&force=true&dryRun=All");
+    let request = http::Request::patch(path).header("content-type", "application/apply-patch+yaml");
+    refusal(client.request::<Value>(request.body(configuration.to_string().into_bytes())?).await)
+}
+
+/// What the webhook writes beyond what is shipped, as core's own tests compare it with.
+fn written(name: &str) -> Result<Value> {
+    let mut written: Value = serde_json::from_str(&std::fs::read_to_string(format!("{WRITTEN}-{name}.json"))?)?;
+    // Of nobody who is there.
+    written["metadata"]["ownerReferences"].take();
+    Ok(written)
 }
 
 /// Installed as by the kustomization and the component; the hooks that it has stand for what the webhook writes.
@@ -91,14 +114,7 @@ async fn mimeos_hooks_are_at_its_service_and_each_is_about_its_own_requests() ->
     let text = std::fs::read_to_string(format!("{KUSTOMIZE}/webhooks.yaml"))?;
     let shipped: Vec<Value> =
         serde_yaml::Deserializer::from_str(&text).map(Value::deserialize).collect::<Result<_, _>>()?;
-    let write = async |configuration: &Value| {
-        let plural = format!("{}s", configuration["kind"].as_str().unwrap_or_default().to_lowercase());
-        let name = configuration["metadata"]["name"].as_str().unwrap_or_default();
-        let path =
-            format!("/apis/admissionregistration.k8s.io/v1/{plural}/{name}?fieldManager=mimeo&force=true&dryRun=All");
-        let request = http::Request::patch(path).header("content-type", "application/apply-patch+yaml");
-        refusal(client.request::<Value>(request.body(configuration.to_string().into_bytes())?).await)
-    };
+    let write = async |configuration: &Value| apply(&client, configuration).await;
     let mutating = shipped.iter().find(|one| one["kind"] == "MutatingWebhookConfiguration").context("no mutating")?;
     let validating =
         shipped.iter().find(|one| one["kind"] == "ValidatingWebhookConfiguration").context("no validating")?;
@@ -137,13 +153,6 @@ async fn mimeos_hooks_are_at_its_service_and_each_is_about_its_own_requests() ->
     for configuration in &shipped {
         assert_eq!(write(configuration).await?, None, "{configuration:#}");
     }
-    // Those that aren't shipped, as the webhook writes them: what core's own tests compare it with.
-    let written = |name: &str| -> Result<Value> {
-        let mut written: Value = serde_json::from_str(&std::fs::read_to_string(format!("{WRITTEN}-{name}.json"))?)?;
-        // Of nobody who is there.
-        written["metadata"]["ownerReferences"].take();
-        Ok(written)
-    };
     let (policies, sources) = (written("policies")?, written("sources")?);
     let policy = policies["webhooks"][0]["name"].as_str().context("no name")?.to_owned();
     for (configuration, lets) in [
@@ -157,6 +166,113 @@ async fn mimeos_hooks_are_at_its_service_and_each_is_about_its_own_requests() ->
         let refused = write(&configuration).await?;
         assert_eq!(refused.is_none(), lets, "{refused:?}: {configuration:#}");
     }
+    Ok(())
+}
+
+/// The chart's way: named namespaces of sources, and nobody who writes policies.
+const LIMITED: [&str; 4] = [
+    "guardedWrites.enabled=true",
+    "guardedWrites.transformPolicies=false",
+    "rbac.sourceNamespaces={platform}",
+    "rbac.targetNamespaces={team-a,team-b}",
+];
+
+/// An installation that is limited so, with all rights of the release and no others.
+async fn limited() -> Result<(ControlPlane, Client)> {
+    let control_plane = ControlPlane::start().await?;
+    let client = control_plane.client().await?;
+    for name in ["platform", "team-a", "team-b"] {
+        create_namespace(&client, name, &[]).await?;
+    }
+    let mut helm = helm()?;
+    helm.env("KUBECONFIG", control_plane.kubeconfig());
+    helm.args(["install", "mimeo", CHART, "--namespace", NAMESPACE, "--create-namespace"]);
+    let output = LIMITED.iter().fold(&mut helm, |helm, value| helm.args(["--set", value])).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok((control_plane, client))
+}
+
+#[tokio::test]
+async fn limited_its_hooks_are_about_no_policies_and_about_deletions_where_sources_are() -> Result<()> {
+    let (control_plane, _) = limited().await?;
+    let client = account(&control_plane, "mimeo-webhook").await?;
+    let (policies, sources) = (written("policies")?, written("sources")?);
+    let of_none = |mut configuration: Value| {
+        configuration["webhooks"] = json!([]);
+        configuration
+    };
+    let selected = |operator: &str, namespaces: Value| {
+        let mut sources = sources.clone();
+        let selector = &mut sources["webhooks"][0]["namespaceSelector"]["matchExpressions"][0];
+        selector["operator"] = operator.into();
+        selector["values"] = namespaces;
+        sources
+    };
+    let mut everywhere = sources.clone();
+    everywhere["webhooks"][0]["namespaceSelector"] = json!({});
+    eventually(SOON, "the policy to be in force", || async { Ok(apply(&client, &policies).await?.map(drop)) }).await?;
+    for (configuration, lets) in [
+        (of_none(policies), true),
+        (selected("In", json!(["platform"])), true),
+        (of_none(sources.clone()), true),
+        (selected("In", json!(["devops", "platform"])), false),
+        (selected("NotIn", json!(["devops"])), false),
+        (everywhere, false),
+    ] {
+        let refused = apply(&client, &configuration).await?;
+        assert_eq!(refused.is_none(), lets, "{refused:?}: {configuration:#}");
+    }
+    Ok(())
+}
+
+/// Neither a rule about a namespace out of reach nor a policy, which nobody may have here, keeps it from what it has to do.
+#[tokio::test]
+async fn limited_it_does_its_work_and_says_what_it_may_not() -> Result<()> {
+    let (control_plane, client) = limited().await?;
+    // Here the webhook is at an address instead of its Service: of what is asked of its hooks only that stays.
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let there = json!([{"op": "remove", "path": "/spec/validations/0"}]);
+    let there = Patch::<ValidatingAdmissionPolicy>::Json(serde_json::from_value(there)?);
+    policies.patch("mimeo-guarded-hooks", &PatchParams::default(), &there).await?;
+    let limits =
+        ["--source-namespaces", "platform", "--target-namespaces", "team-a,team-b", "--kinds", "Secret,ConfigMap"];
+    let _pair =
+        Pair::builder().installed_rights().webhook_args(limits).reconciler_args(limits).start(&control_plane).await?;
+    create_namespace(&client, "elsewhere", &[]).await?;
+    // One of them is out of reach, and is known first.
+    for home in ["elsewhere", "platform"] {
+        create_secret(&client, home, "registry", &[("token", "one")]).await?;
+        let rule = rule(home).secret(home, "registry").target(json!({"namespaces": ["team-*"], "name": home}));
+        rule.create(&client).await?;
+    }
+    wait_for(Api::<Secret>::namespaced(client.clone(), "team-a"), "platform".into(), |_: &Secret| true).await?;
+    let deletes = |namespace: &'static str| {
+        let control_plane = &control_plane;
+        move || kubectl(control_plane, ["delete", "secret", "registry", "-n", namespace, "--dry-run=server"])
+    };
+    eventually(SOON, "a warning", || async {
+        let told = deletes("platform")()?;
+        if told.contains(" feeds ") { Ok(Some(())) } else { bail!("{told}") }
+    })
+    .await?;
+    let told = deletes("elsewhere")()?;
+    ensure!(!told.contains(" feeds "), "{told}");
+
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "labels"},
+        "spec": {
+            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+            "transform": {"labels": {"set": {"c": "d"}}},
+        },
+    });
+    create(&client, "transformpolicies", &policy).await?;
+    wait_for(Api::<TransformPolicy>::all(client.clone()), "labels".into(), |policy: &TransformPolicy| {
+        let conditions = policy.status.iter().flat_map(|status| &status.conditions);
+        conditions
+            .into_iter()
+            .any(|one| one.status == "False" && one.message.contains("certain requests and no others"))
+    })
+    .await?;
     Ok(())
 }
 

@@ -39,7 +39,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::register::{Kept, MANAGER, Wanted, try_out};
+use crate::register::{Kept, MANAGER, Refused, Wanted, try_out};
 
 /// Most policies in the configuration, which is one object and has to fit into etcd.
 const MOST: usize = 256;
@@ -167,11 +167,17 @@ struct Finding {
     ready: bool,
     reason: ConditionReason,
     message: String,
+    /// Whether the same may be found otherwise in a while, without anything that would be heard of here.
+    passing: bool,
 }
 
 impl Finding {
     fn not(reason: ConditionReason, message: impl Into<String>) -> Self {
-        Self { ready: false, reason, message: message.into() }
+        Self { ready: false, reason, message: message.into(), passing: false }
+    }
+
+    fn active(message: String) -> Self {
+        Self { ready: true, reason: ConditionReason::Active, message, passing: false }
     }
 }
 
@@ -236,10 +242,11 @@ impl Registrar {
         if self.heard.replace(wanted) != Some(wanted) {
             sleep(HEARD).await;
         }
+        let settled = all_served && !findings.iter().any(|(_, finding)| finding.passing);
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
-        Ok(if all_served { Duration::from_hours(1) } else { LOOK_AGAIN })
+        Ok(if settled { Duration::from_hours(1) } else { LOOK_AGAIN })
     }
 
     fn wanted(&self, registration: &Registration, policies: Vec<Policy>) -> Wanted {
@@ -285,13 +292,20 @@ impl Registrar {
         let verdict = if let Some(verdict) = self.tried.get(&key) {
             verdict.clone()
         } else {
-            let verdict = try_out(&self.client, &wanted).await?;
+            let verdict = match try_out(&self.client, &wanted).await? {
+                // Rights and policies change.
+                Err(Refused { message, forbidden: true }) => {
+                    return Ok(Finding { passing: true, ..Finding::not(ConditionReason::Rejected, message) });
+                }
+                Err(refused) => Err(refused.message),
+                Ok(()) => Ok(()),
+            };
             self.tried.insert(key, verdict.clone());
             verdict
         };
         Ok(match verdict {
             Err(message) => Finding::not(ConditionReason::Rejected, message),
-            Ok(()) => Finding { ready: true, reason: ConditionReason::Active, message: active(&missing) },
+            Ok(()) => Finding::active(active(&missing)),
         })
     }
 
@@ -393,7 +407,7 @@ mod tests {
     #[test]
     fn a_status_that_says_the_same_is_the_same() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let yes = || Finding { ready: true, reason: ConditionReason::Active, message: active(&[]) };
+        let yes = || Finding::active(active(&[]));
         let first = compose(&known(None), yes(), None, at(10));
         let later = compose(&known(None), yes(), Some(&first), at(20));
         assert_eq!(first, later);

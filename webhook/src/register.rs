@@ -296,16 +296,25 @@ enum Owner {
     Unknown,
 }
 
+/// Why the server refuses a configuration.
+pub(crate) struct Refused {
+    pub(crate) message: String,
+    /// Not because of what it says: of somebody who may not write such a one, by their rights or a policy of the cluster's.
+    pub(crate) forbidden: bool,
+}
+
 /// Tries a configuration without writing it.
 ///
 /// # Errors
 /// The server's refusal in the inner result; in the outer one that it couldn't be asked.
-pub(crate) async fn try_out(client: &Client, wanted: &Wanted) -> anyhow::Result<Result<(), String>> {
+pub(crate) async fn try_out(client: &Client, wanted: &Wanted) -> anyhow::Result<Result<(), Refused>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams { dry_run: true, ..PatchParams::apply(MANAGER).force() };
     match within(DEADLINE, api.patch(wanted.name(), &params, &Patch::Apply(&wanted.render()))).await {
         Ok(_) => Ok(Ok(())),
-        Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 413 | 422) => Ok(Err(refusal.message.clone())),
+        Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
+            Ok(Err(Refused { message: refusal.message.clone(), forbidden: refusal.code == 403 }))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -154,6 +154,16 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     }
 }
 
+/// The webhook has API servers ask about the deletion of these, and may, where it is kept to what it does, name no other namespace there.
+#[test]
+fn a_source_out_of_reach_is_none_whose_deletion_is_asked_about() {
+    for (home, most) in [("platform", 1), ("elsewhere", 0)] {
+        let mut engine = engine(Role::Injector, confined(), ("Secret", home), &["a"]);
+        engine.grants_listed(&[].into(), NOW);
+        assert_eq!(engine.sources(9).map(|sources| sources.len()), Some(most), "{home}");
+    }
+}
+
 /// What is amiss in a namespace is for those alone whose rules want something there.
 #[test]
 fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {

@@ -10,6 +10,7 @@ use crate::{
     kind::{GroupKind, Resource},
     rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
+    slot::Slot,
     template::{Place, Template},
 };
 
@@ -92,15 +93,16 @@ impl Engine {
         preview
     }
 
-    /// The sources of rules, those that selectors find included, as far as their rules may read them and their kinds are served: at
-    /// most so many. The platform's come first; then tenants' namespaces take turns, for each could have any number. None before
+    /// The sources of rules, those that selectors find included, as far as their rules and this installation may read them and their
+    /// kinds are served: at most so many. The platform's come first; then tenants' namespaces take turns, for each could have any number. None before
     /// all is known that decides about it.
     pub fn sources(&self, most: usize) -> Option<BTreeMap<SourceRef, Resource>> {
         if !self.informed() || self.consent.listing == Listing::Unknown {
             return None;
         }
         let mut homes: BTreeMap<Option<&str>, BTreeMap<&SourceRef, &Resource>> = BTreeMap::new();
-        for slot in self.slots.values().filter(|slot| slot.granted && !slot.source.is_inline()) {
+        let read = |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
+        for slot in self.slots.values().filter(|slot| !slot.source.is_inline()).filter(read) {
             if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
                 homes.entry(slot.rule.namespace.as_deref()).or_default().insert(&slot.source, resource);
             }
