@@ -10,6 +10,7 @@ use k8s_openapi::api::{
     core::v1::{Pod, Secret},
     rbac::v1::{ClusterRole, ClusterRoleBinding},
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
     api::{ListParams, Patch, PatchParams},
@@ -17,7 +18,7 @@ use kube::{
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     Component, ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
-    scenario::{SOON, create, helm, kubectl, merge, rule, value, wait_for},
+    scenario::{SOON, create, definitions_of_others, helm, kubectl, merge, rule, value, wait_for},
 };
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -73,7 +74,7 @@ impl Cluster {
 
     /// Of what was installed, but for definitions.
     async fn nothing_is_left(&self) -> Result<()> {
-        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
+        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings,\
                      deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
         eventually(SOON, "nothing to be left", || async {
             let left = kubectl(&self.control_plane, ["get", kinds, "--all-namespaces", "--output=name"])?;
@@ -83,17 +84,37 @@ impl Cluster {
         .await
     }
 
-    /// No object has a finalizer but what the cluster itself puts on namespaces, and a namespace goes that had copies.
+    /// No object of any kind has a finalizer of Mimeo's or is held up, and a namespace goes that had copies.
     fn nothing_is_held_up(&self) -> Result<()> {
-        let all = "namespaces,secrets,configmaps,serviceaccounts";
+        let kinds = kubectl(&self.control_plane, ["api-resources", "--verbs=list", "--output=name"])?;
+        let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.contains(' ')).collect();
+        ensure!(kinds.len() > 40, "{kinds:?}");
         // What is in them is nobody's business.
         let fields = "{.kind}/{.metadata.name}:{.metadata.finalizers}{.metadata.deletionTimestamp}";
         let output = format!("--output=jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
-        let all = kubectl(&self.control_plane, ["get", all, "--all-namespaces", &output])?;
-        ensure!(all.lines().count() > 5, "{all}");
-        let held: Vec<&str> = all.lines().filter(|line| !line.ends_with(':')).collect();
+        let all = kubectl(&self.control_plane, ["get", &kinds.join(","), "--all-namespaces", &output])?;
+        ensure!(all.lines().count() > 100, "{all}");
+        let named =
+            |line: &&str| line.contains("mimeo") || ["Namespace/", "Secret/"].iter().any(|kind| line.starts_with(kind));
+        let held: Vec<&str> = all.lines().filter(named).filter(|line| !line.ends_with(':')).collect();
         ensure!(held.is_empty(), "{held:?}");
         kubectl(&self.control_plane, ["delete", "namespace", "team-a", "--timeout=30s"]).map(drop)
+    }
+
+    /// What stays in Mimeo's namespace, as `docs/operations.md` says, for an installation that may follow.
+    async fn only_what_mimeo_knows_is_left(&self) -> Result<()> {
+        let expected = ["configmap/mimeo-kinds", "secret/mimeo-author-key", "secret/mimeo-webhook-tls"];
+        // A program that has lost its rights can't take its own away.
+        let is_lease = |name: &&str| name.starts_with("lease.coordination.k8s.io/mimeo-");
+        eventually(SOON, "all else to be gone", || async {
+            let kinds = "configmaps,leases,secrets,services,serviceaccounts,roles,rolebindings,networkpolicies,deployments,jobs";
+            let left = kubectl(&self.control_plane, ["get", kinds, "-n", NAMESPACE, "--output=name"])?;
+            let other = |name: &&str| *name != "serviceaccount/default" && !is_lease(name);
+            let mut left: Vec<&str> = left.lines().filter(other).collect();
+            left.sort_unstable();
+            if left == expected { Ok(Some(())) } else { bail!("{left:?}") }
+        })
+        .await
     }
 
     async fn webhook_replicas(&self) -> Result<Option<i32>> {
@@ -135,6 +156,7 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     let rule = rules.get("registry").await?;
     ensure!(rule.metadata.finalizers.is_none(), "{:?}", rule.metadata.finalizers);
     cluster.nothing_is_held_up()?;
+    cluster.only_what_mimeo_knows_is_left().await?;
 
     // Over what stayed.
     cluster.helm(&["install", "mimeo", CHART])?.await??;
@@ -246,6 +268,125 @@ async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()
     assert_eq!(cluster.registrations().await?, Vec::<String>::new());
     create_namespace(client, "team-b", &[]).await?;
     cluster.holds("team-a", "one").await
+}
+
+/// As a chart was whose definition of rules had two fields less.
+fn older_chart(folder: &Path) -> Result<String> {
+    let chart = folder.join("chart");
+    let copied = std::process::Command::new("cp").arg("-r").arg(CHART).arg(&chart).status()?;
+    ensure!(copied.success());
+    let file = chart.join("files/crds/clusterreplications.yaml");
+    let mut definition: Value = serde_yaml::from_str(&std::fs::read_to_string(&file)?)?;
+    let fields = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    for (parent, field) in [("spec", "suspend"), ("status", "plan")] {
+        let fields = fields[parent]["properties"].as_object_mut().context("no fields")?;
+        fields.remove(field).context(field)?;
+    }
+    std::fs::write(&file, serde_yaml::to_string(&definition)?)?;
+    Ok(chart.display().to_string())
+}
+
+/// Whether the definition of rules has the field that the older one hasn't.
+async fn knows_suspend(client: &Client) -> Result<bool> {
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    let definition = serde_json::to_value(definitions.get("clusterreplications.mimeo.dev").await?)?;
+    let suspend = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/suspend";
+    Ok(definition.pointer(suspend).is_some())
+}
+
+/// Helm upgrades no definitions that are in its own folder for them; the chart's are among its objects.
+#[tokio::test]
+async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses_a_rule() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let older = older_chart(folder.path())?;
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, client } = &cluster;
+    cluster.helm(&["install", "mimeo", &older, "--create-namespace"])?.await??;
+    ensure!(!knows_suspend(client).await?, "it isn't older");
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    // Stored while there is no webhook yet.
+    rule("early").secret("platform", "registry").target(json!({"namespaces": ["none"]})).create(client).await?;
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    let early = rules.get("early").await?;
+
+    cluster.helm(&["upgrade", "mimeo", CHART])?.await??;
+    ensure!(knows_suspend(client).await?, "the definition is as it was");
+    let still = rules.get("early").await?;
+    assert_eq!((still.metadata.uid, still.spec), (early.metadata.uid, early.spec));
+    let mut pair = Pair::builder().installed_rights().start(control_plane).await?;
+    rule("registry").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})).create(client).await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    let copies: Api<Secret> = Api::namespaced(client.clone(), "team-a");
+    let (before, copy) = (rules.get("registry").await?, copies.get("registry").await?);
+
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    ensure!(!knows_suspend(client).await?, "the definition is as it was");
+    let sources: Api<Secret> = Api::namespaced(client.clone(), "platform");
+    merge(&sources, "registry", json!({"stringData": {"token": "two"}})).await?;
+    cluster.holds("team-a", "two").await?;
+    let after = rules.get("registry").await?;
+    assert_eq!((after.metadata.uid, after.spec), (before.metadata.uid, before.spec));
+    assert_eq!(copies.get("registry").await?.metadata.uid, copy.metadata.uid, "it was made anew");
+
+    cluster.helm(&["upgrade", "mimeo", CHART])?.await??;
+    eventually(SOON, "the rule to be suspended", || async {
+        let suspended = merge(&rules, "registry", json!({"spec": {"suspend": true}})).await?;
+        Ok(suspended.spec.suspend.then_some(()))
+    })
+    .await?;
+    pair.reconciler.as_mut().context("no reconciler")?.ready().await
+}
+
+/// The certificate may come from elsewhere, and again from Mimeo: no release has that Secret, and none takes it away.
+#[tokio::test]
+async fn certificates_of_another_origin_take_the_right_away_and_leave_the_secret() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, client } = &cluster;
+    for file in definitions_of_others()? {
+        let file = file.display().to_string();
+        kubectl(control_plane, ["apply", "--server-side", "-f", file.as_str()])?;
+    }
+    cluster.helm(&["install", "mimeo", CHART, "--create-namespace"])?.await??;
+    let mut pair = Pair::builder().reconciler(false).installed_rights().start(control_plane).await?;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let (secret, hook) = (secrets.get("mimeo-webhook-tls").await?, hooks.get("mimeo").await?);
+    pair.stop_webhooks().await?;
+
+    let cert_manager = ["webhook.tls.mode=CertManager", "webhook.tls.secretName=theirs"].join(",");
+    let mounted = ["webhook.tls.mode=Secret", "webhook.tls.secretName=mine"].join(",");
+    for (values, mounts, certificates, may) in [
+        (cert_manager.as_str(), Some("theirs"), 2, "no"),
+        (&mounted, Some("mine"), 0, "no"),
+        ("webhook.tls.mode=SelfManaged", None, 0, "yes"),
+    ] {
+        cluster.helm(&["upgrade", "mimeo", CHART, "--set", values])?.await??;
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+        let deployment = serde_json::to_value(deployments.get("mimeo-webhook").await?)?;
+        let mounted = deployment.pointer("/spec/template/spec/volumes/0/secret/secretName").and_then(Value::as_str);
+        assert_eq!(mounted, mounts, "{values}");
+        let listed = kubectl(control_plane, ["get", "certificates", "-n", NAMESPACE, "--output=name"])?;
+        assert_eq!(listed.lines().count(), certificates, "{values}: {listed}");
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:mimeo-webhook");
+        let question = ["auth", "can-i", "update", "secrets/mimeo-webhook-tls", "-n", NAMESPACE, &account];
+        eventually(SOON, format!("{values}: {may}"), || async {
+            // kubectl ends with 1 where the answer is no.
+            let told = control_plane.kubectl()?.args(question).output()?.stdout;
+            Ok((String::from_utf8_lossy(&told).trim() == may).then_some(()))
+        })
+        .await?;
+    }
+    pair.start_webhook().await?;
+    let bundle = |hook: MutatingWebhookConfiguration| {
+        hook.webhooks.unwrap_or_default().into_iter().find_map(|one| one.client_config.ca_bundle)
+    };
+    assert_eq!(secrets.get("mimeo-webhook-tls").await?.metadata.resource_version, secret.metadata.resource_version);
+    assert_eq!(bundle(hooks.get("mimeo").await?), bundle(hook));
+    Ok(())
 }
 
 async fn it_verifies_itself(cluster: &Cluster) -> Result<()> {

@@ -17,9 +17,11 @@ use serde_json::json;
 use crate::people::{PULL_SECRET, People, gated, refused};
 
 /// Cluster-scoped kinds of which an installation has objects.
-const KINDS: [(&str, &str); 9] = [
+const KINDS: [(&str, &str); 11] = [
     ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
     ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration"),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"),
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
     ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema"),
     ("flowcontrol.apiserver.k8s.io/v1", "PriorityLevelConfiguration"),
@@ -31,7 +33,7 @@ const KINDS: [(&str, &str); 9] = [
 
 #[tokio::test]
 async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<()> {
-    let mimeo = Mimeo::by_kustomize().await?;
+    let mimeo = Mimeo::kustomized(&json!({"components": ["guarded-writes"]})).await?;
     let people = People::settle(&mimeo.client, "removed").await?;
     let names = people.move_in_together(20).await?;
     // One that is still marked when everything goes: its pods wait for a source that never comes.
@@ -51,11 +53,7 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
         let ours: Vec<_> = names.iter().filter(|name| name.contains("mimeo")).collect();
         ensure!(ours.is_empty(), "{kind}: {ours:?} are left");
     }
-    let namespaces = Api::<Namespace>::all(mimeo.client.clone()).list(&ListParams::default()).await?;
-    for namespace in namespaces {
-        let finalizers = namespace.metadata.finalizers.unwrap_or_default();
-        ensure!(finalizers.is_empty(), "{:?} has {finalizers:?}", namespace.metadata.name);
-    }
+    nothing_is_held_up(&mimeo).await?;
     for name in &names {
         let copy = of::<Secret>(&mimeo.client, name).get(PULL_SECRET).await.context("a copy is gone")?;
         let ObjectMeta { finalizers, owner_references, .. } = copy.metadata;
@@ -64,5 +62,23 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
     // Namespaces that it had to do with end like any other, and nothing keeps people from making new ones and using them.
     people.run_an_idle_pod(&people.namespace().await?, "app").await?;
     of::<Pod>(&mimeo.client, &marked).create(&PostParams::default(), &gated()?).await.context("it is still closed")?;
-    people.leave_namespaces().await
+    people.leave_namespaces().await?;
+    let namespaces = Api::<Namespace>::all(mimeo.client.clone()).list_metadata(&ListParams::default()).await?;
+    ensure!(namespaces.items.iter().all(|namespace| namespace.metadata.deletion_timestamp.is_none()), "one is stuck");
+    Ok(())
+}
+
+/// No object of any kind has a finalizer of Mimeo's, nor any namespace one of anybody's; and nothing of Mimeo's is still going.
+async fn nothing_is_held_up(mimeo: &Mimeo) -> Result<()> {
+    let kinds = mimeo.node.kubectl(["api-resources", "--verbs=list", "--output=name"]).await?;
+    let kinds: Vec<&str> = kinds.lines().collect();
+    // What is in them is nobody's business.
+    let fields = "{.kind}/{.metadata.name}:{.metadata.finalizers}{.metadata.deletionTimestamp}";
+    let output = format!("--output=jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
+    let all = mimeo.node.kubectl(["get", &kinds.join(","), "--all-namespaces", &output]).await?;
+    ensure!(all.lines().count() > 100, "{all}");
+    let ours = |line: &&str| line.contains("mimeo") || line.starts_with("Namespace/");
+    let held: Vec<&str> = all.lines().filter(ours).filter(|line| !line.ends_with(':')).collect();
+    ensure!(held.is_empty(), "{held:?}");
+    Ok(())
 }
