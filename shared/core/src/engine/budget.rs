@@ -20,7 +20,7 @@ use crate::{
 /// Most bytes of sources and copies' bodies for the Replications of one namespace: a thousand objects of usual size, or one or two of
 /// the largest;
 pub(crate) const OF_A_NAMESPACE: usize = 4 << 20;
-/// and for all Replications: a quarter of the memory that the reconciler's manifest allows it.
+/// and for all Replications: an eighth of the memory that the reconciler's manifest allows it.
 pub(crate) const OF_ALL: usize = 32 << 20;
 /// So much memory takes no time worth speaking of while copies are made of a source: several of what is usual.
 const IN_PASSING: usize = 16 << 10;

@@ -16,7 +16,7 @@ use crate::rule::{Refusal, Refused, Rule, RuleId, RuleKind};
 
 /// Most bytes for the Replications of one namespace: some thousands of usual size;
 const OF_A_NAMESPACE: usize = 8 << 20;
-/// and for all: a quarter of the memory that the reconciler's manifest allows it.
+/// and for all: an eighth of the memory that the reconciler's manifest allows it.
 const OF_ALL: usize = 32 << 20;
 
 /// The Replications that are held.
