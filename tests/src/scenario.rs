@@ -549,7 +549,7 @@ pub fn promtool() -> Result<std::path::PathBuf> {
     crate::binaries::promtool()
 }
 
-/// The definitions of others' kinds of which the chart may have objects, as their projects publish them.
+/// The definitions of others' kinds of which the chart may have objects, or documents speak, as their projects publish them.
 ///
 /// # Errors
 /// When they can't be fetched.
@@ -559,6 +559,7 @@ pub fn definitions_of_others() -> Result<Vec<std::path::PathBuf>> {
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
         "deploy/crds/cert-manager.io_certificates.yaml",
+        "deploy/crds/cert-manager.io_certificaterequests.yaml",
         "deploy/crds/cert-manager.io_issuers.yaml",
     ])
 }
