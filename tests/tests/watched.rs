@@ -7,8 +7,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
+    admissionregistration::v1::MutatingWebhookConfiguration,
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount,
+    rbac::v1::ClusterRole,
 };
 use kube::{
     Api, Client,
@@ -354,4 +356,60 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
     let conflict = count(&[("span", "write"), ("result", "conflict"), ("namespace", &*namespaces[0])])?;
     ensure!(conflict > 0, "{}", collector.text());
     Ok(())
+}
+
+/// A webhook that may not mend what somebody deleted says so: else nobody would hear of calls that are never made.
+#[tokio::test]
+async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let pair = Pair::builder().shipped_rights().start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    let says = async |line: &str| {
+        eventually(SOON, line, || async {
+            let text = pair.webhooks[0].metrics()?;
+            Ok(text.lines().any(|told| told == line).then_some(()))
+        })
+        .await
+    };
+    let hooks = |here| format!("mimeo_hooks_registered{{kind=\"MutatingWebhookConfiguration\",name=\"mimeo\"}} {here}");
+    says(&hooks(1)).await?;
+
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let whole = roles.get("mimeo-webhook").await?;
+    let mut less = whole.clone();
+    for rule in less.rules.iter_mut().flatten() {
+        if rule.api_groups.iter().flatten().any(|group| group == "admissionregistration.k8s.io") {
+            rule.verbs.retain(|verb| ["get", "list", "watch"].contains(&verb.as_str()));
+        }
+    }
+    less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
+    roles.replace("mimeo-webhook", &PostParams::default(), &less).await?;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    eventually(SOON, "a deletion that isn't put right", || async {
+        // The right may still be known for a moment.
+        if configurations.get_opt("mimeo").await?.is_some() {
+            configurations.delete("mimeo", &DeleteParams::default()).await?;
+            return Ok(None);
+        }
+        Ok(pair.webhooks[0].metrics()?.contains(&hooks(0)).then_some(()))
+    })
+    .await?;
+    says(&hooks(0)).await?;
+    let here = roles.get("mimeo-webhook").await?;
+    roles.replace("mimeo-webhook", &PostParams::default(), &ClusterRole { metadata: here.metadata, ..whole }).await?;
+    says(&hooks(1)).await?;
+
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "of-no-kind"},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "example.com/v1", "kind": "Widget"}],
+                "objectSelector": {"matchLabels": {"example.com/rewrite": "yes"}},
+            },
+            "transform": {"labels": {"set": {"example.com/rewritten": "yes"}}},
+        },
+    });
+    apply(&client, &policy).await?;
+    says("mimeo_policies{ready=\"False\",reason=\"KindNotServed\"} 1").await?;
+    says("mimeo_policies{ready=\"True\",reason=\"Active\"} 0").await
 }

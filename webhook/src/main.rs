@@ -276,10 +276,10 @@ async fn register(
     let overlap_ends = Instant::now() + overlap;
     let served = checks.certificate.clone();
     let (publish, current) = watch::channel(None);
-    let registrar = Registrar::new(app.policies.clone(), clients, app.discovery.clone());
+    let registrar = Registrar::new(app.policies.clone(), clients, &app.metrics, app.discovery.clone());
     tokio::spawn(registrar.run(current.clone()));
-    tokio::spawn(sources::keep_registered(app.handle.clone(), Kept::sources(clients), current));
-    let kept = Arc::new((Kept::mutating(clients, NAME), Kept::validating(clients, NAME)));
+    tokio::spawn(sources::keep_registered(app.handle.clone(), Kept::sources(clients, &app.metrics), current));
+    let kept = Arc::new((Kept::mutating(clients, &app.metrics, NAME), Kept::validating(clients, &app.metrics, NAME)));
     let hooks = kept.clone();
     tokio::spawn(async move {
         loop {

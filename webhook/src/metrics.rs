@@ -1,8 +1,8 @@
 //! What is measured. Labels are few and bounded: no names of objects.
 
-use std::time::Duration;
+use std::{iter, time::Duration};
 
-use mimeo_core::review::Verdict;
+use mimeo_core::{condition::ConditionReason, review::Verdict};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{family::Family, gauge::Gauge, histogram::Histogram},
@@ -15,6 +15,22 @@ pub(crate) struct Answers {
     admission: Family<Answer, Histogram>,
     /// Requests that wait for copies now.
     pub(crate) held: Gauge,
+    registered: Family<Configuration, Gauge>,
+    policies: Family<Policies, Gauge>,
+}
+
+/// A webhook configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Configuration {
+    kind: String,
+    name: &'static str,
+}
+
+/// Policies of which the same is said.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Policies {
+    ready: &'static str,
+    reason: String,
 }
 
 /// Which hook.
@@ -74,11 +90,38 @@ impl Answers {
         let help = "Time from a review's arrival to its answer, by hook and verdict, in seconds";
         registry.register("admission_duration_seconds", help, admission.clone());
         registry.register("barrier_held_requests", "Requests that wait for a new namespace's copies", held.clone());
+        let registered = Family::<Configuration, Gauge>::default();
+        let help = "Whether the API server has the hooks as they should be, by the kind and name of their configuration: 1 or 0";
+        registry.register("hooks_registered", help, registered.clone());
+        let policies = Family::<Policies, Gauge>::default();
+        let help = "TransformPolicies, by status and reason of their condition Ready";
+        registry.register("policies", help, policies.clone());
         // From zero on: of what appears with its first event no rate can tell that one.
         for (hook, verdict) in Hook::ALL.into_iter().flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict))) {
             drop(admission.get_or_create(&Answer { hook, verdict }));
         }
-        Self { admission, held }
+        let answers = Self { admission, held, registered, policies };
+        answers.policies(iter::empty());
+        answers
+    }
+
+    /// Says whether the API server has that configuration as it should be.
+    pub(crate) fn registered(&self, kind: &str, name: &'static str, yes: bool) {
+        self.registered.get_or_create(&Configuration { kind: kind.into(), name }).set(yes.into());
+    }
+
+    /// Counts the policies by whether they are ready, and why.
+    pub(crate) fn policies(&self, all: impl Iterator<Item = (bool, ConditionReason)>) {
+        self.policies.clear();
+        let counted = |ready, reason: ConditionReason| {
+            let ready = if ready { "True" } else { "False" };
+            self.policies.get_or_create_owned(&Policies { ready, reason: reason.to_string() })
+        };
+        // Where there are none, that is known, too.
+        counted(true, ConditionReason::Active).set(0);
+        for (ready, reason) in all {
+            counted(ready, reason).inc();
+        }
     }
 
     /// Counts an answer.
@@ -92,6 +135,22 @@ mod tests {
     use mimeo_runtime::metrics::Metrics;
 
     use super::*;
+
+    #[test]
+    fn policies_that_are_no_more_are_not_counted() {
+        let metrics = Metrics::new();
+        let answers = metrics.add(Answers::new);
+        answers.policies([(true, ConditionReason::Active), (false, ConditionReason::Rejected)].into_iter());
+        answers.policies([(true, ConditionReason::Active), (true, ConditionReason::Active)].into_iter());
+        answers.registered("MutatingWebhookConfiguration", "mimeo", false);
+        let text = metrics.text().expect("it encodes");
+        assert!(text.contains("mimeo_policies{ready=\"True\",reason=\"Active\"} 2"), "{text}");
+        assert!(!text.contains("Rejected"), "{text}");
+        assert!(
+            text.contains("mimeo_hooks_registered{kind=\"MutatingWebhookConfiguration\",name=\"mimeo\"} 0"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn every_answer_counts_from_zero_on() {

@@ -39,7 +39,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::register::{Kept, MANAGER, Refused, Wanted, try_out};
+use crate::{
+    metrics::Answers,
+    register::{Kept, MANAGER, Refused, Wanted, try_out},
+};
 
 /// Most policies in the configuration, which is one object and has to fit into etcd.
 const MOST: usize = 256;
@@ -153,6 +156,7 @@ pub(crate) struct Registrar {
     policies: Arc<Policies>,
     client: Client,
     discovery: Arc<Discovery>,
+    metrics: Answers,
     kept: Kept,
     /// How kinds were last known to be served: an unanswered question changes nothing.
     served: BTreeMap<GroupVersionKind, Resource>,
@@ -182,12 +186,18 @@ impl Finding {
 }
 
 impl Registrar {
-    pub(crate) fn new(policies: Arc<Policies>, clients: &Clients, discovery: Arc<Discovery>) -> Self {
+    pub(crate) fn new(
+        policies: Arc<Policies>,
+        clients: &Clients,
+        metrics: &Answers,
+        discovery: Arc<Discovery>,
+    ) -> Self {
         Self {
             policies,
             client: clients.requests.clone(),
             discovery,
-            kept: Kept::mutating(clients, POLICIES_NAME),
+            kept: Kept::mutating(clients, metrics, POLICIES_NAME),
+            metrics: metrics.clone(),
             served: BTreeMap::new(),
             tried: BTreeMap::new(),
             heard: None,
@@ -230,6 +240,7 @@ impl Registrar {
             }
             findings.push((known.clone(), finding));
         }
+        self.metrics.policies(findings.iter().map(|(_, finding)| (finding.ready, finding.reason)));
         self.tried.retain(|key, _| keys.contains(key));
         accepted.sort_by(|a, b| a.name.cmp(&b.name));
         let configuration = self.wanted(registration, accepted);

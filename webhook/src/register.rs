@@ -40,6 +40,8 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+use crate::metrics::Answers;
+
 /// Field manager of the configurations and of policies' statuses.
 pub(crate) const MANAGER: &str = "mimeo-webhook";
 /// The configurations belong to this `ClusterRole`: whoever removes it removes Mimeo.
@@ -104,22 +106,22 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// Keeps the mutating configuration of that name, once it is known what it shall say.
-    pub(crate) fn mutating(clients: &Clients, name: &'static str) -> Self {
-        Self::start::<MutatingWebhookConfiguration>(clients, name, Duration::ZERO)
+    pub(crate) fn mutating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
+        Self::start::<MutatingWebhookConfiguration>(clients, metrics, name, Duration::ZERO)
     }
 
     /// The same for the validating one.
-    pub(crate) fn validating(clients: &Clients, name: &'static str) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, name, Duration::ZERO)
+    pub(crate) fn validating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
+        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, name, Duration::ZERO)
     }
 
     /// The same for that of the sources. It follows the rules, which other replicas may have seen a moment before: what another
     /// writes is given time to make sense.
-    pub(crate) fn sources(clients: &Clients) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, SOURCES_NAME, Duration::from_secs(5))
+    pub(crate) fn sources(clients: &Clients, metrics: &Answers) -> Self {
+        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, SOURCES_NAME, Duration::from_secs(5))
     }
 
-    fn start<K>(clients: &Clients, name: &'static str, patience: Duration) -> Self
+    fn start<K>(clients: &Clients, metrics: &Answers, name: &'static str, patience: Duration) -> Self
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
     {
@@ -129,6 +131,7 @@ impl Kept {
             api: Api::all(clients.requests.clone()),
             roles: Api::all(clients.requests.clone()),
             name,
+            metrics: metrics.clone(),
             patience,
             held: publish,
             owned: false,
@@ -166,6 +169,7 @@ struct Keeper<K> {
     api: Api<K>,
     roles: Api<ClusterRole>,
     name: &'static str,
+    metrics: Answers,
     /// How long what others write is left alone.
     patience: Duration,
     held: watch::Sender<Option<Arc<Wanted>>>,
@@ -188,6 +192,9 @@ where
             self.owned |= live["metadata"]["ownerReferences"].as_array().is_some_and(|owners| !owners.is_empty());
             let want = wanted.borrow_and_update().clone();
             let due = want.clone().filter(|want| !self.holds(&live, want));
+            if want.is_some() {
+                self.metrics.registered(&K::kind(&()), self.name, due.is_none());
+            }
             match due {
                 None => {
                     self.applied.clone_from(&want);
