@@ -4,7 +4,7 @@
 #
 #   licenses.sh TARGET COMPILER    for programs of this target, linked by this C compiler
 #
-# The Dockerfile runs it where they have just been built, and so nothing is fetched.
+# The Dockerfile runs it where they have just been built: what is linked is unpacked there. cargo fetches what it lists besides.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -19,7 +19,7 @@ section Mimeo
 cat LICENSE
 
 section Crates
-cargo tree --locked --offline --target "$target" --edges normal --prefix none --no-dedupe --format '{p}|{l}' -p mimeo-webhook -p mimeo-reconciler |
+cargo tree --locked --target "$target" --edges normal --prefix none --no-dedupe --format '{p}|{l}' -p mimeo-webhook -p mimeo-reconciler |
     sed -n '/(\//! s/^\([^ ]*\) v\([^ |]*\)[^|]*|/\1-\2 /p' | sort -u >"$work/crates"
 while read -r crate licence; do
     echo "$crate: $licence"
