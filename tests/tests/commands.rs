@@ -102,6 +102,7 @@ fn filled_in(command: &str) -> String {
         ("secret NAME", "secret mimeo-webhook-tls"),
         ("NAME", "registry"),
         ("GROUP/VERSION/RESOURCE", "mimeo.dev/v1alpha1/clusterreplications"),
+        ("RESOURCE.GROUP", "secrets"),
         ("RESOURCE", "secrets"),
         ("<nonce>", "0"),
     ];
