@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually,
-    scenario::{SOON, definitions_of_others, helm, kubectl, rule, value, wait_condition, wait_for},
+    scenario::{SOON, create, definitions_of_others, helm, kubectl, rule, value, wait_condition, wait_for},
 };
 use serde_json::json;
 
@@ -57,7 +57,7 @@ fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
     Ok(commands)
 }
 
-/// A cluster on which the chart is installed and both programs run, a rule `registry` with a copy in `team-a`, and kinds of others.
+/// A cluster on which the chart is installed and both programs run, and that has kinds of others.
 async fn at_work() -> Result<(ControlPlane, Pair)> {
     let control_plane = ControlPlane::start().await?;
     for file in definitions_of_others()? {
@@ -73,11 +73,20 @@ async fn at_work() -> Result<(ControlPlane, Pair)> {
     Ok((control_plane, pair))
 }
 
-async fn with_a_rule(control_plane: &ControlPlane) -> Result<()> {
+/// Both of the name `registry`; the rule has a copy in `team-a`.
+async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
     let client = control_plane.client().await?;
     create_namespace(&client, "platform", &[]).await?;
     create_namespace(&client, "team-a", &[]).await?;
     create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "registry"},
+        "spec": {
+            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+            "transform": {"labels": {"set": {"c": "d"}}},
+        },
+    });
+    create(&client, "transformpolicies", &policy).await?;
     rule("registry").secret("platform", "registry").target(json!({"namespaces": ["team-*"]})).create(&client).await?;
     wait_condition(&client, "registry", ["Ready", "True", "Synced"]).await.map(drop)
 }
@@ -112,7 +121,7 @@ fn filled_in(command: &str) -> String {
 #[tokio::test]
 async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -> Result<()> {
     let (control_plane, _pair) = at_work().await?;
-    with_a_rule(&control_plane).await?;
+    with_a_rule_and_a_policy(&control_plane).await?;
     let mut all = Vec::new();
     for document in ["docs/runbook.md", "docs/lifecycle.md", "docs/operations.md"] {
         all.extend(commands(document)?.into_iter().map(|(command, _)| (document, filled_in(&command))));
