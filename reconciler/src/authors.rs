@@ -197,7 +197,7 @@ impl Authors {
             }
         };
         if let Err(why) = verdict {
-            warn!(rule = %inquiry.rule, user = inquiry.author.name, reason = why.reason(), "cannot ask what a rule's author may do");
+            warn!(rule = %inquiry.rule, user = inquiry.author.name, reason = %why, "cannot ask what a rule's author may do");
         }
         self.handle.with(|engine, now| engine.answered(inquiry, verdict, now));
         verdict.is_ok()

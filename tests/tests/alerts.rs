@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use mimeo_core::{condition::ConditionReason, outcome::Reason, rule::RuleKind};
+use mimeo_core::{condition::ConditionReason, outcome::FailureReason, rule::RuleKind};
 use mimeo_tests::{ControlPlane, Pair};
 use promql_parser::{
     label::{MatchOp, Matcher},
@@ -177,22 +177,9 @@ impl Words {
 
     /// Whether a label of this metric ever has this value. One that is in no program makes an alert that is silent for good.
     fn know(&self, metric: &str, label: &str, word: &str) -> bool {
-        let reasons = [
-            Reason::Conflict,
-            Reason::RuleConflict,
-            Reason::NotGranted,
-            Reason::Forbidden,
-            Reason::Invalid,
-            Reason::TooLarge,
-            Reason::QuotaExceeded,
-            Reason::AdmissionDenied,
-            Reason::VariableUnset,
-            Reason::Timeout,
-            Reason::ClusterUnreachable,
-        ];
         match (label, metric) {
             ("kind" | "rule_kind", _) => RuleKind::ALL.iter().any(|kind| kind.to_string() == word),
-            ("reason", "mimeo_copies_failed") => reasons.iter().any(|reason| reason.to_string() == word),
+            ("reason", "mimeo_copies_failed") => FailureReason::ALL.iter().any(|reason| reason.as_str() == word),
             ("reason", "mimeo_watch_failures_total") => self.watches.contains(&format!("\"{word}\"")),
             // Of a rule that has no status yet neither is known.
             ("reason", _) => ConditionReason::ALL.iter().any(|reason| reason.as_str() == word) || word == "Unknown",

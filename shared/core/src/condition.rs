@@ -1,35 +1,6 @@
-//! The words of conditions. Programs and people's scripts wait for them: a message may change, a word does not.
+//! The words of conditions.
 
-use std::fmt;
-
-/// An enum whose variants read as they are written.
-macro_rules! words {
-    ($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $word:ident,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum $name {
-            $($(#[$meaning])* $word,)*
-        }
-
-        impl $name {
-            /// All there are.
-            pub const ALL: &[Self] = &[$(Self::$word,)*];
-
-            /// The word as it is written.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$word => stringify!($word),)*
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
+use crate::words::words;
 
 words! {
     /// What a condition is about.

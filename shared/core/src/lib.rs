@@ -33,3 +33,4 @@ pub mod sources;
 pub mod stamp;
 pub mod template;
 pub mod transform;
+mod words;

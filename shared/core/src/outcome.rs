@@ -4,6 +4,8 @@ use std::{fmt, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 
+use crate::words::words;
+
 /// The answer to one request about one cell.
 #[derive(Clone, Debug)]
 pub enum Outcome {
@@ -36,37 +38,38 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The stable word.
-    pub reason: Reason,
+    pub reason: FailureReason,
     /// For people. Never holds object contents: of what a server says about a Secret only the code and reason are kept,
     /// since validation messages quote the values that they refuse.
     pub message: Box<str>,
 }
 
-/// Words for `status.failures[].reason`, metric labels and logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// An object that isn't ours has the copy's name.
-    Conflict,
-    /// Another rule has the cell.
-    RuleConflict,
-    /// The namespace of the source or of the copy doesn't let the rule's namespace, or there is none.
-    NotGranted,
-    /// The API server's authorizer denies the write to Mimeo.
-    Forbidden,
-    /// The API server finds the object invalid.
-    Invalid,
-    /// The object is over the server's size limit.
-    TooLarge,
-    /// A `ResourceQuota` is used up.
-    QuotaExceeded,
-    /// An admission plugin, policy or webhook denies the write.
-    AdmissionDenied,
-    /// The namespace lacks a label whose value is to be in the copy.
-    VariableUnset,
-    /// No answer within the deadline.
-    Timeout,
-    /// No connection to the cluster, or it answers with errors of its own.
-    ClusterUnreachable,
+words! {
+    /// Words for `status.failures[].reason`, metric labels and logs.
+    FailureReason {
+        /// An object that isn't ours has the copy's name.
+        Conflict,
+        /// Another rule has the cell.
+        RuleConflict,
+        /// The namespace of the source or of the copy doesn't let the rule's namespace, or there is none.
+        NotGranted,
+        /// The API server's authorizer denies the write to Mimeo.
+        Forbidden,
+        /// The API server finds the object invalid.
+        Invalid,
+        /// The object is over the server's size limit.
+        TooLarge,
+        /// A `ResourceQuota` is used up.
+        QuotaExceeded,
+        /// An admission plugin, policy or webhook denies the write.
+        AdmissionDenied,
+        /// The namespace lacks a label whose value is to be in the copy.
+        VariableUnset,
+        /// No answer within the deadline.
+        Timeout,
+        /// No connection to the cluster, or it answers with errors of its own.
+        ClusterUnreachable,
+    }
 }
 
 /// Why something can't be read, and won't be until somebody mends that. It says nothing of what is there: above all it is never
@@ -83,14 +86,6 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
-    /// The stable word.
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Forbidden { .. } => "Forbidden",
-            Self::Unavailable => "Unavailable",
-        }
-    }
-
     /// What is the matter with `resource`, for people.
     pub fn explain(self, resource: &str) -> String {
         match self {
@@ -102,9 +97,13 @@ impl Unreadable {
     }
 }
 
-impl fmt::Display for Reason {
+/// The stable word.
+impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        f.write_str(match self {
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Unavailable => "Unavailable",
+        })
     }
 }
 
@@ -116,30 +115,30 @@ impl Outcome {
         let refused = |reason| Self::Refused(Failure { reason, message: told(code, status, secret) });
         match code {
             // Policies and webhooks choose their own code: theirs says nothing of the object, and they may be lifted any time.
-            400..=499 if !matches!(code, 408 | 429) && denied(message) => refused(Reason::AdmissionDenied),
+            400..=499 if !matches!(code, 408 | 429) && denied(message) => refused(FailureReason::AdmissionDenied),
             404 if details.is_none_or(|d| d.name.as_deref().unwrap_or_default().is_empty()) => Self::NotServed,
             404 if details.and_then(|d| d.kind.as_deref()) == Some("namespaces") => Self::NamespaceGone,
             404 => Self::Absent,
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
             // The three senders of 403 share one reason word; only their sentences differ.
-            403 if message.contains("exceeded quota") => refused(Reason::QuotaExceeded),
-            403 if message.contains(" cannot ") && message.contains("User ") => refused(Reason::Forbidden),
+            403 if message.contains("exceeded quota") => refused(FailureReason::QuotaExceeded),
+            403 if message.contains(" cannot ") && message.contains("User ") => refused(FailureReason::Forbidden),
             // Counting a quota races with other writers; the object itself was not looked at yet.
             409 if details.and_then(|d| d.kind.as_deref()) == Some("resourcequotas") => {
-                Self::of_silence(Reason::QuotaExceeded, told(code, status, secret))
+                Self::of_silence(FailureReason::QuotaExceeded, told(code, status, secret))
             }
             409 if names_cause(status, "FieldManagerConflict") => Self::Differs,
             409 => Self::Conflict,
             // An apply that names another object's uid: immutable fields are checked before preconditions.
             422 if names_field(status, "metadata.uid") => Self::Conflict,
             422 if immutable(status) => {
-                Self::Immutable(Failure { reason: Reason::Invalid, message: told(code, status, secret) })
+                Self::Immutable(Failure { reason: FailureReason::Invalid, message: told(code, status, secret) })
             }
-            413 => refused(Reason::TooLarge),
-            _ if too_large(message) => refused(Reason::TooLarge),
+            413 => refused(FailureReason::TooLarge),
+            _ if too_large(message) => refused(FailureReason::TooLarge),
             // Server-side apply answers what doesn't fit the schema with 500, but no retry will make it fit.
-            _ if message.contains("failed to create typed patch object") => refused(Reason::Invalid),
-            400 | 405 | 415 | 422 => refused(Reason::Invalid),
+            _ if message.contains("failed to create typed patch object") => refused(FailureReason::Invalid),
+            400 | 405 | 415 | 422 => refused(FailureReason::Invalid),
             429 | 500..=599 | 408 => Self::Unavailable {
                 retry_after: retry_after.or_else(|| {
                     details
@@ -149,12 +148,12 @@ impl Outcome {
                 }),
                 failure: Failure { reason: unavailable(code), message: told(code, status, secret) },
             },
-            _ => refused(Reason::AdmissionDenied),
+            _ => refused(FailureReason::AdmissionDenied),
         }
     }
 
     /// Nothing came back in time, or no connection could be made.
-    pub fn of_silence(reason: Reason, message: impl Into<Box<str>>) -> Self {
+    pub fn of_silence(reason: FailureReason, message: impl Into<Box<str>>) -> Self {
         Self::Unavailable { retry_after: None, failure: Failure { reason, message: message.into() } }
     }
 }
@@ -165,8 +164,8 @@ fn denied(message: &str) -> bool {
         || message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request")
 }
 
-fn unavailable(code: u16) -> Reason {
-    if code == 504 || code == 408 { Reason::Timeout } else { Reason::ClusterUnreachable }
+fn unavailable(code: u16) -> FailureReason {
+    if code == 504 || code == 408 { FailureReason::Timeout } else { FailureReason::ClusterUnreachable }
 }
 
 fn too_large(message: &str) -> bool {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     engine::budget,
     meta::{Checksum, Uid},
-    outcome::{Failure, Reason},
+    outcome::{Failure, FailureReason},
     rule::syntax,
     template::{Place, Template, Variable},
 };
@@ -202,10 +202,10 @@ impl Form {
     fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
         let mut values = Vec::with_capacity(self.variables.len());
         for variable in &self.variables {
-            let unset = || failure(Reason::VariableUnset, unset(variable));
+            let unset = || failure(FailureReason::VariableUnset, unset(variable));
             values.push((variable.to_string(), variable.value(place).ok_or_else(unset)?));
         }
-        let invalid = |what: String| move |why: String| failure(Reason::Invalid, format!("{what} {why}"));
+        let invalid = |what: String| move |why: String| failure(FailureReason::Invalid, format!("{what} {why}"));
         syntax::object_name(&self.group, &self.name.text_at(place)).map_err(invalid("the copy's name".into()))?;
         for (key, value) in &self.labels {
             let value: String = value.iter().map(|part| part.text_at(place)).collect();
@@ -235,7 +235,7 @@ pub(crate) fn unset(variable: &Variable) -> String {
     format!("the namespace has no value for {variable}")
 }
 
-fn failure(reason: Reason, message: String) -> Failure {
+fn failure(reason: FailureReason, message: String) -> Failure {
     Failure { reason, message: message.into() }
 }
 

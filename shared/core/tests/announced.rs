@@ -8,9 +8,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use mimeo_core::{
-    engine::{Action, Announcement, Engine, Errand, Request, Role, Settings, SourceRead, Verb},
+    engine::{Action, Announcement, Engine, Errand, EventReason, Request, Role, Settings, SourceRead, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-fn refused(reason: Reason) -> Outcome {
+fn refused(reason: FailureReason) -> Outcome {
     Outcome::Refused(Failure { reason, message: "not you".into() })
 }
 
@@ -130,7 +130,7 @@ fn kinds(announced: &[Announcement]) -> Vec<&str> {
 #[test]
 fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     let mut world = World::new(Role::Keeper, 1, 5000);
-    world.answer(|_| Some(refused(Reason::Forbidden)));
+    world.answer(|_| Some(refused(FailureReason::Forbidden)));
     assert_eq!(world.announced(), [], "collected for a moment");
     let due = world.engine.announcements_due().unwrap();
     assert_eq!(due, world.now + Duration::from_secs(5));
@@ -140,14 +140,14 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     want.extend(["Namespace"; 10]);
     assert_eq!(kinds(&announced), want);
     let rule = &announced[0];
-    assert_eq!((rule.type_, rule.reason, rule.count), ("Warning", "CopyFailed", 5000));
+    assert_eq!((rule.reason.type_(), rule.reason.as_str(), rule.count), ("Warning", "CopyFailed", 5000));
     assert_eq!(
         rule.note,
         "5000 copies in 5000 namespaces, first team-00000, team-00001, team-00002: Forbidden: not you"
     );
     assert_eq!(rule.regarding.uid, Some(uid(0)));
     let namespace = &announced[1];
-    assert_eq!((namespace.reason, namespace.count), ("CopyFailed", 1));
+    assert_eq!((namespace.reason, namespace.count), (EventReason::CopyFailed, 1));
     assert_eq!(namespace.note, "ClusterReplication/rule-0: Secret s0: Forbidden: not you");
     assert_eq!(namespace.regarding.name.as_deref(), Some("team-00000"));
     assert_eq!(namespace.related.as_ref(), Some(&rule.regarding));
@@ -157,7 +157,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     // Whoever goes on failing for the same reason is no news, for hours.
     for _ in 0..10 {
         world.wait(600);
-        world.answer(|_| Some(refused(Reason::Forbidden)));
+        world.answer(|_| Some(refused(FailureReason::Forbidden)));
         assert_eq!((world.announced(), world.engine.announcements_due()), (vec![], None));
     }
 }
@@ -169,7 +169,7 @@ fn a_topic_is_told_once_a_minute_and_continues_its_series() {
     // A source that changes all the time, and never can be copied.
     for second in 0..300 {
         world.source(0, &format!("type-{second}"));
-        world.answer(|_| Some(refused(Reason::Invalid)));
+        world.answer(|_| Some(refused(FailureReason::Invalid)));
         told.extend(world.announced().into_iter().filter(|one| one.related.is_none()));
         world.wait(1);
     }
@@ -179,13 +179,14 @@ fn a_topic_is_told_once_a_minute_and_continues_its_series() {
 
 #[test]
 fn a_restart_continues_the_series_and_another_reason_begins_one() {
-    let names = |reason: Reason| {
+    let names = |reason: FailureReason| {
         let mut world = World::new(Role::Keeper, 2, 3);
         world.answer(|_| Some(refused(reason)));
         world.wait(5);
         world.announced().into_iter().map(|one| one.name).collect::<BTreeSet<_>>()
     };
-    let (first, restarted, other) = (names(Reason::Forbidden), names(Reason::Forbidden), names(Reason::Invalid));
+    let (first, restarted, other) =
+        (names(FailureReason::Forbidden), names(FailureReason::Forbidden), names(FailureReason::Invalid));
     assert_eq!((first.len(), &first), (8, &restarted));
     assert!(first.is_disjoint(&other));
 }
@@ -193,7 +194,7 @@ fn a_restart_continues_the_series_and_another_reason_begins_one() {
 #[test]
 fn what_has_passed_is_not_told() {
     let mut world = World::new(Role::Keeper, 1, 3);
-    world.answer(|_| Some(refused(Reason::Timeout)));
+    world.answer(|_| Some(refused(FailureReason::Timeout)));
     world.wait(4);
     world.answer(|_| None);
     world.wait(60);
@@ -203,7 +204,7 @@ fn what_has_passed_is_not_told() {
 #[test]
 fn a_hundred_failing_rules_share_what_there_is_and_each_gets_its_turn() {
     let mut world = World::new(Role::Keeper, 100, 20);
-    world.answer(|_| Some(refused(Reason::Forbidden)));
+    world.answer(|_| Some(refused(FailureReason::Forbidden)));
     world.wait(5);
     let mut all = world.announced();
     let rules = |all: &[Announcement]| all.iter().filter(|one| one.related.is_none()).count();
@@ -238,7 +239,10 @@ fn a_copy_that_was_made_anew_is_told() {
     let announced = world.announced();
     assert_eq!(kinds(&announced), ["ClusterReplication", "Namespace"]);
     for one in &announced {
-        assert_eq!((one.type_, one.reason, one.action), ("Normal", "CopyRecreated", "Replace"));
+        assert_eq!(
+            (one.reason.type_(), one.reason.as_str(), one.reason.action()),
+            ("Normal", "CopyRecreated", "Replace")
+        );
         assert!(one.note.contains("Secret s0") && !one.note.contains("hunter2"), "{}", one.note);
     }
 }
@@ -266,7 +270,7 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
     world.wait(5);
     let announced = world.announced();
     assert_eq!(kinds(&announced), ["ClusterReplication"]);
-    assert_eq!((announced[0].type_, announced[0].reason), ("Warning", "SourceGone"));
+    assert_eq!((announced[0].reason.type_(), announced[0].reason.as_str()), ("Warning", "SourceGone"));
     assert_eq!(
         announced[0].note,
         "v1/Secret/home/s0 is gone; it fed 3 copies of ClusterReplication/rule-0, which are deleted 60 seconds after it"
@@ -307,7 +311,10 @@ fn deletions_that_are_held_are_told_once() {
         world.wait(5);
     }
     assert_eq!(kinds(&told), [&["ClusterReplication"][..], &["Namespace"; 10]].concat());
-    assert!(told.iter().all(|one| (one.reason, one.action) == ("DeletionHeld", "Delete")), "{told:#?}");
+    assert!(
+        told.iter().all(|one| (one.reason.as_str(), one.reason.action()) == ("DeletionHeld", "Delete")),
+        "{told:#?}"
+    );
     assert!(told[0].note.starts_with("39 copies would be deleted at once"), "{}", told[0].note);
     assert_eq!(told[1].regarding.name.as_deref(), Some("team-00000"));
     assert_eq!(
@@ -347,7 +354,7 @@ fn two_rules_for_one_cell_are_told_by_the_one_that_lost() {
 fn only_the_reconciler_that_leads_tells_anything() {
     let mut injector = World::new(Role::Injector, 1, 1);
     injector.engine.source(&injector.sources[0], None, injector.now);
-    injector.answer(|_| Some(refused(Reason::Forbidden)));
+    injector.answer(|_| Some(refused(FailureReason::Forbidden)));
     injector.wait(5);
     assert_eq!((injector.announced(), injector.engine.announcements_due()), (vec![], None));
 

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, Engine, Role, Settings, StatusUpdate, Webhooks},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleId, RuleKind},
 };
 use serde_json::{Value, from_value, json};
@@ -139,7 +139,7 @@ fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
 #[test]
 fn tidying_up_after_so_many_copies_rests_in_between() {
     let mut world = World::new();
-    let failed = || Outcome::Refused(Failure { reason: Reason::Forbidden, message: "no".into() });
+    let failed = || Outcome::Refused(Failure { reason: FailureReason::Forbidden, message: "no".into() });
     let requests = std::iter::from_fn(|| world.engine.next(world.now));
     let requests: Vec<_> = requests
         .filter_map(|action| if let Action::Request(request) = action { Some(request) } else { None })

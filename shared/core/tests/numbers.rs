@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, CopyNumbers, Engine, Errand, Numbers, Queued, Request, Role, Settings},
     kind::Resource,
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -136,7 +136,7 @@ fn rules_and_copies_are_counted_as_their_statuses_say() {
     assert_eq!(world.engine.numbers().rules, [((KIND, None, "Unknown"), 1)].into(), "nothing was told yet");
     let Some(Action::Request(first)) = world.next() else { panic!("a request") };
     assert_eq!(world.engine.numbers().queued, Queued { urgent: 0, normal: 2, tenants: 0 });
-    let failure = Failure { reason: Reason::Invalid, message: "no".into() };
+    let failure = Failure { reason: FailureReason::Invalid, message: "no".into() };
     world.engine.outcome(&first.ticket, Outcome::Refused(failure), world.now);
     world.answer(|_| None);
     let inside = world.engine.inside();
@@ -146,7 +146,7 @@ fn rules_and_copies_are_counted_as_their_statuses_say() {
     let numbers = world.numbers();
     assert_eq!(numbers.queued, Queued::default());
     assert_eq!(numbers.rules, [((KIND, Some(false), "CopiesFailed"), 1)].into());
-    let copies = CopyNumbers { desired: 3, synced: 2, failed: [(Reason::Invalid, 1)].into() };
+    let copies = CopyNumbers { desired: 3, synced: 2, failed: [(FailureReason::Invalid, 1)].into() };
     assert_eq!(numbers.copies, [(KIND, copies)].into());
 
     world.change("second");
@@ -167,7 +167,7 @@ fn a_copy_lags_from_the_change_of_its_source() {
     world.change("second");
     // The first is not answered, and comes again.
     let Some(Action::Request(first)) = world.next() else { panic!("a request") };
-    let failure = Failure { reason: Reason::Timeout, message: "late".into() };
+    let failure = Failure { reason: FailureReason::Timeout, message: "late".into() };
     world.engine.outcome(
         &first.ticket,
         Outcome::Unavailable { retry_after: Some(Duration::from_secs(10)), failure },
@@ -224,7 +224,7 @@ fn a_new_namespace_that_no_webhook_marked_lags_from_its_first_sight_to_its_last_
     world.come(2, &json!({"team": "yes"}));
     let Some(Action::Request(first)) = world.next() else { panic!("a request") };
     assert_eq!(lag(&world), (1, 0, 0));
-    let failure = Failure { reason: Reason::Timeout, message: "late".into() };
+    let failure = Failure { reason: FailureReason::Timeout, message: "late".into() };
     let outcome = Outcome::Unavailable { retry_after: Some(Duration::from_secs(10)), failure };
     world.engine.outcome(&first.ticket, outcome, world.now);
     world.answer(|_| None);
@@ -245,8 +245,9 @@ fn a_new_namespace_that_no_webhook_marked_lags_from_its_first_sight_to_its_last_
 #[test]
 fn what_cannot_be_written_into_a_new_namespace_is_waited_for_as_long_as_the_budget_lasts() {
     let mut world = World::new(Role::Keeper, 0, &json!({}));
-    let refuse =
-        |_: &Request| Some(Outcome::Refused(Failure { reason: Reason::QuotaExceeded, message: "used up".into() }));
+    let refuse = |_: &Request| {
+        Some(Outcome::Refused(Failure { reason: FailureReason::QuotaExceeded, message: "used up".into() }))
+    };
     world.come(1, &json!({"team": "yes"}));
     world.answer(refuse);
     assert_eq!(world.engine.numbers().waiting, 1);

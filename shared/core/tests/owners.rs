@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use mimeo_core::{
     cell::Why,
-    engine::{Action, Engine, Request, Role, Settings, Verb},
+    engine::{Action, Engine, EventReason, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -146,7 +146,7 @@ impl Scene {
         self.engine.copy_applied(&gvk().group_kind(), &meta, self.now);
     }
 
-    fn refuse(&mut self, request: &Request, reason: Reason) {
+    fn refuse(&mut self, request: &Request, reason: FailureReason) {
         let refused = Outcome::Refused(Failure { reason, message: "no".into() });
         self.engine.outcome(&request.ticket, refused, self.now);
     }
@@ -212,7 +212,7 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
 /// A claim sends the former content through admission, which may demand the new one by now.
 #[test]
 fn a_change_is_written_though_the_claim_before_it_is_refused() {
-    for reason in [Reason::AdmissionDenied, Reason::Invalid] {
+    for reason in [FailureReason::AdmissionDenied, FailureReason::Invalid] {
         let mut scene = Scene::new(&json!({}));
         scene.show(&[ours(), entry("tool", &["a"])]);
         scene.data("2");
@@ -266,7 +266,7 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     scene.engine.copy_applied(&gvk().group_kind(), &taken, scene.now);
     scene.answer(&take, taken);
     let told = scene.engine.announcements(scene.now + Duration::from_mins(1));
-    assert!(told.iter().all(|one| one.reason != "CopyAdopted"), "{told:?}");
+    assert!(told.iter().all(|one| one.reason != EventReason::CopyAdopted), "{told:?}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
     names,
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     rule::{Rule, RuleKind},
 };
 use serde_json::{Value, from_value, json};
@@ -164,7 +164,7 @@ impl Scene {
         assert!(self.next().is_none());
         let notices = self.engine.notices();
         let told = notices.iter().map(|notice| (notice.failure.reason, notice.failure.message.contains(word)));
-        assert_eq!(told.collect::<Vec<_>>(), [(Reason::Conflict, true)], "{notices:?}");
+        assert_eq!(told.collect::<Vec<_>>(), [(FailureReason::Conflict, true)], "{notices:?}");
     }
 
     fn plan(&mut self) -> Plan {
@@ -220,7 +220,10 @@ fn what_was_overwritten_is_a_copy() {
     assert!(scene.next().is_none());
     assert!(scene.engine.notices().is_empty());
     let told = scene.engine.announcements(NOW + Duration::from_secs(6));
-    assert_eq!(told.iter().map(|one| (one.type_, one.reason)).collect::<Vec<_>>(), [("Normal", "CopyAdopted"); 2]);
+    assert_eq!(
+        told.iter().map(|one| (one.reason.type_(), one.reason.as_str())).collect::<Vec<_>>(),
+        [("Normal", "CopyAdopted"); 2]
+    );
     assert!(told[0].note.starts_with("Secret x in namespace team: the object that was there"), "{}", told[0].note);
 }
 
@@ -293,7 +296,7 @@ fn what_is_marked_as_a_copy_is_adopted_without_asking_what_is_in_it() {
         // Nothing is deleted for being adopted.
         scene.answer(&write, immutable());
         assert!(scene.next().is_none(), "{mark}");
-        assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == Reason::Invalid));
+        assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == FailureReason::Invalid));
     }
 }
 

@@ -11,7 +11,7 @@ use mimeo_core::{
     authority::of_rule,
     engine::{Action, CopyWatch, Engine, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason, Unreadable},
+    outcome::{Failure, FailureReason, Outcome, Unreadable},
     reach::Reach,
     rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::NameHint,
@@ -146,7 +146,7 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
         engine.claim("a", NOW);
         let request = requests(&mut engine, NOW).remove(0);
         assert_eq!(request.ticket.verb, Verb::Create);
-        let failure = Failure { reason: Reason::Forbidden, message: "denied".into() };
+        let failure = Failure { reason: FailureReason::Forbidden, message: "denied".into() };
         engine.outcome(&request.ticket, Outcome::Refused(failure), NOW);
         let progress = engine.progress("a", NOW);
         assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -185,7 +185,7 @@ fn a_copy_of_another_kind_is_left_and_said_to_be_invalid() {
     let apply = scene.changed();
     scene.refuse(&apply);
     assert!(scene.next().is_none());
-    assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == Reason::Invalid));
+    assert!(scene.engine.notices().iter().any(|notice| notice.failure.reason == FailureReason::Invalid));
 }
 
 /// A webhook replica deletes nothing.

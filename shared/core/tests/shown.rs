@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, Cursor, Ended, Engine, Place, Request, Role, RuleRead, Settings, State, View},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleId, RuleKind},
 };
 use serde_json::{Value, from_value, json};
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-fn refused(reason: Reason) -> Outcome {
+fn refused(reason: FailureReason) -> Outcome {
     Outcome::Refused(Failure { reason, message: "not you".into() })
 }
 
@@ -176,9 +176,9 @@ fn states_have_reasons_and_ages() {
 
     let mut world = World::new(1, 2);
     let first = is("team-00000");
-    world.answer(|request| first(request).then(|| refused(Reason::QuotaExceeded)));
+    world.answer(|request| first(request).then(|| refused(FailureReason::QuotaExceeded)));
     world.wait(100);
-    world.answer(|_| Some(refused(Reason::QuotaExceeded)));
+    world.answer(|_| Some(refused(FailureReason::QuotaExceeded)));
     let failed = |age| (State::Failed, Some("QuotaExceeded".to_owned()), Some(age));
     let synced = |age| (State::Synced, None, Some(age));
     assert_eq!(world.stand(), [failed(100), synced(100)], "failing since the first time");

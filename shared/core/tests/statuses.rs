@@ -11,7 +11,7 @@ use mimeo_api::{ClusterReplicationStatus, PlannedCopy};
 use mimeo_core::{
     engine::{Action, Engine, Role, Settings},
     kind::Resource,
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::{Refusal, Refused, Rule, RuleId, RuleKind},
 };
 use serde_json::{Value, from_value, json};
@@ -111,7 +111,7 @@ impl World {
         let mut requests = 0;
         while let Some(action) = self.engine.next(self.now) {
             if let Action::Request(request) = action {
-                let failure = Failure { reason: Reason::AdmissionDenied, message: "nö, ".repeat(500).into() };
+                let failure = Failure { reason: FailureReason::AdmissionDenied, message: "nö, ".repeat(500).into() };
                 self.engine.outcome(&request.ticket, Outcome::Refused(failure), self.now);
                 requests += 1;
             }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, Engine, Errand, Request, Role, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason},
+    outcome::{Failure, FailureReason, Outcome},
     rule::Rule,
 };
 use serde_json::{Value, from_value, json};
@@ -123,14 +123,14 @@ impl World {
     }
 }
 
-fn refused(reason: Reason) -> Outcome {
+fn refused(reason: FailureReason) -> Outcome {
     Outcome::Refused(Failure { reason, message: "no".into() })
 }
 
 /// A schema may come to allow it, a port to be free: nobody tells of that.
 #[test]
 fn what_is_invalid_is_tried_again_once_in_a_while_and_when_its_kind_is_defined_anew() {
-    for reason in [Reason::Invalid, Reason::TooLarge] {
+    for reason in [FailureReason::Invalid, FailureReason::TooLarge] {
         let mut world = World::new(Role::Keeper, 1, &json!({}));
         let tries = world.run(Duration::from_hours(1), |_, _| refused(reason));
         assert!((10..=13).contains(&tries.len()), "{} in an hour", tries.len());
@@ -193,7 +193,7 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
     }
     world.engine.copies_listed(&kind.into(), 1000, world.now);
     let planned = world.engine.planned();
-    let silent = |_: &mut World, _: &Request| Outcome::of_silence(Reason::Timeout, "no answer");
+    let silent = |_: &mut World, _: &Request| Outcome::of_silence(FailureReason::Timeout, "no answer");
     let tries = world.run(Duration::from_hours(1), silent);
     assert!(tries.iter().all(|verb| matches!(verb, Verb::Learn(_))), "{tries:?}");
     assert!((12..30).contains(&tries.len()), "{}", tries.len());
@@ -235,9 +235,9 @@ fn what_changes_nothing_is_no_fight() {
 /// Nothing was written, so there is nothing that anybody could have undone.
 #[test]
 fn a_repair_that_is_refused_is_no_fight() {
-    for reason in [Reason::Timeout, Reason::AdmissionDenied] {
+    for reason in [FailureReason::Timeout, FailureReason::AdmissionDenied] {
         let answer = |_: &mut World, _: &Request| match reason {
-            Reason::Timeout => Outcome::of_silence(reason, "no answer"),
+            FailureReason::Timeout => Outcome::of_silence(reason, "no answer"),
             _ => refused(reason),
         };
         let patch = json!([{"op": "add", "path": "/spec/names", "value": ["$(namespace.name)"]}]);

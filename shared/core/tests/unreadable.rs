@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use mimeo_core::{
     engine::{Action, Engine, Errand, Progress, Role, Settings, StatusUpdate, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::{Failure, Outcome, Reason, Unreadable},
+    outcome::{Failure, FailureReason, Outcome, Unreadable},
     rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
@@ -185,7 +185,7 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
     world.list_copies();
     world.expect("Authorized", "Allowed", "");
     world.now += Duration::from_secs(10);
-    let denied = Failure { reason: Reason::Forbidden, message: "not you".into() };
+    let denied = Failure { reason: FailureReason::Forbidden, message: "not you".into() };
     let mut written = 0;
     while let Some(action) = world.engine.next(world.now) {
         let Action::Request(request) = action else { continue };

@@ -12,7 +12,7 @@ use mimeo_core::{
     engine::{self, Verb},
     meta::Uid,
     names,
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     ownership,
     render::Precondition,
 };
@@ -177,8 +177,8 @@ fn delete_options(uid: Uid, version: u64) -> Body {
 fn outcome(request: &engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
     let answer = match answer {
         Ok(answer) => answer,
-        Err(Silence::Late) => return Outcome::of_silence(Reason::Timeout, Silence::Late.to_string()),
-        Err(Silence::Broken(why)) => return Outcome::of_silence(Reason::ClusterUnreachable, why),
+        Err(Silence::Late) => return Outcome::of_silence(FailureReason::Timeout, Silence::Late.to_string()),
+        Err(Silence::Broken(why)) => return Outcome::of_silence(FailureReason::ClusterUnreachable, why),
     };
     if !answer.code.is_success() {
         let secret = request.resource.gvk.is_secret();
@@ -189,7 +189,7 @@ fn outcome(request: &engine::Request, answer: Result<call::Answer, Silence>) -> 
             Outcome::Absent
         }
         Some(written) => Outcome::Object(Box::new(written.metadata)),
-        None => Outcome::of_silence(Reason::ClusterUnreachable, "the API server's answer can't be decoded"),
+        None => Outcome::of_silence(FailureReason::ClusterUnreachable, "the API server's answer can't be decoded"),
     }
 }
 

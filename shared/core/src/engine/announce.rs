@@ -15,8 +15,9 @@ use super::{Engine, Role, Source, Tick, sweep::CellKey};
 use crate::{
     cell::Cell,
     meta::{Checksum, source_hash},
-    outcome::Reason,
+    outcome::FailureReason,
     rule::{Retain, Rule, RuleId, RuleKind, SourceRef},
+    words::words,
 };
 
 /// An Event to write. The same topic has the same name each time: its Event is the series that the next one continues.
@@ -28,23 +29,55 @@ pub struct Announcement {
     pub regarding: ObjectReference,
     /// The rule, where it isn't what the Event is about.
     pub related: Option<ObjectReference>,
-    /// `Normal` or `Warning`.
-    pub type_: &'static str,
     /// The stable word.
-    pub reason: &'static str,
-    /// What Mimeo was about to do, or did.
-    pub action: &'static str,
+    pub reason: EventReason,
     /// For people. Like a status it holds nothing that the server says of a Secret.
     pub note: String,
     /// How often it happened since it was last told.
     pub count: i32,
 }
 
+words! {
+    /// Why an Event is written. Its type and its action follow from it.
+    EventReason {
+        /// Copies could not be written or deleted.
+        CopyFailed,
+        /// A copy was deleted, to be made anew.
+        CopyRecreated,
+        /// What wasn't ours has become a copy.
+        CopyAdopted,
+        /// A source is gone that there are copies of.
+        SourceGone,
+        /// So many copies were lost at once that none is deleted until somebody confirms it.
+        DeletionHeld,
+    }
+}
+
+impl EventReason {
+    /// `Normal` or `Warning`.
+    pub fn type_(self) -> &'static str {
+        match self {
+            Self::CopyRecreated | Self::CopyAdopted => "Normal",
+            Self::CopyFailed | Self::SourceGone | Self::DeletionHeld => "Warning",
+        }
+    }
+
+    /// What Mimeo was about to do, or did.
+    pub fn action(self) -> &'static str {
+        match self {
+            Self::CopyFailed | Self::SourceGone => "Reconcile",
+            Self::CopyRecreated => "Replace",
+            Self::CopyAdopted => "Adopt",
+            Self::DeletionHeld => "Delete",
+        }
+    }
+}
+
 /// What may happen to a rule's copies that people are told.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happening {
     /// Copies could not be written or deleted, for this reason.
-    CopyFailed(Reason),
+    CopyFailed(FailureReason),
     /// A copy was deleted, to be made anew.
     CopyRecreated,
     /// What wasn't ours has become a copy.
@@ -56,14 +89,13 @@ pub(super) enum Happening {
 }
 
 impl Happening {
-    /// The Event's type, reason and action.
-    fn words(&self) -> [&'static str; 3] {
+    fn reason(&self) -> EventReason {
         match self {
-            Self::CopyFailed(_) => ["Warning", "CopyFailed", "Reconcile"],
-            Self::CopyRecreated => ["Normal", "CopyRecreated", "Replace"],
-            Self::CopyAdopted => ["Normal", "CopyAdopted", "Adopt"],
-            Self::SourceGone(_) => ["Warning", "SourceGone", "Reconcile"],
-            Self::DeletionHeld => ["Warning", "DeletionHeld", "Delete"],
+            Self::CopyFailed(_) => EventReason::CopyFailed,
+            Self::CopyRecreated => EventReason::CopyRecreated,
+            Self::CopyAdopted => EventReason::CopyAdopted,
+            Self::SourceGone(_) => EventReason::SourceGone,
+            Self::DeletionHeld => EventReason::DeletionHeld,
         }
     }
 
@@ -382,7 +414,7 @@ fn announcement(
     mut note: String,
     count: usize,
 ) -> Announcement {
-    let [type_, reason, action] = happening.words();
+    let reason = happening.reason();
     let uid = regarding.uid.as_deref().unwrap_or_default();
     // By all that the API server lets nobody change in an Event, and by nothing that another process would not know.
     let (detail, kind, place) = (happening.detail(), regarding.kind.as_deref(), regarding.name.as_deref());
@@ -395,9 +427,7 @@ fn announcement(
         name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),
         regarding,
         related,
-        type_,
         reason,
-        action,
         note,
         count: i32::try_from(count).unwrap_or(i32::MAX),
     }

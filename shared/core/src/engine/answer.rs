@@ -15,7 +15,7 @@ use crate::{
     kind::GroupKind,
     meta::{Seen, Uid},
     names,
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     ownership::content_is_ours,
     render::Copies,
     rule::{ConflictPolicy, RuleId},
@@ -127,7 +127,7 @@ impl Engine {
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 // What isn't ours may change or go unseen.
                 let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
-                let hopeless = lasting && matches!(failure.reason, Reason::Invalid | Reason::TooLarge);
+                let hopeless = lasting && matches!(failure.reason, FailureReason::Invalid | FailureReason::TooLarge);
                 // Nothing was written that anybody could undo.
                 cell.repaired = 0;
                 self.fail(&ticket.namespace, cell, failure);

@@ -18,7 +18,7 @@ use crate::{
     condition::{ConditionReason, ConditionType},
     kind::{GroupVersionKind, Resource},
     names,
-    outcome::{Reason, Unreadable},
+    outcome::{FailureReason, Unreadable},
     reach::Reach,
     review::User,
     rights::{self, Program, ProgramRight},
@@ -351,7 +351,8 @@ struct Denied<'a> {
 /// In which namespaces copies of the kind were denied.
 fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
     let kind = &*resource.gvk.kind;
-    let denied = tally.failures.iter().filter(|((_, of, _), (reason, _))| of == kind && *reason == Reason::Forbidden);
+    let denied =
+        tally.failures.iter().filter(|((_, of, _), (reason, _))| of == kind && *reason == FailureReason::Forbidden);
     let places: BTreeSet<&str> = denied.map(|((namespace, ..), _)| &**namespace).collect();
     let first = places.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
     let mut what = format!("Mimeo is denied copies of kind {kind} in {first}");

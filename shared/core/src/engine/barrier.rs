@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
     Awaited, Engine, Namespace, Role, RuleState, Tick,
+    hindrance::Hindrance,
     namespaces::Mark,
     work::{Errand, Timer, delay},
 };
@@ -11,7 +12,7 @@ use crate::{
     cell::{Cell, Leave, Step},
     condition::ConditionReason,
     meta::Uid,
-    outcome::Reason,
+    outcome::FailureReason,
     rule::{Barrier, Rule, RuleId, RuleKind},
     selection::{Labels, NameHint},
     slot::SlotId,
@@ -305,22 +306,28 @@ impl Engine {
             Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning) | Step::Learn(_) => Hold::None,
             Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
                 let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
-                hindrance.map_or(Hold::Writing, |why| Hold::Cannot(why.into()))
+                hindrance.map_or(Hold::Writing, Hold::Cannot)
             }
             // What was right as long as the author might is enough for pods that come later.
             Step::Leave(Leave::Unauthorized) if self.has_its_copy(id, cell) => Hold::None,
             Step::Leave(Leave::Unauthorized) if self.denied(id) => {
-                Hold::Cannot(ConditionReason::AuthorDenied.to_string())
+                Hold::Cannot(Hindrance::Condition(ConditionReason::AuthorDenied))
             }
-            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Hold::Cannot(Reason::Conflict.to_string()),
+            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => {
+                Hold::Cannot(Hindrance::Failure(FailureReason::Conflict))
+            }
             _ => match cell.failure.as_ref().map(|failing| &failing.failure) {
                 // An installation with Roles instead of a ClusterRole may get the one for a new namespace later than the namespace,
                 // and from a pod in it.
-                Some(failure) if failure.reason == Reason::Forbidden && self.settings.reach.targets.is_some() => {
+                Some(failure)
+                    if failure.reason == FailureReason::Forbidden && self.settings.reach.targets.is_some() =>
+                {
                     Hold::None
                 }
-                Some(failure) if !matches!(failure.reason, Reason::Timeout | Reason::ClusterUnreachable) => {
-                    Hold::Cannot(failure.reason.to_string())
+                Some(failure)
+                    if !matches!(failure.reason, FailureReason::Timeout | FailureReason::ClusterUnreachable) =>
+                {
+                    Hold::Cannot(Hindrance::Failure(failure.reason))
                 }
                 _ => Hold::Writing,
             },
@@ -332,5 +339,5 @@ impl Engine {
 enum Hold {
     None,
     Writing,
-    Cannot(String),
+    Cannot(Hindrance),
 }

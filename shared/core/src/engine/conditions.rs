@@ -15,7 +15,7 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    condition::{ConditionReason as Reason, ConditionType as Type},
+    condition::{ConditionReason, ConditionType},
     names,
     rule::{Barrier, Rule, RuleId, RuleKind},
 };
@@ -34,11 +34,14 @@ pub(super) struct Conditions<'a> {
 }
 
 impl Conditions<'_> {
-    pub(super) fn set(&mut self, type_: Type, status: bool, reason: Reason, message: &str) {
+    pub(super) fn set(&mut self, type_: ConditionType, status: bool, reason: ConditionReason, message: &str) {
         match type_ {
-            Type::Ready => self.told.ready = Some((status, reason)),
-            Type::Stalled => self.told.stalled = Some(reason),
-            Type::SourcesFound | Type::Authorized | Type::BarrierActive | Type::Reconciling => {}
+            ConditionType::Ready => self.told.ready = Some((status, reason)),
+            ConditionType::Stalled => self.told.stalled = Some(reason),
+            ConditionType::SourcesFound
+            | ConditionType::Authorized
+            | ConditionType::BarrierActive
+            | ConditionType::Reconciling => {}
         }
         let status = if status { "True" } else { "False" };
         let same = self.old.iter().find(|old| old.type_ == type_.as_str() && old.status == status);
@@ -76,13 +79,15 @@ impl Engine {
                     "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
                      copies, {conflict} conflict"
                 );
-                conditions.set(Type::Ready, false, Reason::Suspended, &message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::Suspended, &message);
             }
             _ if let Some(Unauthorized { message, .. }) = &unauthorized => {
-                conditions.set(Type::Ready, false, Reason::NotAuthorized, message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::NotAuthorized, message);
             }
-            Some((_, message)) => conditions.set(Type::Ready, false, Reason::SourceNotFound, message),
-            None if let Some(message) = unwatched => conditions.set(Type::Ready, false, Reason::Pending, &message),
+            Some((_, message)) => conditions.set(ConditionType::Ready, false, ConditionReason::SourceNotFound, message),
+            None if let Some(message) = unwatched => {
+                conditions.set(ConditionType::Ready, false, ConditionReason::Pending, &message);
+            }
             None if failed > 0 => {
                 let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
                 names.dedup();
@@ -91,35 +96,47 @@ impl Engine {
                 let reason = tally.failures.values().next().map_or("unknown".into(), |(reason, _)| reason.to_string());
                 let names = names[..names.len().min(5)].join(", ");
                 let message = format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}");
-                conditions.set(Type::Ready, false, Reason::CopiesFailed, &message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::CopiesFailed, &message);
             }
             None if desired == 0 => {
-                conditions.set(Type::Ready, true, Reason::NoNamespaceMatches, "no namespace is selected");
+                conditions.set(
+                    ConditionType::Ready,
+                    true,
+                    ConditionReason::NoNamespaceMatches,
+                    "no namespace is selected",
+                );
             }
             None if pending => {
                 let message = format!("{synced} of {desired} copies are up to date");
-                conditions.set(Type::Ready, false, Reason::Pending, &message);
+                conditions.set(ConditionType::Ready, false, ConditionReason::Pending, &message);
             }
-            None => conditions.set(Type::Ready, true, Reason::Synced, &format!("all {desired} copies are up to date")),
+            None => conditions.set(
+                ConditionType::Ready,
+                true,
+                ConditionReason::Synced,
+                &format!("all {desired} copies are up to date"),
+            ),
         }
         match &trouble {
-            None => conditions.set(Type::SourcesFound, true, Reason::Found, &found(choice)),
-            Some((reason, message)) => conditions.set(Type::SourcesFound, false, *reason, message),
+            None => conditions.set(ConditionType::SourcesFound, true, ConditionReason::Found, &found(choice)),
+            Some((reason, message)) => conditions.set(ConditionType::SourcesFound, false, *reason, message),
         }
         match &unauthorized {
             None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
-                conditions.set(Type::Authorized, false, reason, &message);
+                conditions.set(ConditionType::Authorized, false, reason, &message);
             }
             None => {
                 let message = "the rule's author and Mimeo may do what it takes";
-                conditions.set(Type::Authorized, true, Reason::Allowed, message);
+                conditions.set(ConditionType::Authorized, true, ConditionReason::Allowed, message);
             }
-            Some(Unauthorized { reason, message }) => conditions.set(Type::Authorized, false, *reason, message),
+            Some(Unauthorized { reason, message }) => {
+                conditions.set(ConditionType::Authorized, false, *reason, message);
+            }
         }
         self.describe_barrier(state, rule, conditions);
         if pending && !rule.suspend {
             let message = format!("{} copies are being written", desired - synced);
-            conditions.set(Type::Reconciling, true, Reason::Pending, &message);
+            conditions.set(ConditionType::Reconciling, true, ConditionReason::Pending, &message);
         }
         if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
         {
@@ -135,7 +152,7 @@ impl Engine {
                  --overwrite {rule} {}={nonce}",
                 names::CONFIRM_DELETION,
             );
-            conditions.set(Type::Stalled, true, Reason::DeletionHeld, &message);
+            conditions.set(ConditionType::Stalled, true, ConditionReason::DeletionHeld, &message);
         }
     }
 
@@ -144,22 +161,25 @@ impl Engine {
             return; // It can have none.
         }
         let (reason, message) = self.barrier_word(state);
-        conditions.set(Type::BarrierActive, reason == Reason::Active, reason, &message);
+        conditions.set(ConditionType::BarrierActive, reason == ConditionReason::Active, reason, &message);
     }
 
     /// Whether pods wait for the rule's copies: reason and message.
-    pub(super) fn barrier_word(&self, state: &RuleState) -> (Reason, Cow<'static, str>) {
+    pub(super) fn barrier_word(&self, state: &RuleState) -> (ConditionReason, Cow<'static, str>) {
         if state.barrier() == Barrier::None {
-            (Reason::Disabled, "pods do not wait for this rule's copies".into())
+            (ConditionReason::Disabled, "pods do not wait for this rule's copies".into())
         } else if self.webhooks.seen.is_empty() {
             let message =
                 "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
-            (Reason::WebhookUnavailable, message.into())
+            (ConditionReason::WebhookUnavailable, message.into())
         } else if !self.taken_in(state) {
-            (Reason::Pending, "not every webhook replica has taken in this version of the rule".into())
+            (ConditionReason::Pending, "not every webhook replica has taken in this version of the rule".into())
         } else {
             let count = self.webhooks.seen.len();
-            (Reason::Active, format!("pods of new namespaces wait for their copies; webhook replicas: {count}").into())
+            (
+                ConditionReason::Active,
+                format!("pods of new namespaces wait for their copies; webhook replicas: {count}").into(),
+            )
         }
     }
 
@@ -202,7 +222,7 @@ fn found(choice: &Choice) -> String {
 /// Whether a status says that the barrier of this generation is up.
 pub(super) fn barrier_active(observed: &Observed, generation: i64) -> bool {
     observed.iter().flat_map(|status| &status.conditions).any(|condition| {
-        condition.type_ == Type::BarrierActive.as_str()
+        condition.type_ == ConditionType::BarrierActive.as_str()
             && condition.status == "True"
             && condition.observed_generation == Some(generation)
     })

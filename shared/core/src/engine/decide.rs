@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::Fate};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
-    condition::ConditionReason,
     meta::{Checksum, source_hash},
     rule::{Barrier, Retain, Rule, RuleId, RuleKind, Strategy},
     slot::{NoRendering, Slot, SlotId},
@@ -184,23 +183,6 @@ impl Engine {
         }
         let (source, rule) = (slot.source.clone(), slot.rule.clone());
         self.decide_lost_source(&source, &rule, name, cell)
-    }
-
-    /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
-    pub(super) fn hindrance(&self, slot: &Slot) -> Option<&'static str> {
-        if self.settings.reach.refuses(&slot.source).is_some() {
-            return Some("OutOfReach");
-        }
-        match (self.served.get(slot.gvk()), &slot.rendering) {
-            (None | Some(Served::Unknown), _) => None,
-            (Some(Served::Unanswered(why)), _) => Some(why.reason()),
-            (Some(served), _) if served.namespaced().is_none() => Some(ConditionReason::KindNotServed.as_str()),
-            (_, Err(NoRendering::NotGranted)) => Some(ConditionReason::NotGranted.as_str()),
-            (_, Err(NoRendering::NotRead)) => self.unreadable.get(&slot.source).map(|why| why.reason()),
-            (_, Err(NoRendering::SourceMissing)) => Some(ConditionReason::SourceNotFound.as_str()),
-            (_, Err(NoRendering::Refused(_))) => Some(ConditionReason::SourceRefused.as_str()),
-            (_, Ok(_)) => None,
-        }
     }
 
     /// The strictest barrier that holds a namespace's pods for this slot.

@@ -6,7 +6,7 @@ use super::{Engine, RuleState, Tick, survey::Surveys};
 use crate::{
     cell::{Cell, Phase},
     kind::{GroupKind, GroupVersionKind, Resource},
-    outcome::{Reason, Unreadable},
+    outcome::{FailureReason, Unreadable},
     rule::{RuleId, SourceRef},
     slot::{KindId, Slot},
 };
@@ -127,7 +127,7 @@ impl Engine {
         let Some(id) = self.kind_ids.get(kind) else { return };
         let refused = |cell: &Cell| {
             let reason = cell.failure.as_ref().map(|failing| failing.failure.reason);
-            cell.phase == Phase::Waiting && matches!(reason, Some(Reason::Invalid | Reason::TooLarge))
+            cell.phase == Phase::Waiting && matches!(reason, Some(FailureReason::Invalid | FailureReason::TooLarge))
         };
         for (name, namespace) in &mut self.namespaces {
             for cell in namespace.cells.iter_mut().filter(|cell| cell.kind == *id && refused(cell)) {

@@ -21,6 +21,7 @@
 //! - `plan`: goes over the namespaces in which something changed
 //! - `wants`: which cell is which rule's
 //! - `decide`: what to do about a cell
+//! - `hindrance`: why there can be nothing in it for now
 //! - `ring`: copies that would be made of themselves
 //! - `seeds`: copies that are created once
 //! - `collect`: which copies nobody wants, and whether they may go
@@ -63,6 +64,7 @@ mod decide;
 mod demand;
 mod follow;
 mod grants;
+mod hindrance;
 mod issued;
 mod kinds;
 mod lacks;
@@ -96,7 +98,7 @@ use std::{
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
-    announce::Announcement,
+    announce::{Announcement, EventReason},
     authorized::Inquiry,
     barrier::Progress,
     demand::Demand,

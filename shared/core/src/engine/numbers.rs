@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::Engine;
-use crate::{cell::Phase, condition::ConditionReason, outcome::Reason, rule::RuleKind};
+use crate::{cell::Phase, condition::ConditionReason, outcome::FailureReason, rule::RuleKind};
 
 /// An engine in numbers, as of now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct CopyNumbers {
     /// Those that exist and are as they should be.
     pub synced: usize,
     /// Those that could not be written or deleted, by reason.
-    pub failed: BTreeMap<Reason, usize>,
+    pub failed: BTreeMap<FailureReason, usize>,
 }
 
 /// Cells that wait for their turn, in the order in which the queues are served.

@@ -6,7 +6,7 @@ use super::{Engine, Namespace, Role, Source, Tick, wants::taken, work::Timer};
 use crate::{
     cell::{Cell, Leave, Phase, Step},
     meta::Checksum,
-    outcome::{Failure, Reason},
+    outcome::{Failure, FailureReason},
     rule::RuleId,
     template::Place,
 };
@@ -115,7 +115,7 @@ impl Engine {
                 }
             }
             Leave::Foreign(why) if cell.phase == Phase::Idle => {
-                self.fail(name, cell, Failure { reason: Reason::Conflict, message: why.message().into() });
+                self.fail(name, cell, Failure { reason: FailureReason::Conflict, message: why.message().into() });
                 // Not being ours it may carry no label that a watch would show: look again now and then.
                 self.work.back_off(name, cell, None, self.now, &self.settings);
             }
@@ -130,7 +130,7 @@ impl Engine {
                 let loser = cell.want.and_then(|id| Some((&self.slots.get(&id)?.rule, self.keeper(id, cell)?)));
                 let message = loser.map(|(loser, keeper)| taken(keeper, loser, name));
                 if let Some(message) = message {
-                    self.fail(name, cell, Failure { reason: Reason::RuleConflict, message: message.into() });
+                    self.fail(name, cell, Failure { reason: FailureReason::RuleConflict, message: message.into() });
                 }
             }
             Leave::KindNotRecorded => self.record(cell.kind),

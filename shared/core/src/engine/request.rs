@@ -10,7 +10,7 @@ use crate::{
     cell::{Belief, Cell, Phase, Reference, Repair, Step, Why},
     kind::{GroupVersionKind, Resource},
     meta::{Checksum, Uid},
-    outcome::{Failure, Reason},
+    outcome::{Failure, FailureReason},
     render::{Copies, Rendering},
     rule::{RuleId, Strategy},
     slot::{KindId, Slot, SlotId},
@@ -158,7 +158,7 @@ impl Engine {
             let due = last + pause;
             if self.now < due {
                 let message = "somebody keeps undoing what Mimeo writes: it is put right after a pause that grows";
-                self.fail(name, cell, Failure { reason: Reason::Conflict, message: message.into() });
+                self.fail(name, cell, Failure { reason: FailureReason::Conflict, message: message.into() });
                 self.work.put_off(name, cell, due);
                 return true;
             }
@@ -189,7 +189,7 @@ impl Engine {
 impl Cell {
     /// Whether the server refused the last write, or didn't answer it.
     pub(super) fn refused(&self) -> bool {
-        self.failure.as_ref().is_some_and(|failing| failing.failure.reason != Reason::Conflict)
+        self.failure.as_ref().is_some_and(|failing| failing.failure.reason != FailureReason::Conflict)
     }
 }
 

@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     cell::{Cell, Leave, Step, Why},
-    condition::ConditionReason,
     kind::GroupVersionKind,
     outcome::Unreadable,
     render::SourceRefused,
@@ -367,19 +366,6 @@ impl Engine {
         let near = rule.selectors.iter().any(|selector| *selector.namespace == *namespace);
         let mut slots = self.slots.of_object(kind, namespace, name);
         rule.is_source(kind, namespace, name) || near && slots.any(|slot| *slot.rule == rule.id)
-    }
-
-    /// Why nobody knows what a selector finds, if that is known: whoever waits for it needn't.
-    pub(super) fn selector_hindrance(&self, selector: &SourceSelector) -> Option<&'static str> {
-        if self.settings.reach.refuses_home(&selector.gvk, Some(&selector.namespace)).is_some() {
-            return Some("OutOfReach");
-        }
-        match self.served.get(&selector.gvk) {
-            None | Some(Served::Unknown) => None,
-            Some(Served::Unanswered(why)) => Some(why.reason()),
-            Some(served) if served.namespaced().is_none() => Some(ConditionReason::KindNotServed.as_str()),
-            Some(_) => self.selectors.get(selector)?.unreadable.map(Unreadable::reason),
-        }
     }
 
     /// Whether everything is known, or known not to be, that the rule's selectors find.

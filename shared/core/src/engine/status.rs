@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     condition::{ConditionReason, ConditionType},
-    outcome::Reason,
+    outcome::FailureReason,
     rule::{Refusal, RuleId, RuleKind, SourceRef},
 };
 
@@ -319,7 +319,7 @@ fn json_size(value: &impl Serialize) -> usize {
     serde_json::to_vec(value).map_or(0, |json| json.len())
 }
 
-fn failure(((namespace, kind, name), (reason, message)): (CellName, (Reason, Box<str>))) -> CopyFailure {
+fn failure(((namespace, kind, name), (reason, message)): (CellName, (FailureReason, Box<str>))) -> CopyFailure {
     CopyFailure {
         kind,
         namespace: namespace.to_string(),

@@ -1,6 +1,6 @@
 //! What the cells of a rule come to: each by itself, and all of them counted.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use mimeo_api::{CopyCounts, Plan, PlannedCopy};
 
@@ -8,16 +8,29 @@ use super::{CopyNumbers, Engine, Namespace, RuleState};
 use crate::{
     cell::{Cell, Leave, Step, Why},
     meta::{Seen, source_hash},
-    outcome::Reason,
+    outcome::FailureReason,
     rule::{Retain, Rule, RuleId, RuleKind},
     slot::{KindId, NoRendering, Slot},
 };
 
-/// Words of a plan.
-pub(super) const CREATE: &str = "Create";
-const UPDATE: &str = "Update";
-const DELETE: &str = "Delete";
-const CONFLICT: &str = "Conflict";
+/// What is to be done about a cell, as a plan tells it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PlannedAction {
+    /// A copy is to come.
+    Create,
+    /// A copy is to change.
+    Update,
+    /// A copy is to go.
+    Delete,
+    /// What is there stays, since it isn't the rule's.
+    Conflict,
+}
+
+impl fmt::Display for PlannedAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
 
 /// Most failures that are told of a rule.
 pub(super) const FAILURES: usize = 20;
@@ -32,10 +45,10 @@ pub(super) struct Standing<'a> {
     pub(super) wanted: bool,
     /// Whether it is as it should be.
     pub(super) synced: bool,
-    /// What is to be done about it, in a word of the plan.
-    pub(super) action: Option<&'static str>,
+    /// What is to be done about it.
+    pub(super) action: Option<PlannedAction>,
     /// Why it isn't as it should be: a stable word, and a sentence for people.
-    pub(super) failure: Option<(Reason, Cow<'a, str>)>,
+    pub(super) failure: Option<(FailureReason, Cow<'a, str>)>,
 }
 
 /// What the cells of one rule come to.
@@ -44,8 +57,8 @@ pub(super) struct Tally {
     pub(super) copies: CopyCounts,
     pub(super) plan: Plan,
     /// The first copies that the plan counts.
-    planned: BTreeMap<CellName, &'static str>,
-    pub(super) failures: BTreeMap<CellName, (Reason, Box<str>)>,
+    planned: BTreeMap<CellName, PlannedAction>,
+    pub(super) failures: BTreeMap<CellName, (FailureReason, Box<str>)>,
 }
 
 impl Tally {
@@ -66,7 +79,7 @@ impl Tally {
         // Of these alone not every one is kept by name.
         let more = count(failed).saturating_sub(self.failures.len());
         if more > 0 {
-            *reasons.entry(Reason::NotGranted).or_default() += more;
+            *reasons.entry(FailureReason::NotGranted).or_default() += more;
         }
         CopyNumbers { desired: count(desired), synced: count(synced), failed: reasons }
     }
@@ -86,13 +99,13 @@ impl Tally {
     }
 
     /// Counts what would be done about a cell, and keeps the first of these by name.
-    fn plan(&mut self, action: &'static str, cell: CellName) {
+    fn plan(&mut self, action: PlannedAction, cell: CellName) {
         let Plan { create, update, delete, conflict, .. } = &mut self.plan;
         *match action {
-            CREATE => create,
-            UPDATE => update,
-            DELETE => delete,
-            _ => conflict,
+            PlannedAction::Create => create,
+            PlannedAction::Update => update,
+            PlannedAction::Delete => delete,
+            PlannedAction::Conflict => conflict,
         } += 1;
         self.planned.insert(cell, action);
         if self.planned.len() > PLANNED {
@@ -101,9 +114,9 @@ impl Tally {
     }
 }
 
-fn planned(((namespace, kind, name), action): (&CellName, &&str)) -> PlannedCopy {
+fn planned(((namespace, kind, name), action): (&CellName, &PlannedAction)) -> PlannedCopy {
     PlannedCopy {
-        action: (*action).into(),
+        action: action.to_string(),
         kind: kind.clone(),
         namespace: namespace.to_string(),
         name: name.to_string(),
@@ -149,13 +162,13 @@ impl Engine {
         );
         let action = match step {
             _ if synced => None,
-            Step::Leave(Leave::NoSource) => goes_with_source(rule, slot, cell).then_some(DELETE),
-            Step::Leave(Leave::Foreign(_)) => Some(CONFLICT),
+            Step::Leave(Leave::NoSource) => goes_with_source(rule, slot, cell).then_some(PlannedAction::Delete),
+            Step::Leave(Leave::Foreign(_)) => Some(PlannedAction::Conflict),
             Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.keeper(id, cell)).is_some() => {
-                Some(CONFLICT)
+                Some(PlannedAction::Conflict)
             }
-            Step::Create(_) => Some(CREATE),
-            Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(UPDATE),
+            Step::Create(_) => Some(PlannedAction::Create),
+            Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(PlannedAction::Update),
             _ => None,
         };
         let failure = failure(cell, slot.rendering.is_ok() && !seeded);
@@ -180,7 +193,7 @@ impl Engine {
             && !self.is_named(id.kind, cell.kind, name, &cell.name)
             && !self.remembers(namespace, id, cell.kind, &cell.name);
         let failure = failure(cell, false);
-        Some(Standing { wanted: false, synced: false, action: goes.then_some(DELETE), failure })
+        Some(Standing { wanted: false, synced: false, action: goes.then_some(PlannedAction::Delete), failure })
     }
 
     pub(super) fn kind_of(&self, kind: KindId) -> &str {
@@ -200,28 +213,27 @@ impl Engine {
         // More are never shown.
         for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
             let cell = (namespace.into(), kind.to_owned(), name.into());
-            tally.failures.insert(cell, (Reason::NotGranted, lack.message(home).into()));
+            tally.failures.insert(cell, (FailureReason::NotGranted, lack.message(home).into()));
         }
     }
 }
 
 impl Standing<'_> {
     /// Of a cell that the rule can't have: mostly because another one has it.
-    pub(super) fn lost(reason: Reason, message: String) -> Self {
-        let action = (reason == Reason::RuleConflict).then_some(CONFLICT);
+    pub(super) fn lost(reason: FailureReason, message: String) -> Self {
+        let action = (reason == FailureReason::RuleConflict).then_some(PlannedAction::Conflict);
         Self { wanted: true, synced: false, action, failure: Some((reason, message.into())) }
     }
 }
 
 /// Why a cell isn't as it should be: what the last request came to, or that a `wanted` copy can't be put right because what is there is
 /// going and doesn't go.
-fn failure(cell: &Cell, wanted: bool) -> Option<(Reason, Cow<'_, str>)> {
+fn failure(cell: &Cell, wanted: bool) -> Option<(FailureReason, Cow<'_, str>)> {
     let going = wanted && cell.seen().is_some_and(|seen| seen.deleting);
     match &cell.failure {
         Some(failing) => Some((failing.failure.reason, Cow::Borrowed(&failing.failure.message))),
-        None => {
-            going.then(|| (Reason::Conflict, "what has its name is being deleted, and a finalizer keeps it".into()))
-        }
+        None => going
+            .then(|| (FailureReason::Conflict, "what has its name is being deleted, and a finalizer keeps it".into())),
     }
 }
 

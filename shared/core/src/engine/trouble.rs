@@ -125,7 +125,7 @@ impl Engine {
             }
             Some(Served::At(resource)) => Ok(resource),
             Some(Served::Unanswered(why)) => {
-                let (version, why) = (gvk.api_version(), why.reason());
+                let version = gvk.api_version();
                 let message = format!("the API server does not say which kinds {version} has ({why})");
                 Err((ConditionReason::SourceRefused, message))
             }

@@ -14,8 +14,11 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 
-use super::{Engine, Namespace, Tick, tally::Standing};
-use crate::{cell::Cell, outcome::Reason, rule::RuleId};
+use super::{
+    Engine, Namespace, Tick,
+    tally::{PlannedAction, Standing},
+};
+use crate::{cell::Cell, outcome::FailureReason, rule::RuleId};
 
 /// Most rules in a piece.
 const RULES: usize = 64;
@@ -182,15 +185,15 @@ struct Shown<'a> {
 
 #[derive(Clone, Copy)]
 enum Word {
-    Failed(Reason),
-    Action(&'static str),
+    Failed(FailureReason),
+    Planned(PlannedAction),
 }
 
 impl std::fmt::Display for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(reason) => reason.fmt(f),
-            Self::Action(action) => f.write_str(action),
+            Self::Planned(action) => action.fmt(f),
         }
     }
 }
@@ -345,7 +348,7 @@ impl Engine {
             let Some(home) = id.namespace.as_deref().filter(|_| self.grants_known()) else { continue };
             for ((_, kind, copy), lack) in state.rule.iter().flat_map(|rule| self.ungranted_cells(rule, Some(name))) {
                 let message = only.map(|_| lack.message(home));
-                all.push(failed(kind, copy.into(), Reason::NotGranted, message));
+                all.push(failed(kind, copy.into(), FailureReason::NotGranted, message));
             }
         }
         all
@@ -381,7 +384,7 @@ impl Engine {
             return asked_for.then_some(shown);
         }
         let Standing { wanted, synced, action, failure } = self.standing(rule, parsed, (name, namespace), cell)?;
-        shown.reason = action.map(Word::Action);
+        shown.reason = action.map(Word::Planned);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;

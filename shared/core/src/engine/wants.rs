@@ -9,7 +9,7 @@ use super::{Engine, Namespace, Role, RuleState, announce::Happening};
 use crate::{
     cell::Cell,
     kind::GroupKind,
-    outcome::Reason,
+    outcome::FailureReason,
     render::unset,
     rule::{Rule, RuleId, Strategy},
     selection::Labels,
@@ -35,10 +35,10 @@ enum Cause {
 
 impl Lost {
     /// The stable word for it.
-    pub(super) fn reason(&self) -> Reason {
+    pub(super) fn reason(&self) -> FailureReason {
         match self.cause {
-            Cause::Taken(_) => Reason::RuleConflict,
-            Cause::Unset(_) => Reason::VariableUnset,
+            Cause::Taken(_) => FailureReason::RuleConflict,
+            Cause::Unset(_) => FailureReason::VariableUnset,
         }
     }
 

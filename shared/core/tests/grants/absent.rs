@@ -2,7 +2,7 @@
 
 use mimeo_core::{
     engine::{Errand, RuleRead, SourceRead},
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     rule::RuleId,
 };
 
@@ -101,7 +101,7 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     assert_eq!(asked(&scene), 3);
     scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
     let request = scene.request();
-    scene.engine.outcome(&request.ticket, Outcome::of_silence(Reason::Timeout, "no answer"), scene.now);
+    scene.engine.outcome(&request.ticket, Outcome::of_silence(FailureReason::Timeout, "no answer"), scene.now);
     scene.wait(11);
     assert_eq!((scene.done(), asked(&scene)), (vec![], 4));
     scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);

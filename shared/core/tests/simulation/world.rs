@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use mimeo_core::{
     engine::{Awaited, Errand, Request, Role, Verb, Webhooks},
     names,
-    outcome::{Outcome, Reason},
+    outcome::{FailureReason, Outcome},
     selection::{Labels, NameHint},
 };
 
@@ -374,8 +374,8 @@ impl World {
                         outcome
                     }
                     (Fate::Throttled, _) => Outcome::of_error(429, &status(), Some(Duration::from_secs(2)), false),
-                    (Fate::Refused, _) => Outcome::of_silence(Reason::ClusterUnreachable, "no connection"),
-                    _ => Outcome::of_silence(Reason::Timeout, "no answer"),
+                    (Fate::Refused, _) => Outcome::of_silence(FailureReason::ClusterUnreachable, "no connection"),
+                    _ => Outcome::of_silence(FailureReason::Timeout, "no answer"),
                 };
                 self.say(format!(
                     "{program}: answered {} {} {fate:?}: {}",

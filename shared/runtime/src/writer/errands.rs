@@ -380,16 +380,16 @@ const REPORTER: &str = "mimeo.dev/reconciler";
 const LONGEST_REPORTER: usize = 128;
 
 fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
-    let Announcement { name, regarding, related, type_, reason, action, note, count } = announcement;
+    let Announcement { name, regarding, related, reason, note, count } = announcement;
     let reporter: String = reporter.chars().filter(char::is_ascii).take(LONGEST_REPORTER).collect();
     let event = Event {
         metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
         event_time: Some(MicroTime(at)),
         // One is no series.
         series: (count > 1).then_some(EventSeries { count, last_observed_time: MicroTime(at) }),
-        type_: Some(type_.into()),
-        reason: Some(reason.into()),
-        action: Some(action.into()),
+        type_: Some(reason.type_().into()),
+        reason: Some(reason.to_string()),
+        action: Some(reason.action().into()),
         note: Some(note),
         regarding: Some(regarding),
         related,

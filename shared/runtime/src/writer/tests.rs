@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_core::{
-    engine::{Action, Announcement, Engine, Errand, Home, Request, Role, RuleRead, Settings, SourceRead, StatusUpdate},
+    engine::{
+        Action, Announcement, Engine, Errand, EventReason, Home, Request, Role, RuleRead, Settings, SourceRead,
+        StatusUpdate,
+    },
     kind::{GroupVersionKind, Resource},
     meta::Uid,
     review::User,
@@ -431,9 +434,7 @@ async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
         name: "mimeo.1".into(),
         regarding: ObjectReference { kind: Some("Namespace".into()), name: Some("team".into()), ..Default::default() },
         related: None,
-        type_: "Warning",
-        reason: "CopyFailed",
-        action: "Reconcile",
+        reason: EventReason::CopyFailed,
         note: "no".into(),
         count,
     };
