@@ -9,8 +9,9 @@ use http_body_util::BodyExt;
 use kube::{Client, Config, client::Body};
 use mimeo_runtime::{
     certificates::{Bundle, Lifetimes, ServingNames},
+    https::{self, DrainArgs},
     shutdown::Shutdown,
-    tls::{self, DrainArgs},
+    tls,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -60,7 +61,7 @@ async fn noop() -> Result<String> {
     let router = Router::new().fallback(post(move |_: Bytes| async move { answer }));
     let config = tls::server_config(material)?;
     let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::ZERO };
-    tokio::spawn(tls::serve(listener, router, config, drain, Shutdown::new()));
+    tokio::spawn(https::serve(listener, router, config, drain, Shutdown::new()));
     Ok(url)
 }
 

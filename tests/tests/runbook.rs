@@ -64,7 +64,7 @@ async fn a_program_logs_what_it_lacks_and_when_it_lacks_nothing() -> Result<()> 
     let reconciler = reconciler.args(["--namespace", "default", "--ops-listen", "127.0.0.1:0"]).start()?;
     let told = || -> Result<Vec<String>> {
         let log = reconciler.log()?;
-        let told = log.lines().filter_map(|line| line.split_once("mimeo_runtime::server: "));
+        let told = log.lines().filter_map(|line| line.split_once("mimeo_runtime::readiness: "));
         Ok(told.map(|(_, said)| said.to_owned()).filter(|said| said.contains("ready")).collect())
     };
     let missing = "ClusterReplications readable, definitions up to date, rules and namespaces listed";

@@ -10,11 +10,11 @@ use mimeo_runtime::{
     certificates::{CertificateArgs, ServingNames},
     client::ClientArgs,
     duration,
+    https::DrainArgs,
     identity::IdentityArgs,
+    operations::OpsArgs,
     reach::ReachArgs,
-    server::OpsArgs,
     telemetry::TelemetryArgs,
-    tls::DrainArgs,
     trace::TraceArgs,
 };
 

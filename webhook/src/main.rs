@@ -36,14 +36,16 @@ use mimeo_runtime::{
     debug::DebugPages,
     discovery::Discovery,
     driver::{CopyRequests, Handle, Tools, drive},
+    https,
     identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
     limiter::Limiter,
     listen::listen,
     metrics::Metrics,
     observer::Observer,
+    operations,
+    readiness::{Check, Readiness},
     seal::{self, Keyring},
-    server::{self, Check, Readiness},
     shutdown::Shutdown,
     tls,
     writer::Writer,
@@ -97,7 +99,7 @@ async fn main() -> anyhow::Result<()> {
     let (answers, counts) = (metrics.add(Answers::new), metrics.add(CopyRequests::new));
     let clients = flags.client.clients("mimeo-webhook").await?;
     let guard = flags.ops.guard(&clients.requests);
-    server::serve(&flags.ops, &guard, readiness.clone(), metrics.clone(), &debug, axum::Router::new())
+    operations::serve(&flags.ops, &guard, readiness.clone(), metrics.clone(), &debug, axum::Router::new())
         .context("operations server")?;
     let listener = listen(flags.endpoint.listen).context("failed to listen")?;
     info!(address = %listener.local_addr()?, "listening");
@@ -152,7 +154,7 @@ async fn main() -> anyhow::Result<()> {
     metrics.of_certificate("hooks", material.clone());
     let callers = callers::start(flags.endpoint.client_ca_file.clone());
     let config = tls::server_config_for(callers, material.clone())?;
-    let serving = tokio::spawn(tls::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
+    let serving = tokio::spawn(https::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
     // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
     let ready = async {
         register(&clients, &app, registration, material, flags.certificate.ca_overlap, &checks).await;

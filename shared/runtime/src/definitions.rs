@@ -13,7 +13,7 @@ use mimeo_core::definition::lacks;
 use tracing::{error, info};
 
 use crate::{
-    server::Check,
+    readiness::Check,
     watch::{Event, WatchSpec, Watcher, watch},
 };
 

@@ -1,0 +1,239 @@
+//! Certificates that change under connections, floods, and the end.
+
+use axum::{
+    body::{Body, Bytes},
+    http::Request,
+    routing::{get, post},
+};
+use http_body_util::BodyExt;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+    task::JoinHandle,
+};
+
+use super::*;
+use crate::{
+    certificates::{Bundle, Lifetimes, ServingMaterial, ServingNames},
+    testing::{tls_client as client, tls_connect as connect, tls_upgrade as upgrade},
+    tls::server_config,
+};
+
+const DRAIN: DrainArgs =
+    DrainArgs { shutdown_delay: Duration::from_millis(200), drain_timeout: Duration::from_secs(10) };
+
+fn material() -> Arc<ServingMaterial> {
+    let names = ServingNames::new(["localhost"]);
+    let bundle = Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle");
+    Arc::new(bundle.material().expect("its material"))
+}
+
+struct Running {
+    address: SocketAddr,
+    publish: watch::Sender<Option<Arc<ServingMaterial>>>,
+    shutdown: Shutdown,
+    task: JoinHandle<()>,
+}
+
+async fn run(drain: DrainArgs) -> Running {
+    let (publish, material) = watch::channel(Some(material()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let slow = async || {
+        sleep(Duration::from_millis(600)).await;
+        "slow"
+    };
+    let router = Router::new()
+        .route("/fast", get(async || "fast"))
+        .route("/peer", get(async |Extension(Peer(peer)): Extension<Peer>| peer.ip().to_string()))
+        .route("/slow", get(slow))
+        .route("/read", post(async |_: Bytes| "read"));
+    let shutdown = Shutdown::new();
+    let config = server_config(material).expect("a configuration");
+    let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));
+    Running { address, publish, shutdown, task }
+}
+
+fn request(path: &str) -> Request<Body> {
+    Request::get(format!("https://localhost{path}")).header("host", "localhost").body(Body::empty()).expect("a request")
+}
+
+async fn text(response: http::Response<hyper::body::Incoming>) -> Vec<u8> {
+    response.into_body().collect().await.expect("a whole body").to_bytes().to_vec()
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_served_at_once_and_old_connections_go_on() {
+    let server = run(DRAIN).await;
+    let (old, new) = (server.publish.borrow().clone().expect("published"), material());
+    let stream = connect(server.address, client(&old, b"h2")).await.expect("trusted");
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let running = tokio::spawn(sender.send_request(request("/slow")));
+    server.publish.send_replace(Some(Arc::clone(&new)));
+
+    connect(server.address, client(&new, b"http/1.1")).await.expect("the new one is served");
+    connect(server.address, client(&old, b"http/1.1")).await.expect_err("the old one isn't");
+    assert_eq!(text(running.await.expect("a task").expect("an answer")).await, b"slow");
+    assert_eq!(text(sender.send_request(request("/peer")).await.expect("an answer")).await, b"127.0.0.1");
+    assert_eq!(text(sender.send_request(request("/fast")).await.expect("an answer")).await, b"fast");
+}
+
+#[tokio::test]
+async fn without_a_certificate_handshakes_fail_and_later_succeed() {
+    let server = run(DRAIN).await;
+    let material = server.publish.send_replace(None).expect("published");
+    connect(server.address, client(&material, b"h2")).await.expect_err("nothing to serve");
+    server.publish.send_replace(Some(Arc::clone(&material)));
+    connect(server.address, client(&material, b"h2")).await.expect("served");
+}
+
+#[tokio::test]
+async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
+    let server = run(DRAIN).await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    let http2 = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+    let (mut multiplexed, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(http2)).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let first = tokio::spawn(multiplexed.send_request(request("/slow")));
+    sleep(Duration::from_millis(50)).await;
+    server.shutdown.trigger();
+
+    let http1 = connect(server.address, client(&trusted, b"http/1.1")).await.expect("still accepting");
+    let (mut single, connection) = hyper::client::conn::http1::handshake(TokioIo::new(http1)).await.expect("HTTP/1.1");
+    tokio::spawn(connection);
+    let second = single.send_request(request("/slow")).await.expect("an answer");
+    assert_eq!(second.headers().get("connection").map(http::HeaderValue::as_bytes), Some(&b"close"[..]));
+    assert_eq!(text(second).await, b"slow");
+    assert_eq!(text(first.await.expect("a task").expect("an answer")).await, b"slow");
+    timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
+    TcpStream::connect(server.address).await.expect_err("nobody listens");
+}
+
+#[tokio::test]
+async fn who_had_connected_before_the_drain_is_answered() {
+    for protocol in [&b"h2"[..], b"http/1.1"] {
+        let server = run(DrainArgs { shutdown_delay: Duration::ZERO, ..DRAIN }).await;
+        let trusted = server.publish.borrow().clone().expect("published");
+        // Without waiting: the server, on the same thread, hasn't accepted it.
+        let early = std::net::TcpStream::connect(server.address).expect("it listens");
+        server.shutdown.trigger();
+        while TcpStream::connect(server.address).await.is_ok() {}
+        early.set_nonblocking(true).expect("possible");
+        let early = TcpStream::from_std(early).expect("a stream");
+        let stream = upgrade(early, client(&trusted, protocol)).await.expect("a handshake");
+        let answer = if protocol == b"h2" {
+            let (mut sender, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                    .await
+                    .expect("HTTP/2");
+            tokio::spawn(connection);
+            sender.send_request(request("/slow")).await
+        } else {
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+            tokio::spawn(connection);
+            sender.send_request(request("/slow")).await
+        };
+        assert_eq!(text(answer.expect("an answer")).await, b"slow");
+        timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
+    }
+}
+
+/// As an API server does that writes its next review before it has read that it should go elsewhere.
+#[tokio::test]
+async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
+    let server = run(DrainArgs { shutdown_delay: Duration::ZERO, ..DRAIN }).await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    let mut stream = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+    // The preface, no settings of its own, and the acknowledgement of the ping by which the server learns that it was heard.
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it reads");
+    server.shutdown.trigger();
+    let mut told = Vec::new();
+    while stream.read_buf(&mut told).await.expect("in order") > 0 {
+        let ping = told.windows(5).position(|head| head == [0, 0, 8, 6, 0]);
+        if let Some(data) = ping.and_then(|at| told.get(at + 9..at + 17)) {
+            let pong = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], data].concat();
+            told.clear();
+            stream.write_all(&pong).await.expect("it reads");
+        }
+    }
+    let request = [0; 1 << 10];
+    for _ in 0..5 {
+        stream.write_all(&request).await.expect("what nobody reads is taken");
+        stream.flush().await.expect("and sent");
+        sleep(Duration::from_millis(20)).await;
+    }
+    drop(stream);
+    timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
+}
+
+#[tokio::test]
+async fn a_drain_is_bounded() {
+    let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::from_millis(100) };
+    let server = run(drain).await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+    tokio::spawn(connection);
+    let running = tokio::spawn(async move { sender.send_request(request("/slow")).await });
+    sleep(Duration::from_millis(50)).await;
+    server.shutdown.trigger();
+    timeout(Duration::from_millis(400), server.task).await.expect("it gives up").expect("without a panic");
+    running.await.expect("a task").expect_err("cut off");
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_that_ask_nothing_keeps_no_api_server_out_and_ends_no_request() {
+    let server = run(DRAIN).await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    let stream = connect(server.address, client(&trusted, b"h2")).await.expect("trusted");
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    assert_eq!(text(sender.send_request(request("/fast")).await.expect("an answer")).await, b"fast");
+    let running = tokio::spawn(sender.send_request(request("/slow")));
+
+    let mut flood: Vec<Box<dyn AsyncRead + Unpin>> = Vec::new();
+    for number in 0..2 * CONNECTIONS {
+        if number % 8 > 0 {
+            flood.push(Box::new(TcpStream::connect(server.address).await.expect("it listens")));
+            continue;
+        }
+        // One that begins a request, and whose body doesn't come.
+        let mut stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("accepted");
+        let begun = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx";
+        stream.write_all(begun).await.expect("it reads");
+        flood.push(Box::new(stream));
+    }
+    let one_more = timeout(Duration::from_secs(5), connect(server.address, client(&trusted, b"h2"))).await;
+    one_more.expect("in time").expect("trusted");
+    for silent in &mut flood[..CONNECTIONS] {
+        let rest = timeout(Duration::from_secs(5), silent.read_to_end(&mut Vec::new())).await;
+        let _ = rest.expect("it made way");
+    }
+    assert_eq!(text(running.await.expect("a task").expect("an answer")).await, b"slow");
+    let again = sender.send_request(request("/fast")).await.expect("nor is who has asked before others that never did");
+    assert_eq!(text(again).await, b"fast");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_when_nothing_is_asked_for_long() {
+    let (draining, stay) = (Shutdown::new(), Stay::new(Arc::default()));
+    let asking = async {
+        for _ in 0..5 {
+            sleep(IDLE_TIMEOUT * 3 / 4).await;
+            stay.renew();
+        }
+    };
+    tokio::select! {
+        () = asking => {}
+        () = ended(&draining, &stay) => panic!("something was asked now and then"),
+    }
+    timeout(IDLE_TIMEOUT * 2, ended(&draining, &stay)).await.expect("idle");
+    stay.renew();
+    draining.trigger();
+    timeout(LATE * 2, ended(&draining, &stay)).await.expect("the server ends");
+}

@@ -1,0 +1,204 @@
+//! The operations server: `/healthz`, `/readyz` and `/metrics` on a port of their own, in plain HTTP or in TLS.
+//!
+//! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the rest.
+//!
+//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
+//! connection is for one request and lasts no longer than one may take, and makes way before that if it asks nothing
+//! (`Connections`): nobody must keep probes out.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use clap::{Args, ValueEnum};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, error, info};
+
+use crate::{
+    certificates::{CertificateError, mounted, unverified},
+    connections::{Connections, Stay},
+    debug::DebugPages,
+    guard::{Guard, Peer},
+    listen::listen,
+    metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
+    readiness::Readiness,
+    tls::{self, TlsError},
+};
+
+/// From the accepted connection to its request, from there to the answer, and from there to its end, or to the next piece of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// At once.
+const CONNECTIONS: usize = 64;
+/// How long the head of a request may be, in bytes.
+const HEAD: usize = 32 << 10;
+
+/// Flags of the operations server.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Operations")]
+pub struct OpsArgs {
+    /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
+    #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "[::]:8080")]
+    pub ops_listen: SocketAddr,
+    /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
+    #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
+    pub ops_auth: OpsAuth,
+    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS, until they are there with a certificate made
+    /// at start, which clients can't verify. Default: plain HTTP, or with `--ops-auth token` such a certificate
+    #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
+    pub ops_cert_dir: Option<PathBuf>,
+    /// Serve /debug/state (what the program has inside, in numbers) there, beside /debug/log-level (GET, PUT), which there always is; both
+    /// without `--ops-auth token` only to connections from the same machine or Pod
+    #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
+    pub debug_endpoints: bool,
+}
+
+/// Who may read what isn't for everybody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OpsAuth {
+    /// Whoever reaches the address.
+    None,
+    /// Who brings a bearer token of a user that may `get` the path (RBAC: nonResourceURLs), in TLS.
+    Token,
+}
+
+/// Why the operations server can't begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OpsError {
+    /// The address is taken, or isn't one of this machine.
+    #[error("failed to listen")]
+    Listen(#[from] io::Error),
+    /// There is no certificate to be made.
+    #[error("failed to make a certificate")]
+    Certificate(#[from] CertificateError),
+    /// The TLS library refuses its defaults.
+    #[error("failed to set up TLS")]
+    Tls(#[from] TlsError),
+}
+
+impl OpsArgs {
+    /// What stands before all but the probes' paths; asks the API server by this client.
+    pub fn guard(&self, client: &Client) -> Guard {
+        match self.ops_auth {
+            OpsAuth::None => Guard::open(),
+            OpsAuth::Token => Guard::by_token(client.clone()),
+        }
+    }
+
+    /// None: plain HTTP.
+    fn acceptor(&self, metrics: &Metrics) -> Result<Option<TlsAcceptor>, OpsError> {
+        let (material, own) = match (&self.ops_cert_dir, self.ops_auth) {
+            (Some(folder), _) => {
+                let mounted = mounted::start(folder.clone(), Duration::ZERO);
+                (unverified::until(mounted.clone())?, mounted)
+            }
+            // A token that is sent in the clear is everybody's.
+            (None, OpsAuth::Token) => {
+                let material = unverified::start()?;
+                (material.clone(), material)
+            }
+            (None, OpsAuth::None) => return Ok(None),
+        };
+        metrics.of_certificate("operations", own);
+        let mut config = tls::server_config(material)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Some(TlsAcceptor::from(Arc::new(config))))
+    }
+}
+
+/// Binds the address and serves in the background; returns the address that was bound, which is logged too. What isn't for
+/// everybody is behind the guard; `more` brings its own.
+///
+/// Needs a Tokio runtime.
+pub fn serve(
+    args: &OpsArgs,
+    guard: &Guard,
+    readiness: Readiness,
+    metrics: Metrics,
+    debug: &DebugPages,
+    more: Router,
+) -> Result<SocketAddr, OpsError> {
+    let acceptor = args.acceptor(&metrics)?;
+    let listener = listen(args.ops_listen)?;
+    let address = listener.local_addr()?;
+    info!(%address, tls = acceptor.is_some(), "operations server listening");
+    let router = router(guard, readiness.clone(), metrics).merge(more);
+    let router = router.merge(guard.confine(debug.router(args.debug_endpoints)));
+    tokio::spawn(readiness.tell());
+    tokio::spawn(accept(listener, acceptor, router));
+    Ok(address)
+}
+
+async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, router: Router) {
+    let mut connections = Connections::new(CONNECTIONS);
+    loop {
+        let (stream, peer) = connections.accept(&listener).await;
+        let (acceptor, router) = (acceptor.clone(), router.clone().layer(Extension(Peer(peer))));
+        connections.serve(|stay| connection(stream, acceptor, router, stay));
+    }
+}
+
+async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router, stay: Stay) {
+    let router = router.layer(Extension(stay.clone()));
+    let connection = async {
+        match acceptor {
+            None => answer(stream, router, &stay).await,
+            Some(acceptor) => match acceptor.accept(stream).await {
+                Ok(stream) => answer(stream, router, &stay).await,
+                Err(error) => debug!(%error, "TLS handshake failed"),
+            },
+        }
+    };
+    tokio::select! {
+        () = connection => {}
+        () = stay.silent(PATIENCE) => debug!("connection timed out"),
+        () = stay.over() => debug!("connection made way for another one"),
+    }
+}
+
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, stay: &Stay) {
+    let mut builder = http1::Builder::new();
+    builder.keep_alive(false).max_buf_size(HEAD);
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), stay.answers(router)).await {
+        debug!(%error, "connection failed");
+    }
+}
+
+fn router(guard: &Guard, readiness: Readiness, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready).with_state(readiness))
+        .merge(guard.protect(Router::new().route("/metrics", get(measured).with_state(metrics))))
+}
+
+async fn ready(State(readiness): State<Readiness>) -> Response {
+    let missing = readiness.missing();
+    if missing.is_empty() {
+        return "ok\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("missing: {}\n", missing.join(", "))).into_response()
+}
+
+async fn measured(State(metrics): State<Metrics>) -> Response {
+    match metrics.text() {
+        Ok(text) => ([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            error!(%error, "failed to encode metrics");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

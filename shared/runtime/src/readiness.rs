@@ -1,0 +1,147 @@
+//! Whether the program is ready, and what it lacks: for probes, and in the log.
+
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use crate::shutdown::Shutdown;
+
+/// How long something must be missing before it is logged: about as long as the kubelet takes to notice.
+const UNREADY: Duration = Duration::from_secs(5);
+
+/// Whether the program is ready: all of its named checks hold and no shutdown has begun.
+#[derive(Debug, Clone)]
+pub struct Readiness {
+    checks: Arc<watch::Sender<BTreeMap<&'static str, bool>>>,
+    shutdown: Shutdown,
+}
+
+impl Readiness {
+    /// Ready at once as long as no check is added.
+    pub fn new(shutdown: Shutdown) -> Self {
+        Self { checks: Arc::default(), shutdown }
+    }
+
+    /// Adds a check that doesn't hold yet. Adding it again resets it.
+    pub fn check(&self, name: &'static str) -> Check {
+        let check = Check { name, readiness: self.clone() };
+        check.set(false);
+        check
+    }
+
+    /// Names of what is missing, in order; empty means ready.
+    pub fn missing(&self) -> Vec<&'static str> {
+        let checks = self.checks.borrow();
+        let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
+        checks.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).chain(shutdown).collect()
+    }
+
+    /// Logs what is missing when that has changed, until a shutdown begins. What passes before a probe has given the program up is no
+    /// news: a start is made of such moments.
+    pub(crate) async fn tell(self) {
+        let mut changes = self.checks.subscribe();
+        let mut told = None;
+        loop {
+            changes.mark_unchanged();
+            let missing = self.missing();
+            let news = async {
+                if told.as_ref() == Some(&missing) {
+                    pending::<()>().await;
+                }
+                if !missing.is_empty() {
+                    sleep(UNREADY).await;
+                }
+            };
+            tokio::select! {
+                () = news => {}
+                // An error would mean that the sender is gone, and `self` holds it.
+                _ = changes.changed() => continue,
+                () = self.shutdown.triggered() => return,
+            }
+            if missing.is_empty() {
+                info!("ready");
+            } else {
+                warn!(missing = missing.join(", "), "not ready");
+            }
+            told = Some(missing);
+        }
+    }
+
+    /// Returns as soon as all checks hold. Cancel safe.
+    pub async fn complete(&self) {
+        // An error would mean that the sender is gone, and `self` holds it.
+        let _ = self.checks.subscribe().wait_for(|checks| checks.values().all(|holds| *holds)).await;
+    }
+}
+
+/// One of the things that must hold before the program is ready.
+#[derive(Debug, Clone)]
+pub struct Check {
+    name: &'static str,
+    readiness: Readiness,
+}
+
+impl Check {
+    /// Says whether it holds now.
+    pub fn set(&self, holds: bool) {
+        self.readiness.checks.send_if_modified(|checks| checks.insert(self.name, holds) != Some(holds));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("nobody panics").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_missing_is_logged_once_when_that_changes_and_lasts() {
+        let (log, writer) = {
+            let log = Log::default();
+            (log.clone(), move || log.clone())
+        };
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).without_time().finish();
+        let _log = tracing::subscriber::set_default(subscriber);
+        let shutdown = Shutdown::new();
+        let readiness = Readiness::new(shutdown.clone());
+        let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
+        let telling = tokio::spawn(readiness.clone().tell());
+        let wait = async |seconds| sleep(Duration::from_secs(seconds)).await;
+        wait(1).await;
+        certificate.set(true);
+        wait(60).await;
+        caches.set(true);
+        wait(1).await;
+        for check in [&caches, &certificate] {
+            check.set(false);
+            wait(1).await;
+            check.set(true);
+            check.set(true);
+            wait(60).await;
+        }
+        certificate.set(false);
+        wait(60).await;
+        shutdown.trigger();
+        telling.await.expect("it ends");
+        let log = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
+        let lines: Vec<&str> =
+            log.lines().filter_map(|line| line.split_once("readiness: ")).map(|(_, said)| said).collect();
+        assert_eq!(lines, ["not ready missing=\"caches\"", "ready", "not ready missing=\"certificate\""], "{log}");
+    }
+}
