@@ -20,7 +20,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{ServingMaterial, not_after, offer};
+use super::{ServingMaterial, credential::not_after, offer};
 use crate::tls::{self, TlsError};
 
 const PERIOD: Duration = Duration::from_secs(2);

@@ -1,0 +1,224 @@
+//! Mimeo's own CA and serving certificate: what is due when. No IO and no clock here.
+//!
+//! # How a CA is replaced without anybody noticing
+//!
+//! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations, and see a new bundle a
+//! moment after it is published. So a CA is replaced in three steps, with the overlap time between them:
+//!
+//! | step | trusted (`caBundle`) | served certificate is signed by |
+//! | --- | --- | --- |
+//! | before | A | A |
+//! | introduce | A, B | A |
+//! | promote | A, B | B |
+//! | finish | B | B |
+//!
+//! Whoever still has the bundle of the step before can verify what is served now, and whoever has the bundle of now can
+//! verify a replica that still serves the certificate of the step before. The state is the bundle itself: a CA that
+//! waits is one that was introduced when it was issued, a CA that retires does so since the serving certificate was
+//! issued. So there is no second record that could disagree, and any replica can take the next step.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+
+use super::{
+    CertificateError, Lifetimes, ServingMaterial, ServingNames,
+    credential::{Credential, Facts, issue_ca, issue_serving, seconds, timestamp},
+};
+use crate::tls::TlsError;
+
+/// Keys of the Secret's data. The first three are what `kubernetes.io/tls` and cert-manager use.
+pub(super) mod key {
+    pub(in crate::certificates) const SERVING: &str = "tls.crt";
+    pub(in crate::certificates) const SERVING_KEY: &str = "tls.key";
+    pub(in crate::certificates) const CA: &str = "ca.crt";
+    pub(in crate::certificates) const CA_KEY: &str = "ca.key";
+    pub(in crate::certificates) const NEXT_CA: &str = "next-ca.crt";
+    pub(in crate::certificates) const NEXT_CA_KEY: &str = "next-ca.key";
+    pub(in crate::certificates) const OLD_CA: &str = "old-ca.crt";
+    pub(in crate::certificates) const ALL: [&str; 7] = [SERVING, SERVING_KEY, CA, CA_KEY, NEXT_CA, NEXT_CA_KEY, OLD_CA];
+}
+
+/// Where the replacement of the CA stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Overlap {
+    /// There is one CA.
+    None,
+    /// The next CA is trusted already and signs nothing yet.
+    Introduced(Credential),
+    /// The old CA (in PEM) signs nothing any more and is trusted still.
+    Retiring(String),
+}
+
+/// The CA, the serving certificate it signed, and the state of the CA's replacement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bundle {
+    ca: Credential,
+    serving: Credential,
+    overlap: Overlap,
+}
+
+/// What is due for a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// Nothing before this time.
+    Keep {
+        /// When to look again.
+        until: Timestamp,
+    },
+    /// A new serving certificate from the same CA, for exactly the wanted names.
+    RenewServing,
+    /// A new serving certificate for the wanted names and those it has. Replicas with different flags would otherwise
+    /// undo each other's.
+    AddNames,
+    /// A next CA is issued and trusted.
+    IntroduceCa,
+    /// The next CA takes over and signs a new serving certificate.
+    PromoteCa,
+    /// The old CA is no longer trusted.
+    FinishOverlap,
+    /// All is too late: a new CA and serving certificate at once.
+    Reissue,
+}
+
+impl Bundle {
+    /// A new CA, and a serving certificate for `names` signed by it.
+    pub fn issue(names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Result<Self, CertificateError> {
+        let ca = issue_ca(lifetimes, now)?;
+        let serving = issue_serving(&ca, names, lifetimes, now)?;
+        Ok(Self { ca, serving, overlap: Overlap::None })
+    }
+
+    /// The CA that signs.
+    pub fn ca(&self) -> &Credential {
+        &self.ca
+    }
+
+    /// The serving certificate.
+    pub fn serving(&self) -> &Credential {
+        &self.serving
+    }
+
+    /// All CAs to be trusted, in PEM; the one that signs comes first.
+    pub fn ca_bundle(&self) -> String {
+        let other = match &self.overlap {
+            Overlap::None => "",
+            Overlap::Introduced(next) => &next.certificate,
+            Overlap::Retiring(old) => old,
+        };
+        format!("{}{other}", self.ca.certificate)
+    }
+
+    /// What a server needs of it.
+    pub fn material(&self) -> Result<ServingMaterial, TlsError> {
+        let certified_key = Arc::new(self.serving.certified_key()?);
+        Ok(ServingMaterial { certified_key, ca_bundle: Some(self.ca_bundle()), not_after: self.serving.not_after() })
+    }
+
+    /// What is due at `now`, for whoever wants to serve `names`.
+    pub fn renewal(&self, names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Renewal {
+        let overlap = seconds(lifetimes.overlap);
+        let (ca, serving, now) = (&self.ca.facts, &self.serving.facts, now.as_second());
+        let step = match &self.overlap {
+            Overlap::None => (Renewal::IntroduceCa, ca.due()),
+            // The overlap can't outlast the CA that it replaces.
+            Overlap::Introduced(next) => {
+                (Renewal::PromoteCa, next.facts.issued.saturating_add(overlap).min(ca.not_after))
+            }
+            Overlap::Retiring(_) => (Renewal::FinishOverlap, serving.issued.saturating_add(overlap)),
+        };
+        let expired = match &self.overlap {
+            Overlap::Introduced(next) => next.facts.not_after,
+            Overlap::None | Overlap::Retiring(_) => ca.not_after,
+        };
+        if now >= expired {
+            return Renewal::Reissue;
+        }
+        if now >= ca.not_after {
+            return Renewal::PromoteCa;
+        }
+        if now >= serving.due() || !serving.signed_by(ca) {
+            return Renewal::RenewServing;
+        }
+        if !names.0.is_subset(&serving.names) {
+            return Renewal::AddNames;
+        }
+        if now >= step.1 {
+            return step.0;
+        }
+        Renewal::Keep { until: timestamp(step.1.min(serving.due())) }
+    }
+
+    /// The bundle after that step.
+    pub fn renewed(
+        &self,
+        step: Renewal,
+        names: &ServingNames,
+        lifetimes: &Lifetimes,
+        now: Timestamp,
+    ) -> Result<Self, CertificateError> {
+        let serving = |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
+        let this = self.clone();
+        Ok(match (step, &self.overlap) {
+            (Renewal::Keep { .. }, _) => this,
+            (Renewal::RenewServing, _) => Self { serving: serving(&self.ca, names)?, ..this },
+            (Renewal::AddNames, _) => {
+                let names = names.and(&ServingNames(self.serving.facts.names.clone()));
+                Self { serving: serving(&self.ca, &names)?, ..this }
+            }
+            (Renewal::IntroduceCa, _) => Self { overlap: Overlap::Introduced(issue_ca(lifetimes, now)?), ..this },
+            (Renewal::PromoteCa, Overlap::Introduced(next)) => Self {
+                serving: serving(next, names)?,
+                ca: next.clone(),
+                overlap: Overlap::Retiring(self.ca.certificate.clone()),
+            },
+            (Renewal::FinishOverlap, _) => Self { overlap: Overlap::None, ..this },
+            (Renewal::Reissue | Renewal::PromoteCa, _) => Self::issue(names, lifetimes, now)?,
+        })
+    }
+
+    /// Reads it from a Secret's data.
+    pub fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
+        let text = |name: &'static str| {
+            let bytes = data.get(name).filter(|bytes| !bytes.0.is_empty()).ok_or(CertificateError::Missing(name))?;
+            String::from_utf8(bytes.0.clone()).map_err(|_| CertificateError::Unreadable(name))
+        };
+        let credential = |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
+        let overlap = if data.contains_key(key::NEXT_CA) {
+            Overlap::Introduced(credential(key::NEXT_CA, key::NEXT_CA_KEY)?)
+        } else if data.contains_key(key::OLD_CA) {
+            let old = text(key::OLD_CA)?;
+            Facts::parse(&old).ok_or(CertificateError::Unreadable(key::OLD_CA))?;
+            Overlap::Retiring(old)
+        } else {
+            Overlap::None
+        };
+        let ca = credential(key::CA, key::CA_KEY)?;
+        let serving = credential(key::SERVING, key::SERVING_KEY)?;
+        Ok(Self { ca, serving, overlap })
+    }
+
+    /// Writes it to a Secret's data; keys that aren't the bundle's stay.
+    pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
+        data.retain(|name, _| !key::ALL.contains(&name.as_str()));
+        let mut put = |name: &str, text: &str| data.insert(name.to_owned(), ByteString(text.as_bytes().to_vec()));
+        put(key::CA, &self.ca.certificate);
+        put(key::CA_KEY, self.ca.key.expose());
+        put(key::SERVING, &self.serving.certificate);
+        put(key::SERVING_KEY, self.serving.key.expose());
+        match &self.overlap {
+            Overlap::None => {}
+            Overlap::Introduced(next) => {
+                put(key::NEXT_CA, &next.certificate);
+                put(key::NEXT_CA_KEY, next.key.expose());
+            }
+            Overlap::Retiring(old) => {
+                put(key::OLD_CA, old);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

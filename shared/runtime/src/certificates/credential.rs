@@ -1,0 +1,188 @@
+//! A certificate with its private key: how it is issued, and what it says of itself.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
+
+use jiff::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::sign::CertifiedKey;
+use time::OffsetDateTime;
+use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
+
+use super::{CertificateError, Lifetimes, ServingNames, bundle::key};
+use crate::tls::{self, TlsError};
+
+/// Certificates are valid from this long before they are issued, for clients whose clocks are late.
+const BACKDATED: i64 = 3_600;
+
+/// A private key in PEM. It shows itself to nobody who doesn't [`expose`](Self::expose) it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PrivateKeyPem(String);
+
+impl PrivateKeyPem {
+    /// The key itself.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for PrivateKeyPem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrivateKeyPem(..)")
+    }
+}
+
+/// A certificate with its private key; they fit each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credential {
+    pub(super) certificate: String,
+    pub(super) key: PrivateKeyPem,
+    pub(super) facts: Facts,
+}
+
+impl Credential {
+    /// The certificate in PEM.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// Its private key.
+    pub fn key(&self) -> &PrivateKeyPem {
+        &self.key
+    }
+
+    /// When it expires.
+    pub fn not_after(&self) -> Timestamp {
+        timestamp(self.facts.not_after)
+    }
+
+    pub(super) fn parse(certificate: String, key: String, what: &'static str) -> Result<Self, CertificateError> {
+        tls::certified_key(certificate.as_bytes(), key.as_bytes())
+            .map_err(|error| CertificateError::Unusable(what, error))?;
+        let facts = Facts::parse(&certificate).ok_or(CertificateError::Unreadable(what))?;
+        Ok(Self { certificate, key: PrivateKeyPem(key), facts })
+    }
+
+    pub(super) fn certified_key(&self) -> Result<CertifiedKey, TlsError> {
+        tls::certified_key(self.certificate.as_bytes(), self.key.0.as_bytes())
+    }
+}
+
+/// What a certificate says of itself. Times are in seconds of the Unix epoch, as exact as certificates are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) issued: i64,
+    pub(super) not_after: i64,
+    pub(super) names: BTreeSet<String>,
+    key_id: Option<Vec<u8>>,
+    issuer_key_id: Option<Vec<u8>>,
+}
+
+impl Facts {
+    pub(super) fn parse(pem: &str) -> Option<Self> {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
+        let certificate = pem.parse_x509().ok()?;
+        let validity = certificate.validity();
+        let mut facts = Self {
+            issued: validity.not_before.timestamp().saturating_add(BACKDATED),
+            not_after: validity.not_after.timestamp(),
+            names: names(&certificate),
+            key_id: None,
+            issuer_key_id: None,
+        };
+        for extension in certificate.extensions() {
+            match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
+                ParsedExtension::AuthorityKeyIdentifier(id) => {
+                    facts.issuer_key_id = id.key_identifier.as_ref().map(|id| id.0.to_vec());
+                }
+                _ => {}
+            }
+        }
+        Some(facts)
+    }
+
+    /// When it should be replaced: after two thirds of its life.
+    pub(super) fn due(&self) -> i64 {
+        let life = self.not_after.saturating_sub(self.issued).max(0);
+        self.issued.saturating_add(life / 3 * 2 + life % 3 * 2 / 3)
+    }
+
+    pub(super) fn signed_by(&self, ca: &Self) -> bool {
+        self.issuer_key_id.is_some() && self.issuer_key_id == ca.key_id
+    }
+}
+
+fn names(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else { return BTreeSet::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
+        _ => None,
+    };
+    extension.value.general_names.iter().filter_map(name).collect()
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// When a certificate in PEM expires.
+pub(super) fn not_after(pem: &str) -> Option<Timestamp> {
+    Facts::parse(pem).map(|facts| timestamp(facts.not_after))
+}
+
+pub(super) fn issue_ca(lifetimes: &Lifetimes, now: Timestamp) -> Result<Credential, CertificateError> {
+    let mut params = CertificateParams::default();
+    // Not the same name twice, so that nobody takes the old one for the new one's issuer.
+    params.distinguished_name = common_name(&format!("mimeo-ca@{}", now.as_second()));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    (params.not_before, params.not_after) = validity(now.as_second(), seconds(lifetimes.ca), i64::MAX);
+    let key = KeyPair::generate()?;
+    let certificate = params.self_signed(&key)?.pem();
+    Credential::parse(certificate, key.serialize_pem(), key::CA)
+}
+
+pub(super) fn issue_serving(
+    ca: &Credential,
+    names: &ServingNames,
+    lifetimes: &Lifetimes,
+    now: Timestamp,
+) -> Result<Credential, CertificateError> {
+    let mut params = CertificateParams::new(names.0.iter().cloned().collect::<Vec<_>>())?;
+    params.distinguished_name = common_name("mimeo-webhook");
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    (params.not_before, params.not_after) = validity(now.as_second(), seconds(lifetimes.serving), ca.facts.not_after);
+    let issuer = Issuer::from_ca_cert_pem(&ca.certificate, KeyPair::from_pem(&ca.key.0)?)?;
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &issuer)?.pem();
+    Credential::parse(certificate, key.serialize_pem(), key::SERVING)
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn validity(now: i64, length: i64, latest: i64) -> (OffsetDateTime, OffsetDateTime) {
+    // The year 9999 is the last one that certificates know; the library's own range ends there too.
+    let time = |second: i64| {
+        OffsetDateTime::from_unix_timestamp(second.clamp(0, 253_402_300_799)).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+    };
+    (time(now.saturating_sub(BACKDATED)), time(now.saturating_add(length).min(latest)))
+}
+
+pub(super) fn seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn timestamp(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap_or(Timestamp::MAX)
+}
