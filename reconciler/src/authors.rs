@@ -22,9 +22,9 @@ use mimeo_core::{
 };
 use mimeo_runtime::{
     authority::is_allowed,
+    backoff::Backoff,
     client::{Clients, Fault, status},
     driver::Handle,
-    follow::Backoff,
     limiter::{Limiter, Verdict},
     watch::{Event, Meta, WatchSpec, Watcher, watch},
 };

@@ -325,7 +325,7 @@ async fn beat(clients: &Clients, identity: &Identity, mut seen: watch::Receiver<
         if told.is_none_or(|told| now.spec > told.spec) {
             heartbeat.annotate(names::SEEN, &now.version.to_string());
         } else {
-            heartbeat.note(names::SEEN, &now.version.to_string());
+            heartbeat.annotate_later(names::SEEN, &now.version.to_string());
         }
         told = Some(now);
         tokio::select! {

@@ -29,8 +29,9 @@ use mimeo_core::{
     rule::SourceRef,
 };
 use mimeo_runtime::{
+    backoff::Backoff,
     client::{Clients, Fault, status, within},
-    follow::{Backoff, Follower},
+    follow::Follower,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};

@@ -27,8 +27,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
+    backoff::Backoff,
     discovery::Discovery,
-    follow::Backoff,
     limiter::Limiter,
     observer,
     trace::{Began, Parent, Traces},

@@ -2,13 +2,7 @@
 //!
 //! For the few objects of Mimeo's own (its Secret, its Lease), where each replica wants the newest state and nothing else.
 
-use std::{
-    fmt,
-    hash::{BuildHasher, RandomState},
-    ops::ControlFlow,
-    pin::Pin,
-    time::Duration,
-};
+use std::{fmt, ops::ControlFlow, pin::Pin, time::Duration};
 
 use futures::{Stream, StreamExt};
 use kube::{
@@ -19,38 +13,12 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
-use crate::client::{Fault, status, within};
+use crate::{
+    backoff::Backoff,
+    client::{Fault, status, within},
+};
 
 const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
-
-/// Grows twofold from a first pause to a longest one, each shortened by up to a half at random, so that replicas which
-/// failed together don't come back together.
-#[derive(Debug, Clone)]
-pub struct Backoff {
-    first: Duration,
-    longest: Duration,
-    next: Duration,
-}
-
-impl Backoff {
-    /// Starts with `first` and never exceeds `longest`.
-    pub fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest, next: first }
-    }
-
-    /// How long to wait now.
-    pub fn pause(&mut self) -> Duration {
-        let pause = self.next.min(self.longest);
-        self.next = pause.saturating_mul(2);
-        let random = RandomState::new().hash_one(()) % 500;
-        pause.mul_f64(1.0 - f64::from(u32::try_from(random).unwrap_or(0)) / 1_000.0)
-    }
-
-    /// Begins anew: something went well.
-    pub fn reset(&mut self) {
-        self.next = self.first;
-    }
-}
 
 type Events<K> = Pin<Box<dyn Stream<Item = Result<WatchEvent<K>, kube::Error>> + Send>>;
 

@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
+    backoff::Backoff,
     client::{Fault, within},
-    follow::Backoff,
 };
 
 /// For one question.

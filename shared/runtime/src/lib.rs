@@ -3,6 +3,7 @@
 //! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-core`.
 
 pub mod authority;
+pub mod backoff;
 pub mod body;
 mod call;
 pub mod certificates;

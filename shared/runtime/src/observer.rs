@@ -25,9 +25,9 @@ use tokio::{
 };
 
 use crate::{
+    backoff::Backoff,
     discovery::{Discovery, resource_path},
     driver::Handle,
-    follow::Backoff,
     seal::Keyring,
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
     writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},

@@ -25,8 +25,9 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
 use crate::{
+    backoff::Backoff,
     client::{Clients, Fault, status, within},
-    follow::{Backoff, Follower},
+    follow::Follower,
 };
 
 /// Name of the Secret.

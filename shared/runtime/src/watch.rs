@@ -4,17 +4,13 @@
 //! decided in `mimeo-core`; this file only takes care that no loss passes for a deletion.
 
 mod health;
+mod wire;
 
-use std::{
-    fmt,
-    hash::{BuildHasher, Hasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
 use mimeo_core::{meta, outcome::Unreadable};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -22,8 +18,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 pub use self::health::Health;
-use self::health::Pulse;
+use self::{
+    health::Pulse,
+    wire::{BookmarkMeta, Dated, Line, Lines, List, Refusal},
+};
 use crate::{
+    backoff::{Backoff, random},
     call::{self, encode},
     client::Fault,
 };
@@ -32,7 +32,8 @@ use crate::{
 const SILENCE: Duration = Duration::from_secs(90);
 /// How long the read ahead of a listing may delay it.
 const READ: Duration = Duration::from_secs(2);
-const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+/// Shortened by up to a half.
+const FIRST_BACKOFF: Duration = Duration::from_millis(750);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 /// Kinds come back when somebody installs them, which is also noticed elsewhere.
 const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
@@ -43,10 +44,6 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page where the server can't stream its list.
 const PAGE: u32 = 500;
-/// What the buffer keeps between events; one large object doesn't cost memory for ever.
-const KEPT_BUFFER: usize = 64 << 10;
-/// On the bookmark that ends a streamed list.
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// Opens watches, and knows how they fare. Cheap to clone.
 #[derive(Clone)]
@@ -116,7 +113,7 @@ pub struct Meta {
 
 /// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
 ///
-/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (0.5 s to 30 s) and
+/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (of at most 0.75 s first, 30 s last) and
 /// the watch goes on from where it was, without a listing: there is a new one only after the server has forgotten that version
 /// (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and [`Event::Unreadable`], and after an
 /// event that can't be decoded.
@@ -150,7 +147,7 @@ async fn watch_within<T: DeserializeOwned>(
         sink,
         version: None,
         streams: true,
-        backoff: Backoff::default(),
+        backoff: Backoff::new(FIRST_BACKOFF, LONGEST_BACKOFF),
         failing: None,
         said: Said::Nothing,
     };
@@ -209,62 +206,6 @@ enum End {
     Refused(StatusCode),
     /// What came makes no sense.
     Undecodable(&'static str),
-}
-
-/// A line of a watch. The server writes `type` first, so `object` is read straight into what it is.
-#[derive(Deserialize)]
-#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-enum Line<T> {
-    Added(T),
-    Modified(T),
-    Deleted(T),
-    Bookmark(Bookmark),
-    Error(Refusal),
-}
-
-#[derive(Deserialize)]
-struct Bookmark {
-    metadata: BookmarkMeta,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMeta {
-    resource_version: String,
-    #[serde(default)]
-    annotations: std::collections::BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Refusal {
-    #[serde(default)]
-    code: u16,
-}
-
-/// Reads only where in time an event belongs.
-#[derive(Deserialize)]
-struct Dated<'a> {
-    #[serde(borrow)]
-    object: DatedObject<'a>,
-}
-
-#[derive(Deserialize)]
-struct DatedObject<'a> {
-    #[serde(borrow)]
-    metadata: DatedMeta<'a>,
-}
-
-#[derive(Deserialize)]
-struct DatedMeta<'a> {
-    #[serde(rename = "resourceVersion")]
-    version: &'a str,
-}
-
-#[derive(Deserialize)]
-struct List<T> {
-    metadata: ListMeta,
-    /// An empty list of metadata has null here.
-    items: Option<Vec<T>>,
 }
 
 impl<S> Watch<S> {
@@ -349,7 +290,7 @@ impl<S> Watch<S> {
 
     /// It works: whatever was wrong is over.
     fn thrive(&mut self) {
-        self.backoff = Backoff::default();
+        self.backoff.reset();
         self.failing = None;
         self.said = Said::Nothing;
     }
@@ -359,7 +300,7 @@ impl<S> Watch<S> {
         S: FnMut(Event<T>) + Send,
     {
         if self.version.is_none() {
-            if !bookmark.annotations.contains_key(INITIAL_EVENTS_END) {
+            if !bookmark.ends_list() {
                 // Servers from before streaming lists would ignore that we asked for one.
                 return Err(End::NoStreams);
             }
@@ -464,15 +405,15 @@ impl<S> Watch<S> {
         match end {
             End::Closed(why) => {
                 debug!(what, why, "watch ended, going on");
-                if settled { Duration::ZERO } else { self.backoff.next() }
+                if settled { Duration::ZERO } else { self.backoff.pause() }
             }
             End::Silent | End::Mute => {
                 debug!(what, "watch was silent for too long, going on");
-                if settled { Duration::ZERO } else { self.backoff.next() }
+                if settled { Duration::ZERO } else { self.backoff.pause() }
             }
             End::Expired => {
                 debug!(what, "watch is too old for the server, listing again");
-                if settled { Duration::ZERO } else { self.backoff.next() }
+                if settled { Duration::ZERO } else { self.backoff.pause() }
             }
             End::NoStreams => {
                 info!(what, "the server does not stream lists, listing in pages");
@@ -484,23 +425,23 @@ impl<S> Watch<S> {
                     debug!(what, "kind is not served");
                     (self.sink)(Event::NotServed);
                 }
-                self.backoff.next().max(NOT_SERVED_BACKOFF)
+                self.backoff.pause().max(NOT_SERVED_BACKOFF)
             }
             End::Denied(code) => {
                 debug!(what, code = code.as_u16(), "not allowed to watch");
-                self.backoff.next()
+                self.backoff.pause()
             }
             End::Busy(code, retry_after) => {
                 debug!(what, code = code.as_u16(), "the server can't be watched now");
-                self.backoff.next().max(retry_after.unwrap_or_default())
+                self.backoff.pause().max(retry_after.unwrap_or_default())
             }
             End::Refused(code) => {
                 debug!(what, code = code.as_u16(), "watch refused, trying again");
-                self.backoff.next()
+                self.backoff.pause()
             }
             End::Undecodable(part) => {
                 warn!(what, part, "watch brought what can't be decoded, listing again");
-                self.backoff.next()
+                self.backoff.pause()
             }
         }
     }
@@ -550,68 +491,6 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
 
 fn broken(error: &kube::Error) -> End {
     End::Closed(Fault(error).to_string())
-}
-
-/// Splits a body into lines. One buffer serves all of them.
-struct Lines {
-    body: Body,
-    buffer: Vec<u8>,
-    /// How much of the buffer has been handed out.
-    used: usize,
-}
-
-impl Lines {
-    fn new(body: Body) -> Self {
-        Self { body, buffer: Vec::new(), used: 0 }
-    }
-
-    /// The next line. Half a line at the end of the body is none.
-    async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
-        let mut searched = self.used;
-        loop {
-            if let Some(length) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
-                let line = self.used..searched + length;
-                self.used = line.end + 1;
-                return Ok(&self.buffer[line]);
-            }
-            self.make_room();
-            searched = self.buffer.len();
-            let frame = timeout(silence, self.body.frame()).await.map_err(|_| End::Silent)?;
-            let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
-            if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
-                self.buffer.extend_from_slice(&data);
-            }
-        }
-    }
-
-    fn make_room(&mut self) {
-        self.buffer.drain(..self.used);
-        self.used = 0;
-        if self.buffer.len() < KEPT_BUFFER {
-            self.buffer.shrink_to(KEPT_BUFFER);
-        }
-    }
-}
-
-/// Waits that double until a watch works again, with up to half as much again by chance: what failed together doesn't come back together.
-#[derive(Debug, Default)]
-struct Backoff {
-    failures: u32,
-}
-
-impl Backoff {
-    fn next(&mut self) -> Duration {
-        // 2^6 times the first is past the longest.
-        let delay = FIRST_BACKOFF * (1 << self.failures.min(6));
-        self.failures = self.failures.saturating_add(1);
-        (delay + delay * random(500) / 1000).min(LONGEST_BACKOFF)
-    }
-}
-
-/// A number below `limit`; from the seeds of hash maps, which is chance enough to spread requests.
-fn random(limit: u32) -> u32 {
-    let number = RandomState::new().build_hasher().finish() % u64::from(limit.max(1));
-    u32::try_from(number).unwrap_or_default()
 }
 
 #[cfg(test)]

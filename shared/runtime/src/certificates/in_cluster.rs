@@ -19,8 +19,9 @@ use tracing::{error, info};
 
 use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
 use crate::{
+    backoff::Backoff,
     client::{Clients, Fault, status, within},
-    follow::{Backoff, Follower},
+    follow::Follower,
     tls::TlsError,
 };
 

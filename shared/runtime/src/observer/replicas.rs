@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::Observer;
 use crate::{
-    lease::{Observed as SeenLease, observe},
+    lease::{SeenLease, observe},
     watch::{Event, WatchSpec, watch},
 };
 

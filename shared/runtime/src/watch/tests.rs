@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use super::*;
+use super::{wire::INITIAL_EVENTS_END, *};
 use crate::testing::{Script, Server};
 
 const PATIENCE: Patience = Patience { silence: SILENCE, lasting: LASTING };
@@ -372,30 +372,4 @@ async fn what_cannot_be_decoded_means_a_new_listing() {
         assert_eq!(lines, ["listing", "listed 2", "listing", "listed 3"], "{nonsense}");
     });
     futures::future::join_all(cases).await;
-}
-
-#[tokio::test]
-async fn a_large_event_leaves_no_large_buffer() {
-    let large = "x".repeat(1 << 20);
-    let body = Body::from(format!("{large}\nsmall\n{large}").into_bytes());
-    let mut lines = Lines::new(body);
-    assert_eq!(lines.next(SILENCE).await.expect("a line").len(), 1 << 20);
-    assert_eq!(lines.next(SILENCE).await.expect("a line"), b"small");
-    assert!(lines.next(SILENCE).await.is_err());
-    let mut lines = Lines::new(Body::from(format!("{large}\n").into_bytes()));
-    assert!(lines.next(SILENCE).await.is_ok());
-    assert!(lines.next(SILENCE).await.is_err());
-    assert!(lines.buffer.capacity() <= KEPT_BUFFER);
-}
-
-#[test]
-fn backoff_doubles_up_to_its_limit() {
-    let mut backoff = Backoff::default();
-    for least in [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000] {
-        let delay = backoff.next();
-        let least = Duration::from_millis(least);
-        assert!(delay >= least && delay <= (least * 3 / 2).min(LONGEST_BACKOFF), "{delay:?}");
-    }
-    let drawn: std::collections::BTreeSet<u32> = (0..100).map(|_| random(1000)).collect();
-    assert!(drawn.len() > 20 && drawn.iter().all(|&n| n < 1000));
 }

@@ -215,7 +215,7 @@ impl Writer {
 
     /// Notes that copies of a kind may exist.
     pub async fn record(&self, gvk: &GroupVersionKind) -> Answer<()> {
-        self.note(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
+        self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
     }
 
     /// Takes that note back, if there are no copies in these namespaces; `None` is all. False: there is a copy after all, or
@@ -240,7 +240,7 @@ impl Writer {
 
     /// Notes the uid of the CRD of these rules.
     pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> Answer<()> {
-        self.note(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}})).await
+        self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}})).await
     }
 
     /// Writes a rule's status. A rule that is gone needs none.
@@ -280,7 +280,7 @@ impl Writer {
     }
 
     /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
-    async fn note(&self, patch: &Value) -> Answer<()> {
+    async fn write_kinds(&self, patch: &Value) -> Answer<()> {
         let merge = || self.patch_kinds(patch);
         match merge().await {
             Err(ErrandError::NotFound) => {}

@@ -1,0 +1,345 @@
+//! One leader among replicas.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api,
+    api::{ObjectMeta, PostParams},
+};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use super::{SeenLease, observe, whole_seconds};
+use crate::{
+    backoff::Backoff,
+    client::{Clients, Fault, status, within},
+    duration,
+    follow::Follower,
+};
+
+/// Flags of leader election.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Leader election")]
+pub struct LeaseArgs {
+    /// How long others wait after the last renewal they saw before they take over (as in 15s); counted in whole seconds
+    #[arg(long, env = "MIMEO_LEASE_DURATION", value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
+    pub lease_duration: Duration,
+    /// How long the leader tries to renew before it gives up; must be less than the lease's duration (as in 10s)
+    #[arg(long, env = "MIMEO_LEASE_RENEW_DEADLINE", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pub lease_renew_deadline: Duration,
+    /// Time between renewals and between attempts; must be less than the renew deadline (as in 2s)
+    #[arg(long, env = "MIMEO_LEASE_RETRY_PERIOD", value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
+    pub lease_retry_period: Duration,
+}
+
+/// Why an election can't be held.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// The durations don't leave the leader time to notice that it lost.
+    #[error("lease durations must satisfy: lease duration > renew deadline > retry period > 0")]
+    Timing,
+}
+
+/// A candidate for leadership; dropping it stops renewing, so others take over when the Lease expires.
+///
+/// Needs the verbs `create` on Leases, and `get`, `list`, `watch`, `update` on the one name.
+#[derive(Debug)]
+pub struct Election {
+    leading: watch::Receiver<bool>,
+    holder: watch::Receiver<Option<String>>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Election {
+    /// Takes part in the election for the Lease `name`, as `holder`, which must be unique among the candidates.
+    pub fn start(
+        clients: &Clients,
+        namespace: &str,
+        name: &str,
+        holder: &str,
+        args: &LeaseArgs,
+    ) -> Result<Self, LeaseError> {
+        let LeaseArgs { lease_duration, lease_renew_deadline, lease_retry_period } = args.clone();
+        if !(lease_duration > lease_renew_deadline
+            && lease_renew_deadline > lease_retry_period
+            && lease_retry_period > Duration::ZERO)
+        {
+            return Err(LeaseError::Timing);
+        }
+        let (told, seen) = watch::channel(None);
+        let candidate = Candidate {
+            holder: told,
+            api: Api::namespaced(clients.requests.clone(), namespace),
+            watched: Api::namespaced(clients.watches.clone(), namespace),
+            name: name.to_owned(),
+            me: holder.to_owned(),
+            duration: lease_duration,
+            renew_deadline: lease_renew_deadline,
+            retry_period: lease_retry_period,
+        };
+        let (publish, leading) = watch::channel(false);
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(candidate.run(publish, stopped));
+        Ok(Self { leading, holder: seen, stop, task })
+    }
+
+    /// Whether this replica leads: true from when the Lease was acquired until it was lost or released.
+    pub fn leading(&self) -> watch::Receiver<bool> {
+        self.leading.clone()
+    }
+
+    /// Who holds the Lease, as this replica has seen it last: it may have expired since.
+    pub fn holder(&self) -> watch::Receiver<Option<String>> {
+        self.holder.clone()
+    }
+
+    /// Returns when this replica leads. Cancel safe.
+    pub async fn acquired(&self) {
+        self.becomes(true).await;
+    }
+
+    /// Returns when this replica doesn't lead (any more): whatever only the leader may do must stop. Cancel safe.
+    pub async fn lost(&self) {
+        self.becomes(false).await;
+    }
+
+    async fn becomes(&self, wanted: bool) {
+        if self.leading.clone().wait_for(|leading| *leading == wanted).await.is_err() && wanted {
+            // The task ended, as it does only with the runtime: it will never lead.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Leaves the election. Call it when all that only the leader may do has stopped: a standby takes over at once.
+    pub async fn release(self) {
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+    }
+}
+
+struct Candidate {
+    holder: watch::Sender<Option<String>>,
+    api: Api<Lease>,
+    watched: Api<Lease>,
+    name: String,
+    me: String,
+    duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+}
+
+/// How an attempt to write the Lease ended, other than well.
+enum Failure {
+    /// Somebody else's write came first.
+    Conflict,
+    Request(kube::Error),
+}
+
+enum End {
+    Lost,
+    Stopped { release: bool },
+}
+
+impl Candidate {
+    async fn run(self, publish: watch::Sender<bool>, mut stop: oneshot::Receiver<()>) {
+        loop {
+            let (lease, renewed) = tokio::select! {
+                _ = &mut stop => return,
+                won = self.stand_by() => won,
+            };
+            info!(lease = self.name, holder = self.me, "leading");
+            self.holder.send_replace(Some(self.me.clone()));
+            publish.send_replace(true);
+            let mut lease = lease;
+            let end = self.lead(&mut lease, renewed, &mut stop).await;
+            publish.send_replace(false);
+            match end {
+                End::Lost => warn!(lease = self.name, holder = self.me, "leadership lost"),
+                End::Stopped { release } => {
+                    if release {
+                        self.release(lease).await;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for the Lease to be free and takes it; returns it, and when it was asked for.
+    async fn stand_by(&self) -> (Lease, Instant) {
+        let mut follower = Follower::new(self.watched.clone(), self.name.clone());
+        let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
+        let mut observed = observe(None, follower.next().await, Instant::now());
+        loop {
+            self.holder.send_replace(observed.as_ref().and_then(SeenLease::holder).map(str::to_owned));
+            let asked = Instant::now();
+            let wake = match next_move(observed.as_ref(), &self.me, asked) {
+                Move::Wait(expiry) => expiry,
+                Move::Create | Move::Take => match self.hold(observed.as_ref().and_then(SeenLease::existing)).await {
+                    Ok(lease) => return (lease, asked),
+                    Err(Failure::Conflict) => {
+                        // The watch is about to say whose; but not that of a server that was restored from a backup.
+                        if let Ok(lease) = self.read().await {
+                            observed = observe(observed, lease, Instant::now());
+                        }
+                        Instant::now() + backoff.pause()
+                    }
+                    Err(Failure::Request(error)) => {
+                        warn!(lease = self.name, error = %Fault(&error), "failed to acquire the Lease, retrying");
+                        Instant::now() + backoff.pause()
+                    }
+                },
+            };
+            tokio::select! {
+                seen = follower.next() => observed = observe(observed, seen, Instant::now()),
+                () = sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Renews until it is lost or told to stop.
+    async fn lead(&self, lease: &mut Lease, mut renewed: Instant, stop: &mut oneshot::Receiver<()>) -> End {
+        loop {
+            let deadline = renewed + self.renew_deadline;
+            tokio::select! {
+                told = &mut *stop => return End::Stopped { release: told.is_ok() },
+                () = sleep_until(deadline.min(Instant::now() + self.retry_period)) => {}
+            }
+            let asked = Instant::now();
+            match tokio::time::timeout_at(deadline, self.renew(lease)).await {
+                Ok(Ok(())) => renewed = asked,
+                Ok(Err(Failure::Conflict)) | Err(_) => return End::Lost,
+                Ok(Err(Failure::Request(error))) => {
+                    warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, retrying");
+                }
+            }
+        }
+    }
+
+    /// One renewal. A write by somebody else that left us the holder costs one more.
+    async fn renew(&self, lease: &mut Lease) -> Result<(), Failure> {
+        for _ in 0..2 {
+            match self.hold(Some(lease)).await {
+                Ok(new) => {
+                    *lease = new;
+                    return Ok(());
+                }
+                Err(Failure::Conflict) => match self.read().await? {
+                    Some(now) if held_by(&now, &self.me) => *lease = now,
+                    Some(_) => return Err(Failure::Conflict),
+                    // Somebody deleted it; whoever creates it now leads.
+                    None => {
+                        *lease = self.hold(None).await?;
+                        return Ok(());
+                    }
+                },
+                Err(failure) => return Err(failure),
+            }
+        }
+        // Others keep writing to it: as good as a failed request.
+        Err(Failure::Request(kube::Error::Service("the Lease keeps changing".into())))
+    }
+
+    /// Writes itself as the holder, into a new Lease or on top of exactly this one.
+    async fn hold(&self, lease: Option<&Lease>) -> Result<Lease, Failure> {
+        let before = lease.and_then(|lease| lease.spec.as_ref());
+        let spec = Some(held(before, &self.me, self.duration, Timestamp::now()));
+        let params = PostParams::default();
+        let written = if let Some(lease) = lease {
+            let body = Lease { spec, ..lease.clone() };
+            within(self.request_deadline(), self.api.replace(&self.name, &params, &body)).await
+        } else {
+            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+            within(self.request_deadline(), self.api.create(&params, &Lease { metadata, spec })).await
+        };
+        written.map_err(|error| match status(&error) {
+            Some(409) => Failure::Conflict,
+            // To a create, 404 says that the namespace is missing, which is nobody's write.
+            Some(404) if lease.is_some() => Failure::Conflict,
+            _ => Failure::Request(error),
+        })
+    }
+
+    async fn read(&self) -> Result<Option<Lease>, Failure> {
+        within(self.request_deadline(), self.api.get_opt(&self.name)).await.map_err(Failure::Request)
+    }
+
+    async fn release(&self, lease: Lease) {
+        let spec = lease.spec.as_ref().map(|spec| released(spec, Timestamp::now()));
+        let body = Lease { spec, ..lease };
+        match within(self.request_deadline(), self.api.replace(&self.name, &PostParams::default(), &body)).await {
+            Ok(_) => info!(lease = self.name, "Lease released"),
+            Err(error) => {
+                warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it will expire");
+            }
+        }
+    }
+
+    /// So short that a request that hangs can be repeated before the renew deadline.
+    fn request_deadline(&self) -> Duration {
+        self.renew_deadline / 2
+    }
+}
+
+fn held_by(lease: &Lease, me: &str) -> bool {
+    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(me)
+}
+
+/// What a replica that doesn't lead should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Move {
+    /// There is no Lease, and whoever held the last one must have noticed.
+    Create,
+    /// Nobody holds it, or the holder has let it expire, or the holder is this replica in an earlier life.
+    Take,
+    /// Somebody holds it, at least until then.
+    Wait(Instant),
+}
+
+fn next_move(observed: Option<&SeenLease>, me: &str, now: Instant) -> Move {
+    let Some(observed) = observed else { return Move::Create };
+    match observed.holder() {
+        Some(holder) if holder != me && now < observed.expiry() => Move::Wait(observed.expiry()),
+        _ if observed.deleted => Move::Create,
+        _ => Move::Take,
+    }
+}
+
+/// The spec by which `me` takes (or keeps) a Lease.
+fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
+    let before = before.cloned().unwrap_or_default();
+    let same = before.holder_identity.as_deref() == Some(me);
+    let transitions = before.lease_transitions.map_or(0, |count| if same { count } else { count.saturating_add(1) });
+    LeaseSpec {
+        holder_identity: Some(me.to_owned()),
+        lease_duration_seconds: Some(whole_seconds(duration)),
+        acquire_time: before.acquire_time.filter(|_| same).or(Some(MicroTime(now))),
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(transitions),
+        ..before
+    }
+}
+
+/// The spec by which a holder lets go: whoever sees it takes over at once.
+fn released(before: &LeaseSpec, now: Timestamp) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: None,
+        lease_duration_seconds: Some(1),
+        renew_time: Some(MicroTime(now)),
+        ..before.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

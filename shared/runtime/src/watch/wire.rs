@@ -1,0 +1,141 @@
+//! What a watch and a list bring, byte by byte.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use http_body_util::BodyExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::client::Body;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::{End, broken};
+
+/// On the bookmark that ends a streamed list.
+pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+/// What the buffer keeps between events; one large object doesn't cost memory for ever.
+const KEPT_BUFFER: usize = 64 << 10;
+
+/// A line of a watch. The server writes `type` first, so `object` is read straight into what it is.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+pub(super) enum Line<T> {
+    Added(T),
+    Modified(T),
+    Deleted(T),
+    Bookmark(Bookmark),
+    Error(Refusal),
+}
+
+#[derive(Deserialize)]
+pub(super) struct Bookmark {
+    pub(super) metadata: BookmarkMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct BookmarkMeta {
+    pub(super) resource_version: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+impl BookmarkMeta {
+    /// Whether a streamed list is complete with it.
+    pub(super) fn ends_list(&self) -> bool {
+        self.annotations.contains_key(INITIAL_EVENTS_END)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Refusal {
+    #[serde(default)]
+    pub(super) code: u16,
+}
+
+/// Reads only where in time an event belongs.
+#[derive(Deserialize)]
+pub(super) struct Dated<'a> {
+    #[serde(borrow)]
+    pub(super) object: DatedObject<'a>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DatedObject<'a> {
+    #[serde(borrow)]
+    pub(super) metadata: DatedMeta<'a>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DatedMeta<'a> {
+    #[serde(rename = "resourceVersion")]
+    pub(super) version: &'a str,
+}
+
+#[derive(Deserialize)]
+pub(super) struct List<T> {
+    pub(super) metadata: ListMeta,
+    /// An empty list of metadata has null here.
+    pub(super) items: Option<Vec<T>>,
+}
+
+/// Splits a body into lines. One buffer serves all of them.
+pub(super) struct Lines {
+    body: Body,
+    buffer: Vec<u8>,
+    /// How much of the buffer has been handed out.
+    used: usize,
+}
+
+impl Lines {
+    pub(super) fn new(body: Body) -> Self {
+        Self { body, buffer: Vec::new(), used: 0 }
+    }
+
+    /// The next line. Half a line at the end of the body is none.
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
+        let mut searched = self.used;
+        loop {
+            if let Some(length) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
+                let line = self.used..searched + length;
+                self.used = line.end + 1;
+                return Ok(&self.buffer[line]);
+            }
+            self.make_room();
+            searched = self.buffer.len();
+            let frame = timeout(silence, self.body.frame()).await.map_err(|_| End::Silent)?;
+            let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
+            if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
+        self.buffer.drain(..self.used);
+        self.used = 0;
+        if self.buffer.len() < KEPT_BUFFER {
+            self.buffer.shrink_to(KEPT_BUFFER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(90);
+
+    #[tokio::test]
+    async fn a_large_event_leaves_no_large_buffer() {
+        let large = "x".repeat(1 << 20);
+        let body = Body::from(format!("{large}\nsmall\n{large}").into_bytes());
+        let mut lines = Lines::new(body);
+        assert_eq!(lines.next(WAIT).await.expect("a line").len(), 1 << 20);
+        assert_eq!(lines.next(WAIT).await.expect("a line"), b"small");
+        assert!(lines.next(WAIT).await.is_err());
+        let mut lines = Lines::new(Body::from(format!("{large}\n").into_bytes()));
+        assert!(lines.next(WAIT).await.is_ok());
+        assert!(lines.next(WAIT).await.is_err());
+        assert!(lines.buffer.capacity() <= KEPT_BUFFER);
+    }
+}
