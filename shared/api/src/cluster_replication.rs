@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     schema::{self, rule, rule_of},
     selection::NamespaceSelection,
-    transform::CopyTransform,
+    transform::{self, CopyTransform},
 };
 
 /// What is copied, where to, and how the copies are kept.
@@ -93,6 +93,7 @@ pub struct ClusterReplicationSpec {
 
     /// How the copies differ from their sources. If left out, they do not.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
+    #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
     /// How copies are written. Apply: by server-side apply; fields, keys, labels and annotations that others add stay. Replace:

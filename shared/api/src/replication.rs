@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster_replication::{ClusterReplicationStatus, ConflictPolicy, DriftPolicy, RetentionPolicy, Strategy},
     schema::{self, rule, rule_of},
-    transform::CopyTransform,
+    transform::{self, CopyTransform},
 };
 
 /// What is copied, where to, and how the copies are kept.
@@ -94,6 +94,7 @@ pub struct ReplicationSpec {
     /// How the copies differ from their sources. If left out, they do not. Finalizers only where every target is this rule's own
     /// namespace.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
+    #[schemars(schema_with = "transform::of_tenants_rule")]
     pub transform: CopyTransform,
 
     /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what others add is removed.

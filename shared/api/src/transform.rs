@@ -20,14 +20,12 @@ pub struct Transform {
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
 
-    /// Which labels are kept and which are set. Labels by which GitOps tools, Helm and other replicators know their
-    /// objects are never carried to a copy.
+    /// Which labels are kept and which are set.
     #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
-    /// Which annotations are kept and which are set. Annotations by which GitOps tools, Helm, kubectl and other
-    /// replicators know their objects are never carried to a copy.
+    /// Which annotations are kept and which are set.
     #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
@@ -123,8 +121,8 @@ impl Transform {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DataEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character); in a Replication at most two * in one, and no ?
-    /// between them. Default: ["*"], which is all of them. An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them. An empty list
+    /// keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::data_globs")]
     pub include: Vec<String>,
@@ -158,8 +156,8 @@ impl DataEdits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character); in a Replication at most two * in one, and no ?
-    /// between them. Default: ["*"], which is all of them. An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them. An empty list
+    /// keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::key_globs")]
     pub include: Vec<String>,
@@ -169,9 +167,7 @@ pub struct KeyEdits {
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
 
-    /// Keys and their values to set, whatever the object has. In a rule, $(source.name), $(source.namespace),
-    /// $(namespace.name) and $(namespace.labels['key']) in values stand for the source's and the copy's namespace. In a
-    /// TransformPolicy only $(namespace.name) does, for the object's. At most 64.
+    /// Keys and their values to set, whatever the object has. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }
@@ -191,6 +187,49 @@ impl KeyEdits {
 
 fn every_key() -> Vec<String> {
     vec!["*".to_owned()]
+}
+
+/// [`CopyTransform`], described for a rule of the platform's.
+pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = CopyTransform::json_schema(generator);
+    for (field, others) in [("labels", "Helm and other"), ("annotations", "Helm, kubectl and other")] {
+        let carried = format!(
+            "Those by which GitOps tools, {others} replicators know their objects are never carried to a copy."
+        );
+        describe(&mut schema, &format!("/properties/{field}"), &carried);
+        let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand for \
+                         the source's and the copy's namespace.";
+        describe(&mut schema, &format!("/properties/{field}/properties/set"), variables);
+    }
+    schema
+}
+
+/// The same for a tenant's, whose globs are few.
+pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = of_rule(generator);
+    for field in ["labels", "annotations", "data"] {
+        let globs = "At most two * in one, and no ? between them.";
+        describe(&mut schema, &format!("/properties/{field}/properties/include"), globs);
+    }
+    schema
+}
+
+/// [`Transform`], described for a policy.
+pub(crate) fn of_policy(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = Transform::json_schema(generator);
+    for field in ["labels", "annotations"] {
+        let variables = "In values $(namespace.name) stands for the name of the object's namespace.";
+        describe(&mut schema, &format!("/properties/{field}/properties/set"), variables);
+    }
+    schema
+}
+
+/// Adds a sentence to a description.
+fn describe(schema: &mut Schema, pointer: &str, sentence: &str) {
+    if let Some(Value::String(description)) = schema.pointer_mut(&format!("{pointer}/description")) {
+        description.push(' ');
+        description.push_str(sentence);
+    }
 }
 
 /// [`KeyEdits`] whose values must be label values.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     schema::{self, rule, rule_of},
-    transform::Transform,
+    transform::{self, Transform},
 };
 
 /// Which objects are rewritten, and how.
@@ -64,6 +64,7 @@ pub struct TransformPolicySpec {
             "at least one of type, labels, annotations, data and finalizers must be set",
         ),
     ]))]
+    #[schemars(schema_with = "transform::of_policy")]
     pub transform: Transform,
 
     /// What happens to a matching write while Mimeo's webhook does not answer. Fail: it is refused. Ignore: it passes
