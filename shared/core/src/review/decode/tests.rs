@@ -1,0 +1,231 @@
+//! What is read, refused, and kept; of a flood above all.
+
+use serde_json::{Value, json};
+
+use super::{object::IDENTITY, *};
+use crate::review::{bad_request, encode_unread};
+
+fn review() -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "kind": {"group": "", "version": "v1", "kind": "Secret"},
+            "resource": {"group": "", "version": "v1", "resource": "secrets"}, "subResource": "status",
+            "requestKind": {"group": "", "version": "v1", "kind": "Secret"}, "name": "n", "namespace": "ns",
+            "operation": "UPDATE", "userInfo": {"username": "ann", "groups": ["g"], "extra": {"k": ["v"]}},
+            "object": {
+                "metadata": {"name": "n", "managedFields": [{"manager": "m"}]}, "type": "t",
+                "data": {"k": "c2VjcmV0"}, "spec": {},
+            },
+            "oldObject": {"metadata": {"name": "n"}}, "dryRun": true, "options": {"kind": "UpdateOptions"},
+        },
+    })
+}
+
+#[track_caller]
+fn decoded(review: &Value) -> Request {
+    decode(review.to_string().as_bytes()).unwrap().request
+}
+
+#[test]
+fn decode_reads_every_field() {
+    let request = decoded(&review());
+    assert_eq!(request.uid, "u-1");
+    assert_eq!(request.kind, GroupVersionKind::parse("v1", "Secret").unwrap());
+    assert_eq!(&*request.resource.resource, "secrets");
+    assert_eq!(request.sub_resource.as_deref(), Some("status"));
+    assert_eq!((request.name.as_deref(), request.namespace.as_deref()), (Some("n"), Some("ns")));
+    assert_eq!((request.operation, request.dry_run), (Operation::Update, true));
+    assert_eq!(request.user, User { name: "ann".into(), ..User::default() });
+    assert_eq!(request.object, Some(json!({"metadata": {"name": "n"}, "type": "t", "data": {"k": null}})));
+    assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
+}
+
+#[test]
+fn a_name_that_is_yet_to_be_made_up_is_none() {
+    let mut review = review();
+    let request = review["request"].as_object_mut().unwrap();
+    for key in ["name", "namespace", "subResource", "dryRun", "oldObject", "userInfo"] {
+        request.remove(key);
+    }
+    request.insert("object".into(), json!({"metadata": {"generateName": "n-"}}));
+    request.insert("namespace".into(), "".into());
+    request.insert("oldObject".into(), Value::Null);
+    let request = decoded(&review);
+    assert_eq!((&request.name, &request.namespace, request.generate_name()), (&None, &None, Some("n-")));
+    assert!(request.old_object.is_none() && !request.dry_run && request.user.name.is_empty());
+}
+
+#[test]
+fn all_is_kept_of_who_writes_one_of_mimeos_own() {
+    let mut review = review();
+    review["request"]["kind"]["group"] = "mimeo.dev".into();
+    review["request"]["userInfo"]["uid"] = "u-7".into();
+    let user = User {
+        name: "ann".into(),
+        uid: "u-7".into(),
+        groups: vec!["g".into()],
+        extra: [("k".into(), vec!["v".into()])].into(),
+    };
+    assert_eq!(decoded(&review).user, user);
+    for (field, value) in [("groups", json!(null)), ("extra", json!(null)), ("extra", json!({"k": null}))] {
+        let mut review = review.clone();
+        review["request"]["userInfo"][field] = value;
+        assert_eq!(decoded(&review).user.name, "ann");
+    }
+    let many: Vec<_> = (0..10_000).map(|n| format!("group-{n}")).collect();
+    review["request"]["userInfo"]["groups"] = json!(many);
+    let refused = decode(review.to_string().as_bytes()).unwrap_err();
+    assert!(refused.to_string().ends_with("a user with too many groups"), "{refused}");
+    review["request"]["kind"]["group"] = "".into();
+    assert!(decoded(&review).user.groups.is_empty(), "nobody else's groups are looked at");
+}
+
+#[test]
+fn what_cannot_be_a_name_is_no_review() {
+    let resource = json!({"group": "", "version": "v1", "resource": "namespaces"});
+    let too_long = json!("n".repeat(5_000));
+    for (field, bad) in [
+        ("namespace", json!("mallory/configmaps/mallory")),
+        ("namespace", json!("..")),
+        ("namespace", json!("a.b")),
+        ("namespace", json!("a?b")),
+        ("namespace", json!("a%2fb")),
+        ("namespace", json!("n".repeat(64))),
+        ("name", json!("kube-system/secrets/x")),
+        ("name", json!(".")),
+        ("name", json!("..")),
+        ("name", json!("a%2fb")),
+        ("name", json!("a\nb")),
+        ("name", too_long.clone()),
+        ("uid", too_long.clone()),
+        ("subResource", too_long.clone()),
+        ("kind", json!({"group": too_long, "version": "v1", "kind": "Secret"})),
+        ("resource", json!({"group": "", "version": "v1", "resource": too_long})),
+        ("userInfo", json!({"username": too_long})),
+        ("userInfo", json!({"username": "ann", "uid": too_long})),
+    ] {
+        let mut review = review();
+        review["request"][field] = bad.clone();
+        let refused = decode(review.to_string().as_bytes()).expect_err(field);
+        assert!(refused.why.contains("can't be one") || refused.why.contains("too long"), "{field}: {refused}");
+        let answer = encode_unread(review.to_string().as_bytes(), &bad_request(refused.to_string()));
+        assert!(answer.len() < 1_000, "{field}");
+    }
+    for field in IDENTITY {
+        let mut review = review();
+        review["request"]["object"]["metadata"][field] = too_long.clone();
+        assert!(decode(review.to_string().as_bytes()).is_err(), "{field}");
+    }
+    for (name, resource, good) in [
+        ("system:node ä", json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
+        (&*"n".repeat(300), json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
+        ("a.b", json!({"group": "example.com", "version": "v1", "resource": "namespaces"}), true),
+        ("a.b", resource.clone(), false),
+        ("team-a", resource, true),
+    ] {
+        let mut review = review();
+        review["request"]["name"] = name.into();
+        review["request"]["resource"] = resource;
+        assert_eq!(decode(review.to_string().as_bytes()).is_ok(), good, "{name}");
+    }
+}
+
+#[test]
+fn debug_shows_no_object() {
+    let shown = format!("{:?}", decoded(&review()));
+    assert!(shown.contains("u-1") && !shown.contains("c2VjcmV0"), "{shown}");
+}
+
+#[test]
+fn the_uid_is_found_in_what_cannot_be_decoded() {
+    let whole = review().to_string();
+    let change = |pointer: &str, value: Value| {
+        let mut review = review();
+        *review.pointer_mut(pointer).unwrap() = value;
+        review.to_string()
+    };
+    let uid_first = r#"{"request":{"uid":"u-1","object":{"data":"c2VjcmV0"#;
+    for (body, uid, why) in [
+        (whole[..whole.len() - 1].to_owned(), Some("u-1"), "it ends too early, line 1"),
+        (uid_first.to_owned(), Some("u-1"), "it ends too early"),
+        (format!("{uid_first}\u{1}"), Some("u-1"), "no JSON"),
+        (change("/apiVersion", json!("admission.k8s.io/v1beta1")), Some("u-1"), "another apiVersion"),
+        (change("/kind", json!("Secret")), Some("u-1"), "another apiVersion"),
+        (change("/request/operation", json!("c2VjcmV0")), Some("u-1"), "a field is missing"),
+        (change("/request/dryRun", json!("c2VjcmV0")), Some("u-1"), "a field is missing"),
+        (
+            change("/request/object/metadata/name", json!("DEEP")).replace("\"DEEP\"", &deep(200)),
+            Some("u-1"),
+            "no JSON",
+        ),
+        (change("/request/object", json!([])), Some("u-1"), "a field is missing"),
+        (change("/request/object/metadata", json!(7)), Some("u-1"), "a field is missing"),
+        (change("/request/uid", json!(7)), None, "a field is missing"),
+        (change("/request", Value::Null), None, "no request in it"),
+        (String::new(), None, "it ends too early"),
+        ("null".into(), None, "a field is missing"),
+        ("[]".into(), None, "a field is missing"),
+        ("<html>".into(), None, "no JSON"),
+    ] {
+        let undecodable = decode(body.as_bytes()).expect_err(&body);
+        assert!(undecodable.why.starts_with(why), "{body}: {undecodable}");
+        assert!(!undecodable.to_string().contains("c2VjcmV0"), "{undecodable}");
+        let answer: Value =
+            serde_json::from_slice(&encode_unread(body.as_bytes(), &bad_request(undecodable.to_string()))).unwrap();
+        assert_eq!(answer["response"]["uid"], uid.unwrap_or_default());
+        assert_eq!(
+            (&answer["response"]["allowed"], &answer["response"]["status"]["code"]),
+            (&json!(false), &json!(400))
+        );
+    }
+}
+
+fn deep(levels: usize) -> String {
+    "[".repeat(levels) + &"]".repeat(levels)
+}
+
+/// A review of some 7 MiB with this many values somewhere in its object.
+fn flood(at: &str) -> String {
+    let mut review = review();
+    let (parent, last) = at.rsplit_once('/').unwrap();
+    review.pointer_mut(&format!("/request/object{parent}")).unwrap()[last] = json!("FLOOD");
+    review.to_string().replace("\"FLOOD\"", &format!("[{}0]", "0,".repeat(3_500_000)))
+}
+
+#[test]
+fn what_no_hook_looks_at_takes_no_memory() {
+    for at in ["/data", "/spec", "/metadata/managedFields"] {
+        let body = flood(at);
+        let Decoded { request, memory } = decode(body.as_bytes()).unwrap();
+        assert!(memory < 10_000 && request.object.unwrap().to_string().len() < 1_000, "{at}: {memory}");
+    }
+}
+
+#[test]
+fn too_many_values_are_refused_before_they_take_memory() {
+    for at in ["/type", "/metadata/labels", "/metadata/finalizers"] {
+        let undecodable = decode(flood(at).as_bytes()).expect_err(at);
+        assert_eq!(undecodable.why, "an object with too many values", "{at}");
+    }
+}
+
+#[test]
+fn the_largest_rule_is_read_whole() {
+    let namespaces: Vec<String> = (0..128).map(|number| format!("{number:0>63}")).collect();
+    let target = json!({"namespaces": namespaces, "exclude": {"namespaces": namespaces}});
+    let spec = json!({"sources": [], "targets": vec![target; 32]});
+    let mut review = review();
+    review["request"]["kind"] = json!({"group": "mimeo.dev", "version": "v1alpha1", "kind": "ClusterReplication"});
+    review["request"]["object"]["spec"] = spec.clone();
+    let Decoded { request, memory } = decode(review.to_string().as_bytes()).unwrap();
+    assert!(request.object.unwrap()["spec"] == spec && memory < KEPT_MEMORY * 2 / 3, "{memory}");
+}
+
+#[test]
+fn memory_counts_what_is_outside_strings() {
+    let quoted = r#""{[,\"{[,\\""#;
+    assert_eq!(memory::of_text(quoted), quoted.len());
+    let memory = memory::of_text;
+    assert!(memory(r#"{"a":{"":0}}"#) > 2 * memory("{}") - 8 && memory("[0,0,0]") > memory("[0]") + 300);
+}
