@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -21,7 +22,7 @@ pub struct KindId(pub u16);
 
 /// Number of a slot; never used twice in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub std::num::NonZeroU32);
+pub struct SlotId(pub NonZeroU32);
 
 /// One source of one rule for one of its targets.
 #[derive(Debug)]
@@ -68,6 +69,7 @@ pub(crate) struct Slots {
     by_object: BTreeMap<Object, BTreeSet<SlotId>>,
     /// Names of copies that are the same in all namespaces, and how many slots have each.
     names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
+    last: u32,
 }
 
 /// What tells one object from another, whoever finds it, in whatever version.
@@ -75,6 +77,12 @@ type Object = (GroupKind, Box<str>, Box<str>);
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // As with any map.
 impl Slots {
+    /// A number for a new one; none: they are used up.
+    pub(crate) fn next_id(&mut self) -> Option<SlotId> {
+        self.last = self.last.checked_add(1)?;
+        NonZeroU32::new(self.last).map(SlotId)
+    }
+
     pub(crate) fn insert(&mut self, id: SlotId, slot: Slot) {
         self.by_object.entry(slot.source.object()).or_default().insert(id);
         if let CopyName::Alike(name) = &slot.name {

@@ -209,7 +209,7 @@ impl Engine {
         };
         let lived_under = match &gone.seen {
             LastSeen::Under(crd) => Some(crd),
-            LastSeen::Never => self.crds[id.kind].recorded.as_ref(),
+            LastSeen::Never => self.collections[id.kind].crd.recorded.as_ref(),
         };
         gone.absence.asked = None;
         gone.absence.streak = 0;
@@ -300,7 +300,7 @@ impl Engine {
         let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
         let meant = matches!(gone.absence.verdict, Verdict::Meant { .. });
         let unseen = matches!(gone.seen, LastSeen::Never);
-        if meant && unseen && self.kinds_since.is_none_or(|since| copy.written < since) {
+        if meant && unseen && self.kinds.since.is_none_or(|since| copy.written < since) {
             return Some(Fate::Lost);
         }
         gone.absence.fate(cell, copy, self.now)

@@ -348,7 +348,7 @@ impl Engine {
             }
             _ => "deleted to be made anew, since what changed can't be changed in place".into(),
         };
-        Some(Told { namespace, kind: &self.kinds[usize::from(kind.0)].group_kind.kind, name, message })
+        Some(Told { namespace, kind: &self.kinds[*kind].group_kind.kind, name, message })
     }
 
     fn about_namespaces(&self, (id, happening): &Topic, rule: Option<&Rule>, told: &[Told<'_>]) -> Vec<Announcement> {

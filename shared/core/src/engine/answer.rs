@@ -157,7 +157,7 @@ impl Engine {
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..)) && ticket.why == Some(Why::Changed);
         let now = slot.filter(|slot| written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies);
         if let Some((kind, since)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
-            self.copy_lag.entry(kind).or_default().record(self.now.saturating_sub(since));
+            self.lags.copies[kind].record(self.now.saturating_sub(since));
         }
     }
 
@@ -264,13 +264,13 @@ impl Engine {
     }
 
     fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
-        Seen::read(meta, &self.kinds[usize::from(kind.0)].group_kind, &self.settings.cluster)
+        Seen::read(meta, &self.kinds[kind].group_kind, &self.settings.cluster)
     }
 
     /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to overwrite, where nothing hangs by
     /// the object itself. A workload, a volume or a service would go with it.
     fn replaces(&self, cell: &Cell) -> bool {
-        let GroupKind { group, kind } = &self.kinds[usize::from(cell.kind.0)].group_kind;
+        let GroupKind { group, kind } = &self.kinds[cell.kind].group_kind;
         let harmless = match &**group {
             "" => matches!(&**kind, "Secret" | "ConfigMap"),
             "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
@@ -315,10 +315,10 @@ impl Engine {
             return;
         }
         let took = self.now.saturating_sub(ticket.sent);
-        self.inject_delay = if (SLEPT..SLEPT * 2).contains(&took) {
-            (self.inject_delay + STEP).min(Duration::from_millis(5))
+        self.marks.delay = if (SLEPT..SLEPT * 2).contains(&took) {
+            (self.marks.delay + STEP).min(Duration::from_millis(5))
         } else {
-            self.inject_delay.mul_f32(0.999).max(Duration::from_millis(1))
+            self.marks.delay.mul_f32(0.999).max(Duration::from_millis(1))
         };
     }
 }

@@ -210,12 +210,12 @@ impl Engine {
     }
 
     fn inquiries_about(&self, concerned: impl Fn(&RuleState) -> bool) -> Vec<Inquiry> {
-        let served = |gvk: &GroupVersionKind| self.served.get(gvk).and_then(Served::namespaced).cloned();
+        let served = |gvk: &GroupVersionKind| self.kinds.resource(gvk).cloned();
         let inquiry = |(id, state): (&Arc<RuleId>, &RuleState)| {
             let (rule, author) = (state.rule.as_ref().ok()?, state.author.clone()?);
             let slots = state.slots.iter().flatten().filter_map(|id| self.slots.get(id));
             let mut read = slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none());
-            if read.any(|slot| matches!(self.served.get(slot.gvk()), None | Some(Served::Unknown))) {
+            if read.any(|slot| matches!(self.kinds.served(slot.gvk()), None | Some(Served::Unknown))) {
                 return None;
             }
             let mut needs = of_rule(rule, served);
@@ -297,7 +297,9 @@ impl Engine {
 
     /// Which of the other rules can't be read, so that they are followed by nobody. This one does what it says meanwhile.
     pub(super) fn rules_unread(&self) -> Option<Unauthorized> {
-        RuleKind::ALL.into_iter().find_map(|kind| Some(own_kind_unreadable(kind.plural(), self.unread[kind]?)))
+        RuleKind::ALL
+            .into_iter()
+            .find_map(|kind| Some(own_kind_unreadable(kind.plural(), self.collections[kind].unread?)))
     }
 
     /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
@@ -306,7 +308,7 @@ impl Engine {
         if let Some(why) = self.settings.reach.refuses_home(gvk, place) {
             return Some(Unauthorized::by_limits(format!("{source}: {why}")));
         }
-        let resource = self.served.get(gvk).and_then(Served::namespaced)?;
+        let resource = self.kinds.resource(gvk)?;
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
         let copies = || {
             let (namespace, why) = self.unwatchable(rule, &gvk.group_kind()).filter(|(_, why)| denied(why))?;

@@ -1,10 +1,15 @@
 //! Namespaces that wait for their copies: the mark, who works on it, and what still holds the namespace's pods.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     Awaited, Engine, Namespace, Role, RuleState, Tick,
     hindrance::Hindrance,
+    issued::Issued,
     namespaces::Mark,
     work::{Errand, Timer, delay},
 };
@@ -23,6 +28,23 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
 const SETTLING: Duration = Duration::from_millis(250);
+
+/// The marks that this process sets and takes off.
+#[derive(Debug)]
+pub(super) struct Marks {
+    /// Those that this replica set and has not seen yet.
+    pub(super) issued: Issued,
+    /// How long after it has seen its mark it begins to write.
+    pub(super) delay: Duration,
+    /// Those that are being taken off, and since when their namespaces had them.
+    pub(super) going: BTreeMap<Arc<str>, Tick>,
+}
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self { issued: Issued::default(), delay: Duration::from_millis(1), going: BTreeMap::new() }
+    }
+}
 
 /// What still holds a namespace's pods.
 #[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
@@ -77,7 +99,7 @@ impl Engine {
     /// Whether everything was seen once that a namespace's copies are made of: kinds and sources too.
     pub fn informed(&self) -> bool {
         self.primed()
-            && self.kinds_known
+            && self.kinds.known
             && self
                 .slots
                 .values()
@@ -89,12 +111,12 @@ impl Engine {
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.
     pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
         self.at(now);
-        self.issued.add(token, awaited, self.now);
+        self.marks.issued.add(token, awaited, self.now);
     }
 
     /// Whether this replica issued that token, and hasn't seen it on a namespace yet.
     pub fn issued(&self, token: &str) -> bool {
-        self.issued.contains(token)
+        self.marks.issued.contains(token)
     }
 
     /// A pod waits in this namespace: whoever marked it, this replica helps.
@@ -123,7 +145,7 @@ impl Engine {
             entry.claim = None;
             return;
         };
-        let soon = self.now + self.inject_delay;
+        let soon = self.now + self.marks.delay;
         match &mut entry.mark {
             Some(mark) if mark.token == token => {
                 // The version moved: what hindered its removal may be over.
@@ -132,7 +154,7 @@ impl Engine {
             }
             _ => {
                 entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false, streak: 0 });
-                if let Some(awaited) = self.issued.redeem(&token) {
+                if let Some(awaited) = self.marks.issued.redeem(&token) {
                     entry.claim = Some(match awaited {
                         Awaited::Namespace => soon,
                         Awaited::Labels => self.now + self.settings.takeover,
@@ -166,8 +188,8 @@ impl Engine {
     pub fn unmarked(&mut self, namespace: &str, done: bool, now: Tick) {
         self.at(now);
         // Whoever takes the mark off counts it. (The watch may have shown by now that it is gone.)
-        if let Some(since) = self.unmarking.remove(namespace).filter(|_| done) {
-            self.namespace_lag.record(self.now.saturating_sub(since));
+        if let Some(since) = self.marks.going.remove(namespace).filter(|_| done) {
+            self.lags.namespaces.record(self.now.saturating_sub(since));
         }
         let Some((name, entry)) = self
             .namespaces
@@ -193,7 +215,7 @@ impl Engine {
         let version = namespace.version;
         if let Some(mark) = &mut namespace.mark {
             mark.removing = true;
-            self.unmarking.insert(name.clone(), mark.since);
+            self.marks.going.insert(name.clone(), mark.since);
             self.work.errands.push_back(Errand::Unmark { namespace: name.clone(), token: mark.token.clone(), version });
         }
     }
@@ -219,7 +241,7 @@ impl Engine {
         let namespace = self.namespaces.get(name).filter(same);
         let removable = namespace.is_some_and(|namespace| self.held_by_nothing(name, namespace));
         if !removable {
-            self.unmarking.remove(name);
+            self.marks.going.remove(name);
         }
         if !removable && let Some(mark) = self.namespaces.get_mut(name).and_then(|entry| entry.mark.as_mut()) {
             mark.removing = false;
@@ -253,7 +275,7 @@ impl Engine {
             if barrier == Barrier::None {
                 continue;
             }
-            let kind = &self.kinds[usize::from(cell.kind.0)].group_kind;
+            let kind = &self.kinds[cell.kind].group_kind;
             let early = kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
             let label = format!("{kind} {}", cell.name);
             match self.hold(id, name, namespace, cell) {

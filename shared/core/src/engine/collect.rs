@@ -76,7 +76,7 @@ impl Engine {
     /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule names it. What a selector
     /// finds it takes as it comes and goes.
     pub(super) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
-        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        let kind = &self.kinds[kind].group_kind;
         let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
         self.slots.of_object(kind, namespace, name).any(counts)
     }
@@ -85,7 +85,7 @@ impl Engine {
     /// are none: by naming the place of a copy as a source he could keep it away, or keep it for good. Nor is anything a source
     /// that its rule may not read.
     pub(super) fn is_source(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
-        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        let kind = &self.kinds[kind].group_kind;
         self.slots.of_object(kind, namespace, name).any(|slot| slot.granted && slot.rule.kind <= by)
     }
 
@@ -179,9 +179,8 @@ impl Engine {
         self.sweeps.retain(|id, _| owners.contains(id) || self.rules.contains_key(id));
         let wanted = self.wanted_kinds();
         let places = self.watched_places();
-        let listed: Vec<bool> = self.kinds.iter().map(|kind| self.listed(kind)).collect();
-        for (index, (kind, listed)) in self.kinds.iter_mut().zip(listed).enumerate() {
-            let id = KindId(u16::try_from(index).unwrap_or(u16::MAX));
+        let listed: Vec<bool> = self.kinds.iter().map(|(_, kind)| self.listed(kind)).collect();
+        for ((id, kind), listed) in self.kinds.iter_mut().zip(listed) {
             let needless = listed && !wanted.contains(&id) && !named.contains(&id);
             if needless && matches!(kind.note, Note::Present { .. }) {
                 kind.note = Note::Removing;
@@ -189,7 +188,7 @@ impl Engine {
             }
         }
         for kind in RuleKind::ALL {
-            let CrdState { current, recorded, .. } = &self.crds[kind];
+            let CrdState { current, recorded, .. } = &self.collections[kind].crd;
             // Where no tenant ever had a rule there is nothing to tell from another definition's.
             let used = kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
             let another = current != recorded && used;

@@ -20,7 +20,7 @@ impl Engine {
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref()) else { return };
         let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else { return };
         let Some(kind) = self.kind_id(kind) else { return };
-        let listing = self.kinds[usize::from(kind.0)].surveys.of(namespace).listing;
+        let listing = self.kinds[kind].surveys.of(namespace).listing;
         let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
             let rule = self.rule_name(rule);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Listing, Namespace, Role, RuleState, Served, Source, absent::Fate};
+use super::{Engine, Listing, Namespace, Role, RuleState, Source, absent::Fate};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     meta::{Checksum, source_hash},
@@ -52,7 +52,7 @@ impl Engine {
     fn left_by_the_platform(&mut self, id: SlotId, cell: &Cell) -> bool {
         let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else { return true };
         let tenants = rule.kind == RuleKind::Replication;
-        let listing = self.listings[RuleKind::ClusterReplication];
+        let listing = self.collections[RuleKind::ClusterReplication].listing;
         if tenants && !matches!(listing, Listing::Listed | Listing::Unserved) {
             return false;
         }
@@ -91,9 +91,7 @@ impl Engine {
         if rule.is_some_and(|rule| self.seeded(slot, rule, namespace, cell)) {
             let keeps = self.settings.role == Role::Keeper && acting;
             // Nothing that is only thought to be here is remembered for good.
-            let doubted = keeps
-                && !self.is_of_now(name, namespace, cell)
-                && self.served.get(slot.gvk()).and_then(Served::namespaced).is_some();
+            let doubted = keeps && !self.is_of_now(name, namespace, cell) && self.kinds.resource(slot.gvk()).is_some();
             return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
         }
         if state.is_some_and(|state| !state.authorized()) {
@@ -104,11 +102,11 @@ impl Engine {
             Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
             Err(_) => return Step::Leave(Leave::NoSource),
         };
-        if self.served.get(slot.gvk()).and_then(Served::namespaced).is_none() {
+        if self.kinds.resource(slot.gvk()).is_none() {
             return Step::Leave(Leave::KindNotServed);
         }
         let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
-        let kind = &self.kinds[usize::from(slot.kind.0)];
+        let kind = &self.kinds[slot.kind];
         let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
         let step = match rule {
             Some(rule) if listed => self.compare(slot, checksum, rule, (name, namespace), cell),

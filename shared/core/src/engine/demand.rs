@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Role, Served, Source, select, survey::CopyWatch};
+use super::{Engine, Role, Source, select, survey::CopyWatch};
 use crate::{
     kind::{GroupVersionKind, Resource},
     rule::{RuleKind, SourceRef, SourceSelector},
@@ -100,7 +100,7 @@ impl Engine {
             if !demand.kinds.contains(slot.gvk()) {
                 demand.kinds.insert(slot.gvk().clone());
             }
-            if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
+            if let Some(resource) = self.kinds.resource(slot.gvk()) {
                 let named = slot.source.is_named();
                 if named && rules.contains(&slot.rule.kind) && !demand.sources.contains_key(&slot.source) {
                     demand.sources.insert(slot.source.clone(), resource.clone());
@@ -116,14 +116,14 @@ impl Engine {
         };
         for selector in selecting.flat_map(|rule| self.followed(rule)).filter(|selector| !refused(selector)) {
             demand.kinds.insert(selector.gvk.clone());
-            if let Some(resource) = self.served.get(&selector.gvk).and_then(Served::namespaced) {
+            if let Some(resource) = self.kinds.resource(&selector.gvk) {
                 demand.selectors.insert(selector.clone(), resource.clone());
                 self.demand_copies(&mut demand, resource);
             }
         }
-        for (gvk, served) in &self.served {
+        for (gvk, served) in self.kinds.all_served() {
             let kind = gvk.group_kind();
-            let recorded = self.kind_ids.get(&kind).is_some_and(|id| self.kinds[usize::from(id.0)].recorded());
+            let recorded = self.kinds.id(&kind).is_some_and(|id| self.kinds[id].recorded());
             if !recorded || !self.settings.reach.copies(&kind) {
                 continue;
             }

@@ -40,7 +40,7 @@ impl Engine {
         if self.settings.reach.refuses(&slot.source).is_some() {
             return Some(Hindrance::OutOfReach);
         }
-        match (self.served.get(slot.gvk()), &slot.rendering) {
+        match (self.kinds.served(slot.gvk()), &slot.rendering) {
             (None | Some(Served::Unknown), _) => None,
             (Some(Served::Unanswered(why)), _) => Some(Hindrance::Unreadable(*why)),
             (Some(served), _) if served.namespaced().is_none() => {
@@ -59,7 +59,7 @@ impl Engine {
         if self.settings.reach.refuses_home(&selector.gvk, Some(&selector.namespace)).is_some() {
             return Some(Hindrance::OutOfReach);
         }
-        match self.served.get(&selector.gvk) {
+        match self.kinds.served(&selector.gvk) {
             None | Some(Served::Unknown) => None,
             Some(Served::Unanswered(why)) => Some(Hindrance::Unreadable(*why)),
             Some(served) if served.namespaced().is_none() => Some(Hindrance::Condition(ConditionReason::KindNotServed)),

@@ -1,6 +1,11 @@
 //! Kinds: whether they are served, and whether it is written down that copies of them may exist.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::{Index, IndexMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{Engine, RuleState, Tick, survey::Surveys};
 use crate::{
@@ -10,6 +15,73 @@ use crate::{
     rule::{RuleId, SourceRef},
     slot::{KindId, Slot},
 };
+
+/// The kinds that rules name or copies are of.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    states: Vec<KindState>,
+    ids: BTreeMap<GroupKind, KindId>,
+    /// By version. Without an entry nobody has asked.
+    served: BTreeMap<GroupVersionKind, Served>,
+    /// Whether the kinds `ConfigMap` was read.
+    pub(super) known: bool,
+    /// When it was created, in seconds, if it is there.
+    pub(super) since: Option<u32>,
+}
+
+impl Kinds {
+    /// The number of a kind that has one.
+    pub(super) fn id(&self, kind: &GroupKind) -> Option<KindId> {
+        self.ids.get(kind).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (KindId, &KindState)> {
+        (0..=u16::MAX).map(KindId).zip(&self.states)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (KindId, &mut KindState)> {
+        (0..=u16::MAX).map(KindId).zip(&mut self.states)
+    }
+
+    /// What discovery says of a kind in this version.
+    pub(super) fn served(&self, gvk: &GroupVersionKind) -> Option<&Served> {
+        self.served.get(gvk)
+    }
+
+    /// How it is served in this version, if copies of it can exist.
+    pub(super) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
+        self.served(gvk).and_then(Served::namespaced)
+    }
+
+    /// What discovery says of all versions that somebody has asked for.
+    pub(super) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Served> {
+        &self.served
+    }
+
+    /// Somebody wants to know how it is served. Returns what is known by now.
+    pub(super) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Served {
+        self.served.entry(gvk.clone()).or_insert(Served::Unknown)
+    }
+
+    /// It counts as not served.
+    pub(super) fn give_up(&mut self, gvk: &GroupVersionKind) {
+        self.served.insert(gvk.clone(), Served::No);
+    }
+}
+
+impl Index<KindId> for Kinds {
+    type Output = KindState;
+
+    fn index(&self, id: KindId) -> &KindState {
+        &self.states[usize::from(id.0)]
+    }
+}
+
+impl IndexMut<KindId> for Kinds {
+    fn index_mut(&mut self, id: KindId) -> &mut KindState {
+        &mut self.states[usize::from(id.0)]
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct KindState {
@@ -79,11 +151,11 @@ impl Engine {
     pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
         self.at(now);
         let served = resource.map_or(Served::No, Served::At);
-        if self.served.get(gvk) == Some(&served) {
+        if self.kinds.served(gvk) == Some(&served) {
             return;
         }
         let never = !matches!(served, Served::At(_));
-        let former = self.served.insert(gvk.clone(), served);
+        let former = self.kinds.served.insert(gvk.clone(), served);
         let never = never && !matches!(former, Some(Served::At(_)));
         self.try_refused(&gvk.group_kind());
         self.reopen(gvk);
@@ -115,7 +187,7 @@ impl Engine {
     pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
         self.at(now);
         let here = |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
-        let kinds = self.served.iter().filter(|(gvk, served)| *gvk.group == *group && here(served));
+        let kinds = self.kinds.served.iter().filter(|(gvk, served)| *gvk.group == *group && here(served));
         let kinds: BTreeSet<GroupKind> = kinds.map(|(gvk, _)| gvk.group_kind()).collect();
         for kind in &kinds {
             self.try_refused(kind);
@@ -124,13 +196,13 @@ impl Engine {
 
     /// What was refused of a kind for what it holds is tried again, as soon as every API server may know the definition.
     fn try_refused(&mut self, kind: &GroupKind) {
-        let Some(id) = self.kind_ids.get(kind) else { return };
+        let Some(id) = self.kinds.id(kind) else { return };
         let refused = |cell: &Cell| {
             let reason = cell.failure.as_ref().map(|failing| failing.failure.reason);
             cell.phase == Phase::Waiting && matches!(reason, Some(FailureReason::Invalid | FailureReason::TooLarge))
         };
         for (name, namespace) in &mut self.namespaces {
-            for cell in namespace.cells.iter_mut().filter(|cell| cell.kind == *id && refused(cell)) {
+            for cell in namespace.cells.iter_mut().filter(|cell| cell.kind == id && refused(cell)) {
                 self.work.put_off(name, cell, self.now + DEFINED);
             }
         }
@@ -139,7 +211,7 @@ impl Engine {
     /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was given holds.
     pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
         self.at(now);
-        let served = self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+        let served = self.kinds.ask(gvk);
         if !matches!(served, Served::Unknown | Served::Unanswered(_)) || *served == Served::Unanswered(why) {
             return;
         }
@@ -151,22 +223,23 @@ impl Engine {
     /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
         self.at(now);
+        let known = self.kinds.known;
         for gvk in kinds {
             let Some(id) = self.kind_id(&gvk.group_kind()) else { continue };
-            let kind = &mut self.kinds[usize::from(id.0)];
+            let kind = &mut self.kinds[id];
             let fresh = match kind.note {
-                Note::Adding => self.kinds_known,
+                Note::Adding => known,
                 Note::Present { fresh } => fresh,
                 Note::Absent => false,
                 // What removes it may be answered yet.
                 Note::Removing | Note::Kept => continue,
             };
             kind.note = Note::Present { fresh };
-            self.served.entry(gvk.clone()).or_insert(Served::Unknown);
+            self.kinds.ask(gvk);
         }
-        self.kinds_known = true;
+        self.kinds.known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
-        for kind in self.kinds.iter_mut().filter(|kind| !named.contains(&kind.group_kind)) {
+        for (_, kind) in self.kinds.iter_mut().filter(|(_, kind)| !named.contains(&kind.group_kind)) {
             kind.note = Note::Absent;
         }
         self.everything_dirty();
@@ -175,24 +248,24 @@ impl Engine {
 
     /// The number of a kind. None: there are too many, and none of them can be forgotten.
     pub(super) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
-        if let Some(id) = self.kind_ids.get(group_kind) {
-            return Some(*id);
+        if let Some(id) = self.kinds.id(group_kind) {
+            return Some(id);
         }
         let state = KindState {
             group_kind: group_kind.clone(),
             note: Note::Absent,
             surveys: Surveys::new(&self.settings.reach),
         };
-        let id = if let Ok(next) = u16::try_from(self.kinds.len()) {
-            self.kinds.push(state);
+        let id = if let Ok(next) = u16::try_from(self.kinds.states.len()) {
+            self.kinds.states.push(state);
             KindId(next)
         } else {
             let id = self.needless_kind()?;
-            let former = std::mem::replace(&mut self.kinds[usize::from(id.0)], state);
-            self.kind_ids.remove(&former.group_kind);
+            let former = std::mem::replace(&mut self.kinds[id], state);
+            self.kinds.ids.remove(&former.group_kind);
             id
         };
-        self.kind_ids.insert(group_kind.clone(), id);
+        self.kinds.ids.insert(group_kind.clone(), id);
         Some(id)
     }
 
@@ -201,6 +274,7 @@ impl Engine {
         let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         needed.extend(self.namespaces.values().flat_map(|namespace| &namespace.cells).map(|cell| cell.kind));
         let served: BTreeSet<GroupKind> = self
+            .kinds
             .served
             .iter()
             .filter(|(_, served)| matches!(served, Served::At(_)))
@@ -209,13 +283,14 @@ impl Engine {
         let needless = |(id, kind): &(KindId, &KindState)| {
             kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
         };
-        (0..=u16::MAX).map(KindId).zip(&self.kinds).find(needless).map(|(id, _)| id)
+        self.kinds.iter().find(needless).map(|(id, _)| id)
     }
 
     /// Forgets what discovery said of kinds that aren't served and that nobody names any more.
     pub(super) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
         let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
-        self.served
+        self.kinds
+            .served
             .retain(|gvk, served| matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk));
     }
 }

@@ -120,11 +120,10 @@ use self::{
     sources::Source,
 };
 use crate::{
-    kind::{GroupKind, GroupVersionKind},
     outcome::Unreadable,
     reach::Reach,
     rule::{RuleId, RuleKind, SourceRef, SourceSelector},
-    slot::{KindId, Slots},
+    slot::Slots,
 };
 
 /// Time since the process started. The engine's only clock, always an argument.
@@ -184,12 +183,9 @@ impl Settings {
 pub struct Engine {
     settings: Settings,
     rules: BTreeMap<Arc<RuleId>, RuleState>,
-    listings: PerKind<Listing>,
-    /// Rules that can't be read, or not any more.
-    unread: PerKind<Option<Unreadable>>,
+    collections: PerKind<rules::Collection>,
     /// Rules that copies name but that don't exist.
     gone: BTreeMap<Arc<RuleId>, absent::Gone>,
-    crds: PerKind<record::CrdState>,
     consent: consent::Consent,
     crowd: crowd::Crowd,
     sweeps: BTreeMap<Arc<RuleId>, sweep::Sweep>,
@@ -207,15 +203,8 @@ pub struct Engine {
     origins: BTreeMap<u64, SourceRef>,
     /// Sources that can't be read now. What was last read of them holds meanwhile.
     unreadable: BTreeMap<SourceRef, Unreadable>,
-    kinds: Vec<KindState>,
-    kind_ids: BTreeMap<GroupKind, KindId>,
-    /// Whether the kinds `ConfigMap` was read.
-    kinds_known: bool,
-    /// When it was created, in seconds, if it is there.
-    kinds_since: Option<u32>,
-    served: BTreeMap<GroupVersionKind, Served>,
+    kinds: kinds::Kinds,
     slots: Slots,
-    last_slot: u32,
     /// How much was shown of copies.
     shown: u64,
     work: work::Work,
@@ -226,14 +215,9 @@ pub struct Engine {
     census: Option<census::Census>,
     /// How many cells were looked at for that.
     counted: u64,
-    /// Tokens of marks that this replica set and has not seen yet.
-    issued: issued::Issued,
-    inject_delay: Duration,
-    /// Since when a namespace has had the mark that this process is taking off.
-    unmarking: BTreeMap<Arc<str>, Tick>,
+    marks: barrier::Marks,
     newcomers: BTreeMap<Arc<str>, newcomers::Newcomer>,
-    copy_lag: BTreeMap<RuleKind, Durations>,
-    namespace_lag: Durations,
+    lags: numbers::Lags,
     webhooks: Webhooks,
     /// Since when there is one without a break.
     webhooks_since: Tick,
@@ -291,10 +275,8 @@ impl Engine {
         Self {
             settings,
             rules: BTreeMap::new(),
-            listings: PerKind::default(),
-            unread: PerKind::default(),
+            collections: PerKind::default(),
             gone: BTreeMap::new(),
-            crds: PerKind::default(),
             consent: consent::Consent::default(),
             crowd: crowd::Crowd::default(),
             sweeps: BTreeMap::new(),
@@ -306,25 +288,17 @@ impl Engine {
             relist: BTreeSet::new(),
             origins: BTreeMap::new(),
             unreadable: BTreeMap::new(),
-            kinds: Vec::new(),
-            kind_ids: BTreeMap::new(),
-            kinds_known: false,
-            kinds_since: None,
-            served: BTreeMap::new(),
+            kinds: kinds::Kinds::default(),
             slots: Slots::default(),
-            last_slot: 0,
             shown: 0,
             work: work::Work::default(),
             dirty: BTreeSet::new(),
             planned: 0,
             census: None,
             counted: 0,
-            issued: issued::Issued::default(),
-            inject_delay: Duration::from_millis(1),
-            unmarking: BTreeMap::new(),
+            marks: barrier::Marks::default(),
             newcomers: BTreeMap::new(),
-            copy_lag: BTreeMap::new(),
-            namespace_lag: Durations::default(),
+            lags: numbers::Lags::default(),
             webhooks: Webhooks::default(),
             webhooks_since: Tick::ZERO,
             notices: Vec::new(),

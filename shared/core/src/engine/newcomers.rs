@@ -40,7 +40,7 @@ impl Engine {
         if done {
             self.newcomers.remove(name);
             if newcomer.waits {
-                self.namespace_lag.record(self.now.saturating_sub(newcomer.since));
+                self.lags.namespaces.record(self.now.saturating_sub(newcomer.since));
             }
             return;
         }

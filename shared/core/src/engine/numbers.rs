@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::Engine;
+use super::{Engine, PerKind};
 use crate::{cell::Phase, condition::ConditionReason, outcome::FailureReason, rule::RuleKind};
 
 /// An engine in numbers, as of now.
@@ -74,6 +74,15 @@ pub(super) struct Told {
     pub(super) copies: CopyNumbers,
 }
 
+/// How long copies took to come and to change.
+#[derive(Debug, Default)]
+pub(super) struct Lags {
+    /// From a source's change to each of its copies.
+    pub(super) copies: PerKind<Durations>,
+    /// From a new namespace to the last of its copies.
+    pub(super) namespaces: Durations,
+}
+
 /// How many things took how long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
@@ -133,8 +142,8 @@ impl Engine {
             waiting: self.namespaces.values().filter(|namespace| namespace.mark.is_some()).count()
                 + self.newcomers.values().filter(|newcomer| newcomer.waits).count(),
             webhooks: self.webhooks.seen.len(),
-            copy_lag: RuleKind::ALL.map(|kind| (kind, self.copy_lag.get(&kind).cloned().unwrap_or_default())).into(),
-            namespace_lag: self.namespace_lag.clone(),
+            copy_lag: RuleKind::ALL.map(|kind| (kind, self.lags.copies[kind].clone())).into(),
+            namespace_lag: self.lags.namespaces.clone(),
             ..Numbers::default()
         };
         for (id, sweep) in self.sweeps.iter().filter(|(_, sweep)| sweep.held.is_some()) {

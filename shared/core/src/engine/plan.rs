@@ -75,7 +75,7 @@ impl Engine {
     /// Decides about one cell and queues what is to be done.
     fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
         let cell = &namespace.cells[index];
-        if self.kinds_known && cell.ours().is_some() && !self.kinds[usize::from(cell.kind.0)].recorded() {
+        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].recorded() {
             // The note was removed while the copy was being written.
             self.record(cell.kind);
         }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, Listing, RuleState, Served, announce::places, wants::rank};
+use super::{Engine, Listing, RuleState, announce::places, wants::rank};
 use crate::{
     kind::{GroupKind, Resource},
     rule::{Rule, RuleId, RuleKind, SourceRef},
@@ -103,7 +103,7 @@ impl Engine {
         let mut homes: BTreeMap<Option<&str>, BTreeMap<&SourceRef, &Resource>> = BTreeMap::new();
         let read = |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
         for slot in self.slots.values().filter(|slot| !slot.source.is_inline()).filter(read) {
-            if let Some(resource) = self.served.get(slot.gvk()).and_then(Served::namespaced) {
+            if let Some(resource) = self.kinds.resource(slot.gvk()) {
                 homes.entry(slot.rule.namespace.as_deref()).or_default().insert(&slot.source, resource);
             }
         }

@@ -45,7 +45,7 @@ impl Engine {
     pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
         self.at(now);
         let since = created.map(|time| u32::try_from(time.as_second()).unwrap_or_default());
-        if std::mem::replace(&mut self.kinds_since, since) != since {
+        if std::mem::replace(&mut self.kinds.since, since) != since {
             self.everything_dirty();
         }
     }
@@ -54,7 +54,7 @@ impl Engine {
     /// written.
     pub fn crd(&mut self, kind: RuleKind, current: Option<Box<str>>, recorded: Option<Box<str>>, now: Tick) {
         self.at(now);
-        let known = &mut self.crds[kind];
+        let known = &mut self.collections[kind].crd;
         let state = CrdState { current, recorded, recording: false };
         if (&known.current, &known.recorded) == (&state.current, &state.recorded) {
             return;
@@ -77,9 +77,9 @@ impl Engine {
     /// where to look.
     pub(super) fn record(&mut self, kind: KindId) {
         let wanted = self.slots.values().find(|slot| slot.kind == kind).map(Slot::gvk);
-        let served = || self.served.keys().find(|gvk| self.kind_ids.get(&gvk.group_kind()) == Some(&kind));
+        let served = || self.kinds.all_served().keys().find(|gvk| self.kinds.id(&gvk.group_kind()) == Some(kind));
         let Some(gvk) = wanted.or_else(served).cloned() else { return };
-        let state = &mut self.kinds[usize::from(kind.0)];
+        let state = &mut self.kinds[kind];
         if state.note == Note::Absent {
             state.note = Note::Adding;
             self.work.errands.push_back(Errand::Record(gvk));
@@ -104,8 +104,8 @@ impl Engine {
     }
 
     fn record_crd(&mut self, kind: RuleKind) {
-        let Some(uid) = self.crds[kind].current.clone() else { return };
-        if !std::mem::replace(&mut self.crds[kind].recording, true) {
+        let Some(uid) = self.collections[kind].crd.current.clone() else { return };
+        if !std::mem::replace(&mut self.collections[kind].crd.recording, true) {
             self.work.errands.push_back(Errand::RecordCrd(kind, uid));
         }
     }
@@ -113,14 +113,14 @@ impl Engine {
     /// Whether no CRD of the kind was ever recorded, though there is one: should this process end now, its successor could not
     /// tell a rule deleted meanwhile from one that was lost with its CRD.
     pub(super) fn crd_unrecorded(&self, kind: RuleKind) -> bool {
-        let CrdState { current, recorded, .. } = &self.crds[kind];
+        let CrdState { current, recorded, .. } = &self.collections[kind].crd;
         current.is_some() && recorded.is_none()
     }
 
     /// Whether every rule of the kind is known to live under the CRD that is served now. One that isn't is read: it may have gone
     /// with the former one, and its watch not have said so yet.
     pub(super) fn ask_where_rules_live(&mut self, kind: RuleKind) -> bool {
-        let Some(current) = &self.crds[kind].current else { return true };
+        let Some(current) = &self.collections[kind].crd.current else { return true };
         let mut settled = true;
         let elsewhere = |id: &RuleId, state: &RuleState| id.kind == kind && state.crd.as_ref() != Some(current);
         for (id, state) in self.rules.iter_mut().filter(|(id, state)| elsewhere(id, state)) {
@@ -135,8 +135,8 @@ impl Engine {
     /// A kind's note was removed, or a copy was found after all; then it is tried again in a while.
     pub fn unrecorded(&mut self, kind: &GroupKind, done: bool, now: Tick) {
         self.at(now);
-        let Some(id) = self.kind_ids.get(kind).copied().filter(|_| !done) else { return };
-        let note = &mut self.kinds[usize::from(id.0)].note;
+        let Some(id) = self.kinds.id(kind).filter(|_| !done) else { return };
+        let note = &mut self.kinds[id].note;
         if *note == Note::Removing {
             *note = Note::Kept;
             self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(id));
@@ -146,9 +146,9 @@ impl Engine {
 
     /// Whether a kind's note is still to be removed when its turn comes: a rule may have come to want the kind.
     pub(super) fn still_needless(&mut self, kind: &GroupKind) -> bool {
-        let Some(id) = self.kind_ids.get(kind).copied() else { return false };
+        let Some(id) = self.kinds.id(kind) else { return false };
         let wanted = self.wanted_kinds().contains(&id);
-        let kind = &mut self.kinds[usize::from(id.0)];
+        let kind = &mut self.kinds[id];
         if wanted && kind.note == Note::Removing {
             kind.note = Note::Present { fresh: false };
         }
@@ -158,18 +158,18 @@ impl Engine {
     /// The kinds of all rules' sources.
     pub(super) fn wanted_kinds(&self) -> BTreeSet<KindId> {
         let rules = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
-        rules.flat_map(|rule| &rule.kinds).filter_map(|gvk| self.kind_ids.get(&gvk.group_kind()).copied()).collect()
+        rules.flat_map(|rule| &rule.kinds).filter_map(|gvk| self.kinds.id(&gvk.group_kind())).collect()
     }
 
     /// Whether every kind that may have copies was listed: only then is a rule that no copy names known to have none.
     pub(super) fn every_copy_seen(&self) -> bool {
         let unserved = |kind: &KindState| {
-            let mut versions = self.served.iter().filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
+            let mut versions = self.kinds.all_served().iter().filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
             versions.all(|(_, served)| *served == Served::No)
         };
-        self.kinds_known
+        self.kinds.known
             && self.primed()
-            && self.kinds.iter().all(|kind| {
+            && self.kinds.iter().all(|(_, kind)| {
                 !kind.recorded() || self.listed(kind) || unserved(kind) || !self.settings.reach.copies(&kind.group_kind)
             })
     }

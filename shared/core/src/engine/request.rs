@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Engine, Namespace, Served, Tick,
+    Engine, Namespace, Tick,
     work::{CellRef, delay},
 };
 use crate::{
@@ -177,11 +177,11 @@ impl Engine {
 
     /// How the server serves a kind: in the wanted version, else in any.
     fn resource(&self, kind: KindId, gvk: Option<&GroupVersionKind>) -> Option<Resource> {
-        if let Some(resource) = gvk.and_then(|gvk| self.served.get(gvk)).and_then(Served::namespaced) {
+        if let Some(resource) = gvk.and_then(|gvk| self.kinds.resource(gvk)) {
             return Some(resource.clone());
         }
-        let group_kind = &self.kinds.get(usize::from(kind.0))?.group_kind;
-        let mut served = self.served.iter().filter(|(gvk, _)| gvk.is_of(group_kind));
+        let group_kind = &self.kinds[kind].group_kind;
+        let mut served = self.kinds.all_served().iter().filter(|(gvk, _)| gvk.is_of(group_kind));
         served.find_map(|(_, served)| served.namespaced()).cloned()
     }
 }

@@ -13,7 +13,7 @@ impl Engine {
         let mut slot = slot;
         for _ in 0..LONGEST {
             let (home, copy) = (&*slot.source.namespace, &*slot.source.name);
-            let Some(kind) = self.kind_ids.get(&slot.source.gvk.group_kind()).copied() else { return false };
+            let Some(kind) = self.kinds.id(&slot.source.gvk.group_kind()) else { return false };
             if (kind, home, copy) == (cell.kind, name, &*cell.name) {
                 return true;
             }

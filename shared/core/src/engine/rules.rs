@@ -6,8 +6,9 @@ use std::{
 };
 
 use super::{
-    Engine, Listing, Role, Served, Source, Tick, absent, authorized, budget,
+    Engine, Listing, Role, Source, Tick, absent, authorized, budget,
     conditions::barrier_active,
+    record::CrdState,
     sources::{Press, first_reference},
     status::{self, Observed},
     view::Ended,
@@ -22,6 +23,15 @@ use crate::{
     rule::{Refused, Rule, RuleId, RuleKind, SourceRef},
     slot::{NoRendering, Slot, SlotId},
 };
+
+/// What is known of all rules of a kind.
+#[derive(Debug, Default)]
+pub(super) struct Collection {
+    pub(super) listing: Listing,
+    /// Why they can't be read, or not any more.
+    pub(super) unread: Option<Unreadable>,
+    pub(super) crd: CrdState,
+}
 
 /// One rule, as last seen.
 #[derive(Debug)]
@@ -114,7 +124,7 @@ impl Engine {
             self.sources.insert(source.clone(), Source::found(source, object.clone()));
         }
         for selector in rule.iter().flat_map(|rule| &rule.selectors) {
-            self.served.entry(selector.gvk.clone()).or_insert(Served::Unknown);
+            self.kinds.ask(&selector.gvk);
         }
         let slots = rule.as_ref().map_or_else(
             |_| Vec::new(),
@@ -125,7 +135,7 @@ impl Engine {
         );
         // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
-        let crd = same.map_or_else(|| self.crds[id.kind].certain(), |old| old.crd.clone());
+        let crd = same.map_or_else(|| self.collections[id.kind].crd.certain(), |old| old.crd.clone());
         let mut book = old.map_or_else(status::Book::default, |old| {
             self.retire(&old.slots.concat(), &slots.concat());
             old.status
@@ -196,7 +206,7 @@ impl Engine {
         for id in lost {
             self.rule_gone(&id, now);
         }
-        self.listings[kind] = Listing::Listed;
+        self.collections[kind].listing = Listing::Listed;
         self.unread(kind, None);
         self.everything_dirty();
     }
@@ -208,8 +218,8 @@ impl Engine {
         self.unread(kind, None);
         if self.settings.role == Role::Injector {
             self.rules_listed(kind, &BTreeSet::new(), now);
-        } else if self.listings[kind] != Listing::Listed {
-            self.listings[kind] = Listing::Unserved;
+        } else if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unserved;
             self.everything_dirty();
         }
     }
@@ -220,8 +230,8 @@ impl Engine {
     /// touched before all rules of that kind are known.
     pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
         self.at(now);
-        if self.listings[kind] != Listing::Listed {
-            self.listings[kind] = Listing::Unreadable(why);
+        if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unreadable(why);
             self.everything_dirty();
         } else if why == Unreadable::Unavailable {
             // That passes by itself, and a status couldn't be written meanwhile.
@@ -231,24 +241,25 @@ impl Engine {
     }
 
     fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
-        if std::mem::replace(&mut self.unread[kind], why) != why {
+        if std::mem::replace(&mut self.collections[kind].unread, why) != why {
             self.rules.values_mut().for_each(|state| state.status.touch());
         }
     }
 
     /// Whether changes of the platform's rules are seen, as far as is known.
     pub fn follows_rules(&self) -> bool {
-        self.unread[RuleKind::ClusterReplication].is_none()
+        self.collections[RuleKind::ClusterReplication].unread.is_none()
     }
 
     /// Whether every rule of the kind was shown once.
     pub(super) fn all_rules_of(&self, kind: RuleKind) -> bool {
-        self.listings[kind] == Listing::Listed
+        self.collections[kind].listing == Listing::Listed
     }
 
     /// Whether every rule was shown once that counts. The platform's don't wait for tenants' that nobody shows.
     pub(super) fn all_rules(&self) -> bool {
-        self.all_rules_of(RuleKind::ClusterReplication) && self.listings[RuleKind::Replication] != Listing::Unknown
+        self.all_rules_of(RuleKind::ClusterReplication)
+            && self.collections[RuleKind::Replication].listing != Listing::Unknown
     }
 
     /// The platform's rules. In the order of identities they come first.
@@ -286,14 +297,13 @@ impl Engine {
                 }
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
                     // The rule is told that it isn't served: hardly any of the others can be.
-                    self.served.insert(source.gvk.clone(), Served::No);
+                    self.kinds.give_up(&source.gvk);
                     continue;
                 };
-                self.served.entry(source.gvk.clone()).or_insert(Served::Unknown);
+                self.kinds.ask(&source.gvk);
                 let granted = self.may_read(id, source);
                 let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
-                self.last_slot += 1;
-                let Some(number) = std::num::NonZeroU32::new(self.last_slot) else { continue };
+                let Some(number) = self.slots.next_id() else { continue };
                 let mut slot = Slot {
                     rule: id.clone(),
                     target: index,
@@ -313,9 +323,9 @@ impl Engine {
                 slot.rendering =
                     scale.make(&mut slot, rule, state, |slot| press.rendering(rule, target, slot, state, cluster));
                 slot.reference = first_reference(self.settings.role, &slot.rendering);
-                self.consent.add_reader(SlotId(number), &slot);
-                self.slots.insert(SlotId(number), slot);
-                added.push(SlotId(number));
+                self.consent.add_reader(number, &slot);
+                self.slots.insert(number, slot);
+                added.push(number);
             }
         }
         slots

@@ -23,7 +23,7 @@ impl Engine {
     /// Whether what is seen in a cell is in this namespace, and not in a former one of its name whose end is yet to be told: it is
     /// newer, or was asked for, or a later listing didn't show its end. What we may have deleted ourselves is not.
     pub(super) fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
-        let listed = self.kinds[usize::from(cell.kind.0)].surveys.of(name).listed_at;
+        let listed = self.kinds[cell.kind].surveys.of(name).listed_at;
         let newer = || cell.seen().is_none_or(|seen| seen.version > namespace.born);
         !cell.leaving && (cell.proven || listed >= namespace.born || newer())
     }
@@ -35,7 +35,7 @@ impl Engine {
     }
 
     fn seed(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> Option<Seed> {
-        let kind = &self.kinds[usize::from(kind.0)].group_kind;
+        let kind = &self.kinds[kind].group_kind;
         Some(Seed::new(namespace.uid?, rule, kind, name))
     }
 

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Engine, Member, Members, Namespace, Observed, Role, Served, Source,
+    Engine, Member, Members, Namespace, Observed, Role, Source,
     absent::{Absence, Fate},
     sources::Facts,
     work::{Errand, Timer},

@@ -214,7 +214,7 @@ impl Engine {
             && state.rule.as_ref().map_or(true, |rule| self.knows_selected(rule))
             && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
             && slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
-                match self.served.get(slot.gvk()) {
+                match self.kinds.served(slot.gvk()) {
                     Some(Served::At(resource)) if resource.namespaced => {
                         let listed = state.rule.as_ref().is_ok_and(|rule| self.surveyed(rule, slot.kind));
                         listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())

@@ -132,8 +132,8 @@ impl Engine {
     /// Why copies of the rule can't be watched, and where, if not in general. What is amiss in other namespaces is not its author's
     /// to know.
     pub(super) fn unwatchable(&self, rule: &Rule, kind: &GroupKind) -> Option<(Option<&str>, Unreadable)> {
-        let id = self.kind_ids.get(kind)?;
-        let mut surveys = self.surveys_of(rule, *id).into_iter();
+        let id = self.kinds.id(kind)?;
+        let mut surveys = self.surveys_of(rule, id).into_iter();
         surveys.find_map(|(name, survey)| survey.unreadable.map(|why| (name, why)))
     }
 
@@ -143,7 +143,7 @@ impl Engine {
     }
 
     fn surveys_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &Survey)> {
-        match &self.kinds[usize::from(kind.0)].surveys {
+        match &self.kinds[kind].surveys {
             Surveys::Everywhere(survey) => vec![(None, survey)],
             Surveys::Each { places, .. } => {
                 let reached = self.reached(rule).unwrap_or_default();
@@ -176,7 +176,7 @@ impl Engine {
 
     fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
         let id = self.kind_id(&watch.kind)?;
-        self.kinds[usize::from(id.0)].surveys.of_watch(watch.namespace.as_deref())
+        self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
     }
 
     /// Asks for the watches of a kind's copies. Whoever only fills namespaces watches none.
@@ -200,7 +200,7 @@ impl Engine {
 
     /// What isn't watched any more says nothing any more.
     pub(super) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
-        for KindState { group_kind, note, surveys } in &mut self.kinds {
+        for (_, KindState { group_kind, note, surveys }) in self.kinds.iter_mut() {
             let mut any = false;
             for (namespace, survey) in surveys.all() {
                 let watch = CopyWatch { kind: group_kind.clone(), namespace: namespace.map(Into::into) };

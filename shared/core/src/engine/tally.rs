@@ -197,7 +197,7 @@ impl Engine {
     }
 
     pub(super) fn kind_of(&self, kind: KindId) -> &str {
-        &self.kinds[usize::from(kind.0)].group_kind.kind
+        &self.kinds[kind].group_kind.kind
     }
 
     /// Counts the copies that a rule may not have. Whether their namespaces exist makes no difference.

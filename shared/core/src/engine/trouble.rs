@@ -119,7 +119,7 @@ impl Engine {
         if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
             return Err((ConditionReason::SourceRefused, why.to_string()));
         }
-        match self.served.get(gvk) {
+        match self.kinds.served(gvk) {
             Some(Served::At(resource)) if !resource.namespaced => {
                 Err((ConditionReason::SourceRefused, "the kind is cluster-scoped".to_owned()))
             }
@@ -146,7 +146,7 @@ impl Engine {
     /// Whether watching copies of a rule fails for now.
     pub(super) fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
         rule.kinds.iter().find_map(|gvk| {
-            let resource = self.served.get(gvk).and_then(Served::namespaced)?;
+            let resource = self.kinds.resource(gvk)?;
             let (namespace, why) = self.unwatchable(rule, &gvk.group_kind())?;
             Some(unwatched(namespace, why, resource))
         })

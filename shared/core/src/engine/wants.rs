@@ -144,7 +144,7 @@ impl Engine {
             let given = given.entry(&id.namespace).or_insert_with(|| self.given(Access::Write, id, name));
             for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
                 let copy = slot.name.at(namespace.place(name));
-                let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
+                let kind = &self.kinds[slot.kind].group_kind;
                 if self.is_own_source(state, kind, name, &copy) {
                     continue; // A source is never written, be it for the copy of another one.
                 }
@@ -221,7 +221,7 @@ impl Engine {
         let Some((state, rule)) = state.and_then(|state| Some((state, state.rule.as_ref().ok()?))) else {
             return false;
         };
-        let kind = &self.kinds[usize::from(slot.kind.0)].group_kind;
+        let kind = &self.kinds[slot.kind].group_kind;
         let selects = rule.selectors.iter().any(|selector| selector.gvk.is_of(kind));
         let place = namespace.place(name);
         let copy = slot.name.at(place);

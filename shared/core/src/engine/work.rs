@@ -352,7 +352,7 @@ impl Engine {
             Timer::Rules => self.rules.values_mut().for_each(|state| state.status.touch()),
             Timer::Sweep(id) => self.end_sweep(&id),
             Timer::Kind(id) => {
-                let note = &mut self.kinds[usize::from(id.0)].note;
+                let note = &mut self.kinds[id].note;
                 if *note == Note::Kept {
                     *note = Note::Present { fresh: false };
                     self.work.disturb();
@@ -380,7 +380,7 @@ impl Engine {
             self.notices.push(Notice {
                 rule,
                 wanted: cell.want.is_some(),
-                kind: self.kinds[usize::from(cell.kind.0)].group_kind.clone(),
+                kind: self.kinds[cell.kind].group_kind.clone(),
                 namespace: namespace.clone(),
                 name: cell.name.clone(),
                 failure: failure.clone(),
