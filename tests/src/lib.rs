@@ -38,6 +38,7 @@ pub mod planted;
 mod ports;
 mod process;
 mod program;
+pub mod refused;
 pub mod scenario;
 pub mod tenant;
 pub mod traffic;

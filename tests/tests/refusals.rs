@@ -5,6 +5,7 @@ use http::Request;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Api, Client, api::ListParams};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
+use mimeo_tests::refused::{Case, changed, misjudged};
 use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule,
     stranger, uid, value, version,
@@ -14,23 +15,8 @@ use serde_json::{Value, json};
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
 
-/// One change away from a good rule: what it is, the fields of the spec that are different, and words of the refusal.
-type Case = (&'static str, Value, &'static [&'static str]);
-
 fn good(scene: &Scene<'_>, name: &str) -> RuleSpec {
     rule(name).to_label("scene", &scene.tag).secret(&scene.home, "registry")
-}
-
-/// The good spec with these fields instead; `null` takes one away.
-fn changed(good: &RuleSpec, name: &str, change: &Value) -> RuleSpec {
-    let mut changed = RuleSpec { name: name.to_owned(), ..good.clone() };
-    for (field, value) in change.as_object().into_iter().flatten() {
-        changed.spec[field] = value.clone();
-        if value.is_null() {
-            changed.spec.as_object_mut().map(|spec| spec.remove(field));
-        }
-    }
-    changed
 }
 
 fn source(api_version: &str, kind: &str, name: &str) -> Value {
@@ -403,13 +389,13 @@ async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()
     for (what, change, words) in [bad_sources(), bad_objects(), bad_targets(), bad_transforms(), bad_choices()].concat()
     {
         let name = unique(&scene.tag);
-        let bad = changed(&good, &name, &change);
+        let bad = RuleSpec { name: name.clone(), spec: changed(&good.spec, &change)? };
         wrong.extend(misjudged(what, create(&scene.client, "clusterreplications", &bad.object()).await, words));
         if rules.get_opt(&name).await?.is_some() {
             wrong.push(format!("{what}: it is stored"));
             delete(&rules, &name).await?;
         }
-        let bad = changed(&good, &good.name, &change);
+        let bad = RuleSpec { name: good.name.clone(), ..bad };
         let update = bad.replace(&scene.client).await.map_err(anyhow::Error::downcast::<kube::Error>);
         match update {
             Ok(()) => wrong.push(format!("{what}: accepted as an update")),
@@ -422,18 +408,6 @@ async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()
     assert_eq!(stored.metadata.generation, Some(1));
     assert_eq!(version(&scene.secrets(&namespace).get("registry").await?), before);
     Ok(())
-}
-
-/// What is wrong with an answer that should be a refusal with these words.
-fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Option<String> {
-    match answer {
-        Ok(_) => Some(format!("{what}: accepted")),
-        Err(kube::Error::Api(status)) if status.code == 422 => {
-            let missing: Vec<_> = words.iter().filter(|word| !status.message.contains(**word)).collect();
-            (!missing.is_empty()).then(|| format!("{what}: no {missing:?} in: {}", status.message))
-        }
-        Err(error) => Some(format!("{what}: {error}")),
-    }
 }
 
 #[tokio::test]
@@ -512,11 +486,7 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
     for (what, change, words) in cases {
         let name = unique(&scene.tag);
         let matched = json!({"kinds": secrets, "objectSelector": {"matchLabels": {"scene": scene.tag}}});
-        let mut spec = json!({"match": matched, "transform": {"type": "example.com/login"}});
-        for (pointer, value) in change.as_object().into_iter().flatten() {
-            let (parent, field) = pointer.rsplit_once('/').context("no pointer")?;
-            spec.pointer_mut(parent).context("no such field")?[field] = value.clone();
-        }
+        let spec = changed(&json!({"match": matched, "transform": {"type": "example.com/login"}}), &change)?;
         let metadata = json!({"name": name});
         let policy =
             json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": metadata, "spec": spec});

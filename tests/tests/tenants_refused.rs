@@ -1,20 +1,19 @@
 //! What Mimeo refuses of namespaces' own rules and grants, by the served definitions and the webhook, and with which words.
+//!
+//! Rules of the platform's have tables of their own in `refusals.rs`: the definitions are two, and what one kind takes the other refuses.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use http::Request;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{Patch, PatchParams, ValidationDirective};
 use kube::core::DynamicObject;
+use mimeo_tests::refused::{Case, changed, misjudged};
 use mimeo_tests::scenario::{Scene, Stage, any, delete, of, version, wait_for};
 use mimeo_tests::{ControlPlane, Pair, create_secret, unique};
 use serde_json::{Value, json};
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
-
-/// One change away from a good spec: what it is, the fields that are different by pointer (`null` takes one away), and words of the
-/// refusal.
-type Case = (&'static str, Value, &'static [&'static str]);
 
 const LABELS: [&str; 3] = ["a", "b", "c"];
 
@@ -254,22 +253,6 @@ fn bad_grants() -> Vec<Case> {
     ]
 }
 
-/// The good spec with these fields instead.
-fn changed(good: &Value, change: &Value) -> Result<Value> {
-    let mut spec = good.clone();
-    for (pointer, value) in change.as_object().into_iter().flatten() {
-        let (parent, field) = pointer.rsplit_once('/').context("no pointer")?;
-        let parent = spec.pointer_mut(parent).context("no such field")?;
-        match (parent, value) {
-            (Value::Array(items), value) => items[field.parse::<usize>()?] = value.clone(),
-            (Value::Object(fields), Value::Null) => drop(fields.remove(field)),
-            (Value::Object(fields), value) => drop(fields.insert(field.to_owned(), value.clone())),
-            _ => bail!("{pointer}: neither a list nor an object"),
-        }
-    }
-    Ok(spec)
-}
-
 /// Objects of one kind in one namespace, of which one is good.
 struct Objects<'a> {
     scene: &'a Scene<'a>,
@@ -316,19 +299,6 @@ impl Objects<'_> {
         }
         assert_eq!(api.get("good").await?.metadata.generation, Some(1));
         Ok(wrong)
-    }
-}
-
-/// What is wrong with an answer that should be a refusal with these words.
-fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Option<String> {
-    match answer {
-        Ok(_) => Some(format!("{what}: accepted")),
-        // Unknown fields are a bad request, the rest is invalid.
-        Err(kube::Error::Api(status)) if [400, 422].contains(&status.code) => {
-            let missing: Vec<_> = words.iter().filter(|word| !status.message.contains(**word)).collect();
-            (!missing.is_empty()).then(|| format!("{what}: no {missing:?} in: {}", status.message))
-        }
-        Err(error) => Some(format!("{what}: {error}")),
     }
 }
 
