@@ -21,7 +21,7 @@ use mimeo_core::{
     rule::RuleKind,
 };
 use mimeo_runtime::{
-    authority::is_allowed,
+    access::is_allowed,
     backoff::Backoff,
     client::{Clients, Fault, status},
     driver::Handle,

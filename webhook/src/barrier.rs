@@ -84,7 +84,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
         let again = matches!(decision, BarrierDecision::ComeAgain(_));
         let leave = again || request.dry_run || held.is_none() || Instant::now() >= until;
         if help_at.take_if(|at| leave || *at <= Instant::now()).is_some() {
-            app.handle.with(|engine, now| engine.claim(namespace, now));
+            app.handle.with(|engine, now| engine.take_charge(namespace, now));
         }
         if leave {
             return if waits { decision } else { elsewhere(namespace) };

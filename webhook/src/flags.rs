@@ -18,14 +18,14 @@ use mimeo_runtime::{
     trace::TraceArgs,
 };
 
-use crate::errands::Errand;
+use crate::jobs::Job;
 
 /// Keeps copies of Kubernetes objects where they are needed: the part inside the API request
 #[derive(Debug, Parser)]
 #[command(name = "mimeo-webhook", version, disable_help_subcommand = true)]
 pub(crate) struct Flags {
     #[command(subcommand)]
-    pub(crate) errand: Option<Errand>,
+    pub(crate) job: Option<Job>,
     #[command(flatten)]
     pub(crate) client: ClientArgs,
     #[command(flatten)]

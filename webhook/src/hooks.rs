@@ -38,7 +38,7 @@ use tokio::{
 use tracing::warn;
 
 use crate::{
-    authority::Questions,
+    author::Questions,
     barrier::{self, Live},
     body::{Why, receive},
     copies,

@@ -1,12 +1,12 @@
 //! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
 
-mod authority;
+mod author;
 mod barrier;
 mod body;
 mod copies;
-mod errands;
 mod flags;
 mod hooks;
+mod jobs;
 mod memory;
 mod metrics;
 mod namespaces;
@@ -57,7 +57,7 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    authority::Questions,
+    author::Questions,
     flags::Flags,
     hooks::{App, router},
     memory::Memory,
@@ -82,11 +82,11 @@ async fn main() -> anyhow::Result<()> {
     let debug = DebugPages::new(flags.telemetry.init()?);
     tls::install_provider();
     let shutdown = Shutdown::on_signals()?;
-    if let Some(errand) = flags.errand {
+    if let Some(job) = flags.job {
         let clients = flags.client.clients("mimeo-webhook").await?;
         let namespace = flags.identity.namespace();
         return tokio::select! {
-            done = errand.run(&clients.requests, &namespace) => done,
+            done = job.run(&clients.requests, &namespace) => done,
             () = shutdown.triggered() => anyhow::bail!("interrupted"),
         };
     }

@@ -18,9 +18,9 @@ use mimeo_core::{
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     lineage::Lineage,
+    own_rights::{self, Program},
     policy::Policy,
     review::{Operation, Request, User, Verdict},
-    rights::{self, Program},
     rule::{Refusal, Rule, RuleKind, SourceRef, SourceSelector},
     stamp,
 };
@@ -30,7 +30,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::{authority, hooks::App, stamps::key, warnings};
+use crate::{author, hooks::App, stamps::key, warnings};
 
 /// So many objects of a selector are counted: more than a rule may have.
 const LISTED: u32 = 512;
@@ -121,7 +121,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     }
     let homes = rule.homes().filter(|(gvk, home)| told(*home) && reach.refuses_home(gvk, *home).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
-    let mut own = rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
+    let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     // A list each: a tenant, who may write as many rules as he likes, is told of the first.
     let most = if rule.id.kind == RuleKind::Replication { TENANTS_LISTS } else { selectors.len() };
     let selected = select(app, &rule, &selectors[..most.min(selectors.len())], &kinds, deadline).await;
@@ -162,7 +162,7 @@ async fn check_policy(app: &App, request: &Request, object: &Value, deadline: In
 }
 
 async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
-    let checked = authority::check(&app.client, &app.questions, &request.user, needs, deadline).await;
+    let checked = author::check(&app.client, &app.questions, &request.user, needs, deadline).await;
     if let Err(Verdict::Deny { message, .. }) = &checked {
         let name = request.name.as_deref().or_else(|| request.generate_name()).unwrap_or_default();
         info!(kind = %request.kind.kind, name, message, "author refused");
@@ -178,7 +178,7 @@ pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: 
     let rule = parse_rule(request, object)?;
     let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-    authority::check(&app.client, &app.questions, &request.user, &needs, deadline).await
+    author::check(&app.client, &app.questions, &request.user, &needs, deadline).await
 }
 
 /// Whether the stamp is of just this spec and user: the object is as it will be stored.

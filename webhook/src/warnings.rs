@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use futures::{StreamExt as _, stream};
 use mimeo_core::{
     engine::{Contest, Preview},
+    own_rights::{self, Program, ProgramRight},
     reach::Reach,
     review::User,
-    rights::{self, Program, ProgramRight},
     rule::{Retain, Rule, SourceRef},
 };
 use mimeo_runtime::client::Fault;
@@ -95,7 +95,7 @@ pub(crate) async fn missing_rights(
 ) -> Vec<String> {
     let questions = needs.into_iter().take(RIGHTS).map(|need| missing(app, need, deadline));
     let answers: Vec<Option<ProgramRight>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
-    rights::explain(&answers.into_iter().flatten().collect(), reach)
+    own_rights::explain(&answers.into_iter().flatten().collect(), reach)
 }
 
 /// The right, if any of the program's users lacks it; in doubt they don't.

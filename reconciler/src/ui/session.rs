@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, SourceStatus};
 use mimeo_core::{
-    engine::{CopyView, Cursor, Ended, HeldDeletion, NamespaceView, Place, RuleView, State, View},
+    engine::{CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View},
     rule::RuleId,
 };
 use serde::Serialize;
@@ -128,8 +128,8 @@ impl Session {
         told
     }
 
-    fn place<'a>(&mut self, place: &'a Place) -> PlaceTold<'a> {
-        let Place { rule, state, reason, since, copies, synced } = place;
+    fn place<'a>(&mut self, place: &'a PlaceView) -> PlaceTold<'a> {
+        let PlaceView { rule, state, reason, since, copies, synced } = place;
         let since = since.map_or(0, Timestamp::as_second);
         (self.number(rule), number(*state), since, *copies, *synced, reason.as_deref())
     }

@@ -51,7 +51,7 @@ pub struct Slot {
     pub weight: usize,
     /// and what its source does, be it for several.
     pub source_weight: usize,
-    /// Whether that is more than is left of a tenant's budget: then nothing is held.
+    /// Whether that is more than is left of a tenant's allowance: then nothing is held.
     pub shed: bool,
 }
 

@@ -194,7 +194,7 @@ fn a_copy_lags_from_the_change_of_its_source() {
 fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
     let mut world = World::new(Role::Injector, 2, &json!({"team": "yes", "mimeo.dev/copies": "token"}));
     for name in ["team-1", "team-2"] {
-        world.engine.claim(name, world.now);
+        world.engine.take_charge(name, world.now);
     }
     assert_eq!(world.engine.numbers().waiting, 2);
     let errands = world.answer(|_| None);

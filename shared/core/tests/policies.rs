@@ -72,7 +72,7 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     }
     engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
     engine.namespaces_listed(&["team".into()].into(), NOW);
-    engine.claim("team", NOW);
+    engine.take_charge("team", NOW);
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: "secrets".into(), namespaced: true }), NOW);
     vouch(&mut engine, NOW);
@@ -459,7 +459,7 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
         meta.uid = Some(UID.into());
         meta.resource_version = Some("40".into());
         restarted.engine.namespace_applied(&meta, NOW);
-        restarted.engine.claim("team", NOW);
+        restarted.engine.take_charge("team", NOW);
         restarted.expect(Verb::Create, Some(Why::Missing));
     }
 }

@@ -143,7 +143,7 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
 fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     for (reach, held) in [(confined(), false), (Reach::default(), true)] {
         let mut engine = engine(Role::Injector, reach, ("Secret", "platform"), &["a"]);
-        engine.claim("a", NOW);
+        engine.take_charge("a", NOW);
         let request = requests(&mut engine, NOW).remove(0);
         assert_eq!(request.ticket.verb, Verb::Create);
         let failure = Failure { reason: FailureReason::Forbidden, message: "denied".into() };

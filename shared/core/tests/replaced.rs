@@ -44,7 +44,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     }
     engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
     engine.namespaces_listed(&["team".into()].into(), NOW);
-    engine.claim("team", NOW);
+    engine.take_charge("team", NOW);
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(&gvk, Some(Resource { gvk: gvk.clone(), plural: plural.into(), namespaced: true }), NOW);
     vouch(&mut engine, NOW);

@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_core::{
-    engine::{Action, Cursor, Ended, Engine, Place, Request, Role, RuleRead, Settings, State, View},
+    engine::{Action, Cursor, Ended, Engine, PlaceView, Request, Role, RuleRead, Settings, State, View},
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, FailureReason, Outcome},
     rule::{Rule, RuleId, RuleKind},
@@ -143,7 +143,7 @@ impl World {
     }
 
     /// What has changed in namespaces, by their names.
-    fn places(&mut self) -> BTreeMap<String, Vec<Place>> {
+    fn places(&mut self) -> BTreeMap<String, Vec<PlaceView>> {
         let namespaces = self.look().into_iter().flat_map(|view| view.namespaces);
         namespaces.map(|namespace| (namespace.name.to_string(), namespace.places)).collect()
     }
@@ -151,7 +151,7 @@ impl World {
     /// State, reason and age of the one rule's copies.
     fn stand(&mut self) -> Vec<(State, Option<String>, Option<i64>)> {
         let wall = self.wall();
-        let told = |place: &Place| {
+        let told = |place: &PlaceView| {
             let age = place.since.map(|since| wall.as_second() - since.as_second());
             (place.state, place.reason.clone(), age)
         };

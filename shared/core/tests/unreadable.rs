@@ -53,7 +53,7 @@ impl World {
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {"mimeo.dev/copies": "token"}});
         engine.namespace_applied(&from_value(meta).unwrap(), now);
         engine.namespaces_listed(&["team".into()].into(), now);
-        engine.claim("team", now);
+        engine.take_charge("team", now);
         Self { engine, source, now }
     }
 

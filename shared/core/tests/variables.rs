@@ -80,7 +80,7 @@ impl World {
             "name": name, "uid": uid(number), "resourceVersion": self.version.to_string(), "labels": labels,
         });
         self.engine.namespace_applied(&from_value(meta).unwrap(), self.now);
-        self.engine.claim(name, self.now);
+        self.engine.take_charge(name, self.now);
     }
 
     /// Does whatever the engine asks for, until it asks no more; the requests since the last time.

@@ -32,7 +32,7 @@ use crate::{
     limiter::Limiter,
     observer,
     trace::{Began, Parent, Traces},
-    writer::{Answer, KINDS_CONFIG_MAP, Writer},
+    writer::{ErrandResult, KINDS_CONFIG_MAP, Writer},
 };
 
 /// A shared engine. Cheap to clone.
@@ -359,7 +359,7 @@ pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
 }
 
 /// Until it works: what these record must be recorded, and costs nothing while it can't be.
-async fn retry<T, F: Future<Output = Answer<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+async fn retry<T, F: Future<Output = ErrandResult<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
     let mut pause = Duration::from_millis(250);
     loop {
         match attempt().await {

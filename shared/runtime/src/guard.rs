@@ -32,7 +32,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use tracing::{debug, warn};
 
 use crate::{
-    authority::may_visit,
+    access::may_visit,
     client::{Fault, within},
 };
 

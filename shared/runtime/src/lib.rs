@@ -2,7 +2,7 @@
 //!
 //! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-core`.
 
-pub mod authority;
+pub mod access;
 pub mod backoff;
 pub mod body;
 mod call;

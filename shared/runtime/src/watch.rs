@@ -113,10 +113,10 @@ pub struct Meta {
 
 /// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
 ///
-/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (of at most 0.75 s first, 30 s last) and
-/// the watch goes on from where it was, without a listing: there is a new one only after the server has forgotten that version
-/// (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and [`Event::Unreadable`], and after an
-/// event that can't be decoded.
+/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (of at
+/// most 0.75 s first, 30 s last) and the watch goes on from where it was, without a listing: there is a new one only after the server
+/// has forgotten that version (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and
+/// [`Event::Unreadable`], and after an event that can't be decoded.
 ///
 /// Events that follow a break may repeat what was said before it, never take it back.
 pub async fn watch<T: DeserializeOwned>(watcher: Watcher, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {

@@ -29,7 +29,7 @@ use crate::{
 
 mod errands;
 
-pub use errands::{Answer, ErrandError, KINDS_CONFIG_MAP, Kinds, parse_kinds};
+pub use errands::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Kinds, parse_kinds};
 
 /// Carries requests to one API server. Cheap to clone.
 #[derive(Clone)]

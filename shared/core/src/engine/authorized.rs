@@ -19,9 +19,9 @@ use crate::{
     kind::{GroupVersionKind, Resource},
     names,
     outcome::{FailureReason, Unreadable},
+    own_rights::{self, Program, ProgramRight},
     reach::Reach,
     review::User,
-    rights::{self, Program, ProgramRight},
     rule::{Barrier, Rule, RuleId, RuleKind},
 };
 
@@ -371,12 +371,12 @@ impl Denied<'_> {
     fn to_grant(&self, home: &Home<'_>, reach: &Reach, resource: &Resource) -> String {
         let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
         let here = |need: &ProgramRight| need.namespace.as_deref().is_none_or(|name| self.places.contains(name));
-        let needed = rights::needed(
+        let needed = own_rights::needed(
             std::iter::once((home.gvk, home.namespace)),
             reach.targets.is_some().then_some(&places),
             |_| Some(resource.clone()),
         );
         let needed = needed.into_iter().filter(|need| need.program == Program::Reconciler && here(need));
-        rights::explain(&needed.collect(), reach).join("; ")
+        own_rights::explain(&needed.collect(), reach).join("; ")
     }
 }

@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// A pod waits in this namespace: whoever marked it, this replica helps.
-    pub fn claim(&mut self, namespace: &str, now: Tick) {
+    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
         self.at(now);
         let Some((name, entry)) = self
             .namespaces
@@ -130,8 +130,8 @@ impl Engine {
         else {
             return;
         };
-        if entry.mark.is_some() && entry.claim.is_none_or(|from| from > self.now) {
-            entry.claim = Some(self.now);
+        if entry.mark.is_some() && entry.charge.is_none_or(|from| from > self.now) {
+            entry.charge = Some(self.now);
             self.dirty.insert(name);
         }
     }
@@ -142,7 +142,7 @@ impl Engine {
         let token: Option<Box<str>> = entry.token().map(Into::into);
         let Some(token) = token else {
             entry.mark = None;
-            entry.claim = None;
+            entry.charge = None;
             return;
         };
         let soon = self.now + self.marks.delay;
@@ -150,12 +150,12 @@ impl Engine {
             Some(mark) if mark.token == token => {
                 // The version moved: what hindered its removal may be over.
                 mark.removing = false;
-                entry.claim = entry.claim.map(|from| if changed { from.min(soon) } else { from });
+                entry.charge = entry.charge.map(|from| if changed { from.min(soon) } else { from });
             }
             _ => {
                 entry.mark = Some(Mark { token: token.clone(), since: self.now, removing: false, streak: 0 });
                 if let Some(awaited) = self.marks.issued.redeem(&token) {
-                    entry.claim = Some(match awaited {
+                    entry.charge = Some(match awaited {
                         Awaited::Namespace => soon,
                         Awaited::Labels => self.now + self.settings.takeover,
                     });
@@ -166,7 +166,7 @@ impl Engine {
                 }
             }
         }
-        if let Some(from) = entry.claim {
+        if let Some(from) = entry.charge {
             self.work.timer(from, Timer::Namespace(name.clone()));
         }
     }

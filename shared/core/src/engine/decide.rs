@@ -79,7 +79,7 @@ impl Engine {
                     namespace.mark.as_ref().map_or(namespace.settles, |mark| mark.since + self.settings.takeover);
                 self.now >= left
             }
-            Role::Injector => namespace.claim.is_some_and(|from| self.now >= from),
+            Role::Injector => namespace.charge.is_some_and(|from| self.now >= from),
         }
     }
 

@@ -14,7 +14,7 @@
 //! - `authorized`: whether a rule may do what it says
 //! - `survey`: which copies were seen
 //! - `demand`: what must be watched for all that
-//! - `budget`: how much of tenants' sources is held in memory
+//! - `allowance`: how much of tenants' sources is held in memory
 //! - `crowd`: how much of their rules is
 //!
 //! What follows from it for a cell:
@@ -49,11 +49,11 @@
 //! - `view`: what has changed of all that, for whoever looks on
 
 mod absent;
+pub(crate) mod allowance;
 mod announce;
 mod answer;
 mod authorized;
 mod barrier;
-pub(crate) mod budget;
 mod census;
 mod collect;
 mod conditions;
@@ -110,7 +110,7 @@ pub use self::{
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     sweep::HeldDeletion,
-    view::{CopyView, Cursor, Ended, NamespaceView, Place, RuleView, State, View},
+    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
     work::{Action, Errand, Notice},
 };
 use self::{

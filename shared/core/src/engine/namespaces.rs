@@ -30,7 +30,7 @@ pub(super) struct Namespace {
     pub(super) settles: Tick,
     pub(super) mark: Option<Mark>,
     /// From when on this injector fills it.
-    pub(super) claim: Option<Tick>,
+    pub(super) charge: Option<Tick>,
     pub(super) cells: Vec<Cell>,
     /// What was created in it once, as its annotation says.
     pub(super) seeds: Seeds,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Engine, Listing, Role, Source, Tick, absent, authorized, budget,
+    Engine, Listing, Role, Source, Tick, absent, allowance, authorized,
     conditions::barrier_active,
     record::CrdState,
     sources::{Press, first_reference},
@@ -287,7 +287,7 @@ impl Engine {
         former: &BTreeMap<(usize, SourceRef), SlotId>,
     ) -> Vec<Vec<SlotId>> {
         let mut slots = vec![Vec::new(); rule.targets.len()];
-        let (mut press, mut scale) = (Press::default(), budget::Scale::default());
+        let (mut press, mut scale) = (Press::default(), allowance::Scale::default());
         // Source by source: what the copies for all targets have in common is made once.
         for source in sources {
             for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {

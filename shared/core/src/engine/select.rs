@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// Holds of what a selector finds what copies are made of, and nothing else: not what no rule takes, nor what is beyond the
-    /// budget of all that do. What has come to be needed is read again.
+    /// allowance of all that do. What has come to be needed is read again.
     pub(super) fn hold_if_copied(&mut self, source: &SourceRef) {
         let Some(selector) = source.selector() else { return };
         let copied = self.slots.of_source(source).any(|(_, slot)| slot.granted && !slot.shed);

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::Value;
 
-use super::{Engine, Role, Tick, absent, budget};
+use super::{Engine, Role, Tick, absent, allowance};
 use crate::{
     cell::{Cell, Reference},
     lineage::{Kin, Lineage},
@@ -137,7 +137,7 @@ impl Engine {
     pub(super) fn render_slots(&mut self, slots: Vec<SlotId>) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
-        let (mut press, mut scale) = (Press::default(), budget::Scale::default());
+        let (mut press, mut scale) = (Press::default(), allowance::Scale::default());
         for id in slots {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { continue };

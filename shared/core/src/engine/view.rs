@@ -102,12 +102,12 @@ pub struct NamespaceView {
     /// Whether it is going.
     pub terminating: bool,
     /// In the order of the rules.
-    pub places: Vec<Place>,
+    pub places: Vec<PlaceView>,
 }
 
 /// What one rule has come to in one namespace.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct PlaceView {
     /// The rule.
     pub rule: Arc<RuleId>,
     /// The worst of its copies' states.
@@ -131,11 +131,11 @@ pub struct CopyView {
     pub name: String,
     /// How it stands.
     pub state: State,
-    /// As in [`Place`].
+    /// As in [`PlaceView`].
     pub reason: Option<String>,
     /// What the reason means here.
     pub message: Option<String>,
-    /// As in [`Place`].
+    /// As in [`PlaceView`].
     pub since: Option<Timestamp>,
 }
 
@@ -292,7 +292,7 @@ impl Engine {
             let since = alike().filter_map(|shown| shown.since);
             let since = if state == State::Failed { since.min() } else { since.max() };
             let reason = alike().find_map(|shown| shown.reason).map(|word| word.to_string());
-            Place { rule: rule.clone(), state, reason, since, copies: copies.len(), synced }
+            PlaceView { rule: rule.clone(), state, reason, since, copies: copies.len(), synced }
         };
         let places = places.into_iter().map(place).collect();
         NamespaceView { name: name.clone(), terminating: !namespace.alive(), places }

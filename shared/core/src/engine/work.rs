@@ -291,11 +291,11 @@ impl Engine {
             && *due <= self.now
         {
             let Some((_, timer)) = self.work.timers.pop_first() else { return };
-            self.ring(timer);
+            self.go_off(timer);
         }
     }
 
-    fn ring(&mut self, timer: Timer) {
+    fn go_off(&mut self, timer: Timer) {
         match timer {
             Timer::Cell(namespace, kind, name) => {
                 let Some(cell) = self.namespaces.get_mut(&namespace).and_then(|entry| entry.cell_mut(kind, &name))

@@ -51,7 +51,7 @@ pub(crate) fn primed(role: Role, rule: Rule, resource: Resource, namespaces: usi
             meta["labels"] = json!({"mimeo.dev/copies": "token"});
         }
         engine.namespace_applied(&from_value(meta).expect("metadata"), now);
-        engine.claim(name, now);
+        engine.take_charge(name, now);
     }
     engine.namespaces_listed(&names, now);
     let gvk = resource.gvk.clone();

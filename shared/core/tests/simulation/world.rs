@@ -866,7 +866,7 @@ impl World {
         }
         let at = replica % replicas.len();
         let now = replicas[at].tick(clock);
-        replicas[at].engine.claim(namespace, now);
+        replicas[at].engine.take_charge(namespace, now);
         true
     }
 }

@@ -65,7 +65,7 @@ pub enum ErrandError {
 }
 
 /// What an errand came to.
-pub type Answer<T> = Result<T, ErrandError>;
+pub type ErrandResult<T> = Result<T, ErrandError>;
 
 /// What the kinds `ConfigMap` says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -116,7 +116,7 @@ struct Page {
 impl Writer {
     /// Takes the mark off a namespace if it still has this token and version. False: it was changed, look again. A namespace
     /// that is gone has no mark.
-    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> Answer<bool> {
+    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> ErrandResult<bool> {
         let mark = format!("/metadata/labels/{}", names::MARK.replace('~', "~0").replace('/', "~1"));
         let patch = json!([
             {"op": "test", "path": mark, "value": token},
@@ -132,7 +132,7 @@ impl Writer {
 
     /// Writes down in a namespace what was created in it once, if it is still of this version. False: it was changed, look again. A
     /// namespace that is gone remembers nothing.
-    pub async fn note_seeds(&self, namespace: &str, seeds: &Seeds, version: u64) -> Answer<bool> {
+    pub async fn note_seeds(&self, namespace: &str, seeds: &Seeds, version: u64) -> ErrandResult<bool> {
         let text = (!seeds.is_empty()).then(|| seeds.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
         match self.patch(&namespace_path(namespace), "application/merge-patch+json", &patch).await {
@@ -198,7 +198,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the object then.
-    pub async fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Answer<Option<Value>> {
+    pub async fn read(&self, resource: &Resource, namespace: &str, name: &str) -> ErrandResult<Option<Value>> {
         self.read_at(&resource_path(resource, Some(namespace), Some(name))).await
     }
 
@@ -206,7 +206,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if grants aren't served.
-    pub async fn read_grant(&self, namespace: &str, name: &str) -> Answer<Option<Value>> {
+    pub async fn read_grant(&self, namespace: &str, name: &str) -> ErrandResult<Option<Value>> {
         let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
         let path = format!("{path}?fieldSelector={}", encode(&format!("metadata.name={name}")));
         let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
@@ -214,13 +214,13 @@ impl Writer {
     }
 
     /// Notes that copies of a kind may exist.
-    pub async fn record(&self, gvk: &GroupVersionKind) -> Answer<()> {
+    pub async fn record(&self, gvk: &GroupVersionKind) -> ErrandResult<()> {
         self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
     }
 
     /// Takes that note back, if there are no copies in these namespaces; `None` is all. False: there is a copy after all, or
     /// nothing can be said because the kind isn't served.
-    pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> Answer<bool> {
+    pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> ErrandResult<bool> {
         let key = kind.to_string();
         let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(true) };
         let Some(gvk) = parse_kinds(&map).kinds.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
@@ -239,12 +239,12 @@ impl Writer {
     }
 
     /// Notes the uid of the CRD of these rules.
-    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> Answer<()> {
+    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> ErrandResult<()> {
         self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}})).await
     }
 
     /// Writes a rule's status. A rule that is gone needs none.
-    pub async fn write_status(&self, update: &StatusUpdate) -> Answer<()> {
+    pub async fn write_status(&self, update: &StatusUpdate) -> ErrandResult<()> {
         let manager = names::STATUS_MANAGER;
         let path = format!("{}/status?fieldManager={manager}&force=true", rule_path(&update.id));
         let object = json!({
@@ -260,7 +260,7 @@ impl Writer {
     }
 
     /// Writes an Event, or continues the series that there is, be it another process's; `reporter` is this replica's name.
-    pub async fn write_event(&self, announcement: Announcement, reporter: &str, at: Timestamp) -> Answer<()> {
+    pub async fn write_event(&self, announcement: Announcement, reporter: &str, at: Timestamp) -> ErrandResult<()> {
         let namespace = announcement.regarding.namespace.as_deref().unwrap_or(EVENTS_NAMESPACE);
         let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", encode(namespace));
         let one = format!("{path}/{}", announcement.name);
@@ -280,7 +280,7 @@ impl Writer {
     }
 
     /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
-    async fn write_kinds(&self, patch: &Value) -> Answer<()> {
+    async fn write_kinds(&self, patch: &Value) -> ErrandResult<()> {
         let merge = || self.patch_kinds(patch);
         match merge().await {
             Err(ErrandError::NotFound) => {}
@@ -300,17 +300,17 @@ impl Writer {
         }
     }
 
-    async fn patch_kinds(&self, patch: &Value) -> Answer<()> {
+    async fn patch_kinds(&self, patch: &Value) -> ErrandResult<()> {
         self.patch(&self.kinds_path(), "application/merge-patch+json", patch).await
     }
 
-    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> Answer<()> {
+    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> ErrandResult<()> {
         let body = Body::from(patch.to_string().into_bytes());
         self.send(call::write(Method::PATCH, path, content_type, body)).await.map(drop)
     }
 
     /// Whether any namespace has an object with our label.
-    async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> Answer<bool> {
+    async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> ErrandResult<bool> {
         let selector = encode(&format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE));
         let path = format!("{}?limit=1&labelSelector={selector}", resource_path(resource, namespace, None));
         let answer = self.send(call::read(Method::GET, &path, METADATA_LIST)).await?;
@@ -319,7 +319,7 @@ impl Writer {
         Ok(items.is_some_and(|items| !items.is_empty()) || metadata.continue_.is_some_and(|next| !next.is_empty()))
     }
 
-    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> Answer<Option<T>> {
+    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<T>> {
         let answer = self.answer(call::read(Method::GET, path, call::JSON)).await?;
         if answer.is_absence() {
             return Ok(None);
@@ -339,12 +339,12 @@ impl Writer {
         }
     }
 
-    async fn send(&self, request: Result<Request<Body>, Silence>) -> Answer<call::Answer> {
+    async fn send(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
         self.answer(request).await.and_then(accept)
     }
 
     /// Any answer at all; under a permit like every other request.
-    async fn answer(&self, request: Result<Request<Body>, Silence>) -> Answer<call::Answer> {
+    async fn answer(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
         let silent = |silence: Silence| ErrandError::Silent(silence.to_string());
         let request = request.map_err(silent)?;
         let permit = self.limiter.acquire().await;
@@ -362,7 +362,7 @@ enum Look {
 }
 
 /// A 2xx, or the error that it is.
-fn accept(answer: call::Answer) -> Answer<call::Answer> {
+fn accept(answer: call::Answer) -> ErrandResult<call::Answer> {
     match answer.code.as_u16() {
         200..=299 => Ok(answer),
         404 => Err(ErrandError::NotFound),

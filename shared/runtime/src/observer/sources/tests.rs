@@ -55,7 +55,7 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
     engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
     engine.namespaces_listed(&["team".into()].into(), SECOND);
-    engine.claim("team", SECOND);
+    engine.take_charge("team", SECOND);
     engine.kinds_recorded(&BTreeSet::new(), SECOND);
     engine.kind(&secrets().gvk, Some(secrets()), SECOND);
     let client = server.client();

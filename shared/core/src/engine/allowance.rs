@@ -1,7 +1,7 @@
 //! How much of tenants' sources, and of what is made of them, is held in memory.
 //!
 //! Whoever may write Replications may name sources as large as objects can be, and have each of them copied in many guises. The
-//! oldest rules are served first, each as far as its namespace's budget and that of all tenants go. What is beyond them isn't
+//! oldest rules are served first, each as far as its namespace's allowance and that of all tenants go. What is beyond them isn't
 //! watched and has no copies made of it; how large it was is remembered, for as long as its rule stays as it is. The platform's rules
 //! have no such bound.
 
@@ -26,10 +26,10 @@ pub(crate) const OF_ALL: usize = 32 << 20;
 const IN_PASSING: usize = 16 << 10;
 
 impl Engine {
-    /// Finds out which slots of Replications are beyond the budgets. Those that have come to be, or are no more, are rendered
+    /// Finds out which slots of Replications are beyond the allowances. Those that have come to be, or are no more, are rendered
     /// anew, and their sources watched no more or again.
     pub(super) fn weigh(&mut self) {
-        if self.within_budget() {
+        if self.within_allowance() {
             return;
         }
         let tenants = self.rules.iter().filter(|(id, _)| id.kind == RuleKind::Replication);
@@ -83,8 +83,8 @@ impl Engine {
         self.demand_changed();
     }
 
-    /// Whether nothing is beyond the budgets, or was; sources that several rules name are counted several times.
-    fn within_budget(&self) -> bool {
+    /// Whether nothing is beyond the allowances, or was; sources that several rules name are counted several times.
+    fn within_allowance(&self) -> bool {
         let (mut all, mut home, mut last) = (0, 0, &None);
         for (id, state) in self.rules.iter().filter(|(id, _)| id.kind == RuleKind::Replication) {
             // In the order of identities a namespace's rules come together.

@@ -1,4 +1,4 @@
-//! What the program does besides being the webhook: errands of the chart's Jobs, which have no other image to run.
+//! What the program does besides being the webhook: the chart's Jobs, which have no other image to run.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -25,7 +25,7 @@ use tracing::info;
 
 /// For one request.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// For an errand, all in all.
+/// For a Job, all in all.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ const GUARDED_LABELS: &str = "mimeo-guarded-labels";
 
 /// What to do instead of serving.
 #[derive(Clone, Copy, Debug, Subcommand)]
-pub(crate) enum Errand {
+pub(crate) enum Job {
     /// Take the webhook registrations away, and the webhook's right to put them back, and then the policy of guarded labels: before Mimeo
     /// is removed
     Unregister,
@@ -47,7 +47,7 @@ pub(crate) enum Errand {
     Verify,
 }
 
-impl Errand {
+impl Job {
     /// Runs it to its end.
     pub(crate) async fn run(self, client: &Client, namespace: &str) -> anyhow::Result<()> {
         match self {

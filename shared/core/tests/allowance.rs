@@ -145,7 +145,7 @@ impl Scene {
 }
 
 #[test]
-fn a_namespaces_large_sources_are_held_as_far_as_its_budget_goes() {
+fn a_namespaces_large_sources_are_held_as_far_as_its_allowance_goes() {
     let mut scene = Scene::new(&["home", "other"]);
     let rules = ["one", "two", "three"].map(|name| (name, source("home", name)));
     let ids: Vec<RuleId> = (1..).zip(&rules).map(|(age, (name, _))| scene.rule("home", name, age, name)).collect();
@@ -186,7 +186,7 @@ fn a_namespaces_large_sources_are_held_as_far_as_its_budget_goes() {
 
 /// What a rule's selector finds is the rule's like what it names: read once, held as far as there is room, and read again when there is.
 #[test]
-fn what_selectors_find_has_a_part_in_the_budget() {
+fn what_selectors_find_have_a_part_in_the_allowance() {
     let mut scene = Scene::new(&["home"]);
     let labels = json!({"matchLabels": {"copy": "yes"}});
     let object = json!({
@@ -271,7 +271,7 @@ fn each_guise_of_one_large_source_counts() {
 }
 
 #[test]
-fn all_tenants_together_have_a_budget_that_the_oldest_rules_have_taken() {
+fn all_tenants_together_have_an_allowance_that_the_oldest_rules_have_taken() {
     let homes: Vec<String> = (0..10).map(|i| format!("home-{i}")).collect();
     let mut scene = Scene::new(&homes.iter().map(String::as_str).collect::<Vec<_>>());
     for (age, home) in (0..).zip(&homes) {
@@ -288,7 +288,7 @@ fn all_tenants_together_have_a_budget_that_the_oldest_rules_have_taken() {
 
 /// As many rules as the tenant of `tests/tests/flood.rs` has fit in; with more copies each, the oldest do.
 #[test]
-fn what_rules_take_themselves_has_a_budget_that_the_oldest_have() {
+fn what_rules_take_themselves_has_an_allowance_that_the_oldest_have() {
     let parse = |name: &str, age: i64, sources: usize, namespaces: usize| {
         let created = Timestamp::from_second(age).unwrap().to_string();
         let sources: Vec<Value> = (0..sources)

@@ -12,7 +12,7 @@ use mimeo_core::{
     review::{User, Verdict},
 };
 use mimeo_runtime::{
-    authority::is_allowed,
+    access::is_allowed,
     client::{Fault, status},
 };
 use tokio::{
