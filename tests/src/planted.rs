@@ -56,12 +56,21 @@ pub(crate) fn plain(value: &str) -> &str {
     value.strip_prefix(MARK).unwrap_or(value)
 }
 
+/// Whether a planted value is in what was told, in any form, or in the patch of it, if it is a review's answer with one.
+pub fn is_in(told: &str) -> bool {
+    has(told) || patch_of(told).is_some_and(|patch| has(&patch))
+}
+
+fn has(told: &str) -> bool {
+    FORMS.iter().any(|form| told.contains(form))
+}
+
 /// Remembers each line of what was told somewhere that has a planted value in it.
 pub fn look(place: impl Display, told: &str) {
-    if !FORMS.iter().any(|form| told.contains(form)) {
+    if !has(told) {
         return;
     }
-    let lines = told.lines().filter(|line| FORMS.iter().any(|form| line.contains(form)));
+    let lines = told.lines().filter(|line| has(line));
     let found = lines.map(|line| format!("{place}: {}", line.chars().take(SHOWN).collect::<String>()));
     FOUND.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
 }
@@ -162,11 +171,16 @@ fn is_of_secrets(path: &str) -> bool {
 fn look_at_answer(path: &str, bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     look(format!("an answer of {path}"), &text);
-    let patch = text.contains("\"patch\"").then(|| serde_json::from_str::<Value>(&text).ok()).flatten();
-    let patch = patch.and_then(|review| review.pointer("/response/patch").and_then(decoded));
-    if let Some(patch) = patch {
-        look(format!("a patch of {path}"), &String::from_utf8_lossy(&patch));
+    if let Some(patch) = patch_of(&text) {
+        look(format!("a patch of {path}"), &patch);
     }
+}
+
+/// The patch of a review's answer, if it is one and has one.
+pub fn patch_of(answer: &str) -> Option<String> {
+    let answer = answer.contains("\"patch\"").then(|| serde_json::from_str::<Value>(answer).ok()).flatten()?;
+    let patch = answer.pointer("/response/patch").and_then(decoded)?;
+    Some(String::from_utf8_lossy(&patch).into_owned())
 }
 
 fn decoded(text: &Value) -> Option<Vec<u8>> {
@@ -237,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_value_is_known_in_every_form_and_nothing_else_is() {
-        let known = |text: &str| FORMS.iter().any(|form| text.contains(form));
+        let known = is_in;
         let value = plant(b"one");
         for before in 0..7 {
             let all = [vec![b'{'; before], value.clone(), vec![b'}'; before]].concat();
@@ -245,6 +259,9 @@ mod tests {
             assert!(known(&format!("{all:?}")) && known(&String::from_utf8_lossy(&all)));
         }
         assert!(!known("one") && !known(&encoded(b"one")) && !known("planted") && !known(""));
+        let answer = |patch: &[u8]| json!({"response": {"uid": "1", "patch": encoded(patch)}}).to_string();
+        let patch = |value: &[u8]| format!(r#"[{{"op":"add","path":"/data/a","value":"{}"}}]"#, encoded(value));
+        assert!(known(&answer(patch(&value).as_bytes())) && !known(&answer(patch(b"one").as_bytes())));
     }
 
     #[test]

@@ -6,11 +6,17 @@ use k8s_openapi::api::{
     core::v1::Secret,
 };
 use kube::{Api, api::ListParams};
-use mimeo_node_tests::{Mimeo, Node};
-use mimeo_tests::{NAMESPACE, create_namespace, scenario::of};
+use mimeo_node_tests::{Mimeo, Node, Program};
+use mimeo_tests::{
+    NAMESPACE, create_namespace, eventually,
+    scenario::{SOON, of},
+};
 use serde_json::{Value, json};
 
-use crate::people::{PULL_SECRET, People};
+use crate::{
+    doors::{Door, token},
+    people::{PULL_SECRET, People},
+};
 
 const AT_ONCE: usize = 4;
 
@@ -77,8 +83,39 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
     for line in log.lines() {
         serde_json::from_str::<Value>(line).with_context(|| format!("no JSON: {line}"))?;
     }
+    whom_a_role_is_bound_to_may_read(&mimeo, &people).await?;
     people.leave().await?;
     mimeo.delete().await
+}
+
+/// Metrics, and what the page shows, as docs/operations.md says to have Prometheus read them.
+async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Result<()> {
+    let (monitoring, elsewhere) = (format!("{}-monitoring", people.tag), format!("{}-elsewhere", people.tag));
+    for namespace in [&monitoring, &elsewhere] {
+        create_namespace(&mimeo.client, namespace, &[]).await?;
+    }
+    let (reader, stranger) = (token(mimeo, &monitoring).await?, token(mimeo, &elsewhere).await?);
+    let roles = ["mimeo-metrics", "mimeo-page"];
+    for name in roles {
+        let (role, account) = (format!("--clusterrole={name}"), format!("--serviceaccount={monitoring}:default"));
+        mimeo.node.kubectl(["create", "clusterrolebinding", name, &role, &account]).await?;
+    }
+    let of_both = [(Program::Webhook, 8081, "/metrics"), (Program::Reconciler, 8082, "/metrics")];
+    for (program, port, path) in of_both.into_iter().chain([(Program::Reconciler, 8082, "/ui/stream")]) {
+        for pod in mimeo.pods(program).await? {
+            let status = async |token| Door::of(&pod, "https", port, token)?.status(path).await;
+            // Authorizers learn of a binding a moment after it is stored.
+            eventually(SOON, format!("{} to show {path}", program.name()), || async {
+                let answer = status(Some(&*reader)).await?;
+                ensure!(answer == 200, "{answer}");
+                Ok(Some(()))
+            })
+            .await?;
+            let others = [status(Some("none.of.theirs")).await?, status(None).await?, status(Some(&*stranger)).await?];
+            ensure!(others == [401, 401, 403], "{path} of {} answers {others:?}", program.name());
+        }
+    }
+    mimeo.node.kubectl(["delete", "clusterrolebinding"].into_iter().chain(roles)).await.map(drop)
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 
 mod certificates;
 mod chart;
+mod doors;
 mod image;
 mod install;
 mod leader;
