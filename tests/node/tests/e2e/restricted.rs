@@ -1,29 +1,30 @@
-//! The least that it can be given: rights on objects in two namespaces, by Roles, and none elsewhere.
+//! The least that it can be given: rights on objects in a few namespaces, by Roles, and none elsewhere.
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::Secret;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::DeleteParams;
-use mimeo_node_tests::{Mimeo, Node, PROGRAMS};
+use mimeo_node_tests::{Mimeo, Node, PROGRAMS, Program};
 use mimeo_tests::{
     NAMESPACE, create_namespace, create_secret,
-    scenario::{merge, of, rule, value, wait_condition, wait_for, wait_gone},
+    scenario::{merge, of, relabel, rule, value, wait_condition, wait_for, wait_gone},
+    traffic::{create_account, create_patiently, precedes},
 };
 use serde_json::json;
 
-use crate::people::PULL_SECRET;
+use crate::people::{PULL_SECRET, gated};
 
 #[tokio::test]
-async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Result<()> {
+async fn with_roles_in_a_few_namespaces_both_programs_do_their_work_there() -> Result<()> {
     // What an installation before had may be more.
     Mimeo::remove_any().await?;
     let node = Node::get().await?;
     let client = &node.client().await?;
-    for name in ["vault", "tenant", "outside"] {
+    for name in ["vault", "tenant", "later", "outside"] {
         create_namespace(client, name, &[]).await?;
     }
     let secrets = json!({"apiGroup": "", "resource": "secrets", "kind": "Secret"});
     let mimeo = Mimeo::by_chart(&json!({
-        "rbac": {"kinds": [secrets], "sourceNamespaces": ["vault"], "targetNamespaces": ["tenant"]},
+        "rbac": {"kinds": [secrets], "sourceNamespaces": ["vault"], "targetNamespaces": ["tenant", "later"]},
     }))
     .await?;
     for program in PROGRAMS {
@@ -51,8 +52,28 @@ async fn with_roles_in_two_namespaces_both_programs_do_their_work_there() -> Res
     copies.delete(PULL_SECRET, &DeleteParams::default()).await?;
     holds("two").await?;
     ensure!(of::<Secret>(client, "outside").get_opt(PULL_SECRET).await?.is_none(), "a copy out of reach");
+    the_webhook_alone_fills_a_namespace_before_its_pods(&mimeo).await?;
     pull.delete(client).await?;
     wait_gone(copies, PULL_SECRET).await?;
     mimeo.delete().await?;
-    mimeo.node.kubectl(["delete", "namespace", "vault", "tenant", "outside"]).await.map(drop)
+    mimeo.node.kubectl(["delete", "namespace", "vault", "tenant", "later", "outside"]).await.map(drop)
+}
+
+/// One that exists, and that its labels bring under a rule, with a pod at once. No reconciler could have helped.
+async fn the_webhook_alone_fills_a_namespace_before_its_pods(mimeo: &Mimeo) -> Result<()> {
+    let (client, copies) = (&mimeo.client, of::<Secret>(&mimeo.client, "later"));
+    let labelled = rule("labelled").secret("vault", PULL_SECRET).to_label("few", "later");
+    labelled.set("barrier", json!("Required")).create(client).await?;
+    wait_condition(client, "labelled", ["BarrierActive", "True", "Active"]).await?;
+    mimeo.scale(Program::Reconciler, 0).await?;
+    create_account(client, "later").await?;
+    ensure!(copies.get_opt(PULL_SECRET).await?.is_none(), "a copy where none is wanted");
+    relabel(client, "later", "few", Some("later")).await?;
+    let (pod, _) = create_patiently(&of::<Pod>(client, "later"), &gated()?).await.context("a pod was refused")?;
+    let copy = copies.get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
+    ensure!(precedes(&copy, &pod)?, "a miss: the pod was there before the copy");
+    ensure!(value(&copy, "token").as_deref() == Some("two"), "another copy");
+    mimeo.scale(Program::Reconciler, 2).await?;
+    rule("labelled").delete(client).await?;
+    wait_gone(copies, PULL_SECRET).await
 }
