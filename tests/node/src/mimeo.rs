@@ -80,9 +80,9 @@ impl Mimeo {
         Self::installed(By::Chart(workspace().join("manifests/chart"), TODAY, values.clone())).await
     }
 
-    /// The same with chart and programs of the commit before this one, and no values.
-    pub async fn by_the_last_commit_s_chart() -> Result<Self> {
-        Self::installed(By::Chart(Node::get().await?.last_chart(), "before", json!({}))).await
+    /// The same with chart and programs of the commit before this one.
+    pub async fn by_the_last_commit_s_chart(values: &Value) -> Result<Self> {
+        Self::installed(By::Chart(Node::get().await?.last_chart(), "before", values.clone())).await
     }
 
     /// Removes what is installed, by the chart or not: the names are the same.

@@ -24,12 +24,17 @@ const AT_ONCE: usize = 4;
 async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_and_nobody_notices() -> Result<()> {
     // Names are fixed, whoever installs.
     Mimeo::remove_any().await?;
-    let mimeo = Mimeo::by_chart(&json!({})).await?;
+    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else nobody would notice it.
+    let strict = |mut values: Value| {
+        values["webhook"]["namespacesFailurePolicy"] = json!("Fail");
+        values
+    };
+    let mimeo = Mimeo::by_chart(&strict(json!({}))).await?;
     let people = People::settle(&mimeo.client, "release").await?;
     mimeo.helm(&["test", "mimeo"]).await?;
 
     let both = async {
-        Mimeo::by_chart(&json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}})).await?;
+        Mimeo::by_chart(&strict(json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}}))).await?;
         mimeo.helm(&["rollback", "mimeo", "1"]).await?;
         mimeo.ready().await
     };

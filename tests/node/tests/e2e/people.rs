@@ -1,7 +1,7 @@
 //! What people do in these tests: a rule, its source, and namespaces that it fills, each with a pod in it at once.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -36,13 +36,14 @@ pub(crate) struct People {
     /// Of every name the beginning, and of the rule the whole.
     pub(crate) tag: String,
     home: String,
+    moved_in: AtomicUsize,
 }
 
 impl People {
     /// With the source, and the rule (`barrier: Required`) in force.
     pub(crate) async fn settle(client: &Client, about: &str) -> Result<Self> {
         let tag = unique(about);
-        let people = Self { client: client.clone(), home: format!("{tag}-home"), tag };
+        let people = Self { client: client.clone(), home: format!("{tag}-home"), tag, moved_in: AtomicUsize::new(0) };
         create_namespace(client, &people.home, &[]).await?;
         create_secret(client, &people.home, PULL_SECRET, &[(KEY, "first")]).await?;
         people.rule().create(client).await?;
@@ -83,7 +84,13 @@ impl People {
         let copy =
             of::<Secret>(&self.client, &name).get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
         ensure!(precedes(&copy, &pod)?, "a miss: in {name} the pod was there before the copy");
+        self.moved_in.fetch_add(1, Ordering::Relaxed);
         Ok(name)
+    }
+
+    /// How often that has been done so far.
+    pub(crate) fn moved_in(&self) -> usize {
+        self.moved_in.load(Ordering::Relaxed)
     }
 
     /// The same, whether the copy is there or not. Returns the namespace's name, and the pod.
