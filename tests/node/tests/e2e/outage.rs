@@ -1,20 +1,24 @@
 //! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the barrier does as documented.
 
-use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
 use kube::{
-    Api,
+    Api, ResourceExt,
     api::{DeleteParams, PostParams},
 };
+use mimeo_api::TransformPolicy;
 use mimeo_node_tests::{Mimeo, PROGRAMS};
 use mimeo_tests::{
     NAMESPACE, create_namespace, eventually,
-    scenario::{RuleSpec, SOON, merge, of, wait_for},
+    scenario::{RuleSpec, SOON, create, merge, of, put, rule, value, wait_for},
     unique,
 };
 use serde_json::json;
 
-use crate::people::{People, gated, refused};
+use crate::people::{PULL_SECRET, People, gated, refused};
+
+/// The copy that nobody may change.
+const GUARDED: &str = "guarded";
 
 #[tokio::test]
 async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()> {
@@ -89,13 +93,14 @@ async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
 async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     let mimeo = Mimeo::kustomized(&json!({"components": ["strict"]})).await?;
     let people = People::settle(&mimeo.client, "boots").await?;
-    let old = people.move_in().await?;
+    let client = &mimeo.client;
+    let (strict, old) = (Strict::set(&people).await?, people.move_in().await?);
+    strict.guards(&old).await?;
     for program in PROGRAMS {
         mimeo.scale(program, 0).await?;
     }
     mimeo.node.reboot().await?;
 
-    let client = &mimeo.client;
     // The kubelet has reported the node ready, which takes writes of its Node and of its Lease.
     merge(&Api::<Node>::all(client.clone()), "node1", json!({"metadata": {"labels": {"example.com/rack": "a"}}}))
         .await?;
@@ -109,6 +114,7 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     people.run_an_idle_pod(&old, "second").await.context("a namespace that has its copies")?;
     let refused = create_namespace(client, &unique("new"), &[]).await;
     ensure!(refused.is_err_and(|error| format!("{error:#}").contains("namespaces.mimeo.dev")), "it was not marked");
+    strict.holds_up_its_own_alone(&old).await?;
 
     for program in PROGRAMS {
         mimeo.scale(program, 2).await?;
@@ -116,9 +122,102 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     people.in_force().await?;
     let new = people.move_in().await?;
     people.rotate("second").await?;
+    strict.guards(&old).await?;
     people.have(&[old, new], "second").await?;
+    strict.leave().await?;
     mimeo.node.kubectl(["delete", "namespace", &kube]).await?;
     people.leave().await
+}
+
+/// What hooks on ordinary objects: a policy that fails closed, about Secrets of a label of its own, and a rule whose copies nobody
+/// may change.
+struct Strict<'a> {
+    people: &'a People,
+    policies: Api<TransformPolicy>,
+    guarding: RuleSpec,
+}
+
+impl<'a> Strict<'a> {
+    /// In force.
+    async fn set(people: &'a People) -> Result<Self> {
+        let (client, tag) = (&people.client, &people.tag);
+        let selected = json!({"matchLabels": {"strict": tag}});
+        let policy = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": tag},
+            "spec": {
+                "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": selected},
+                "transform": {"labels": {"set": {"seen": "yes"}}}, "failurePolicy": "Fail",
+            },
+        });
+        create(client, "transformpolicies", &policy).await?;
+        let guarding = rule(&format!("{tag}-guarding")).secret(people.home(), PULL_SECRET).to_label("people", tag);
+        let guarding = guarding.named(GUARDED).set("driftPolicy", json!("Deny"));
+        guarding.create(client).await?;
+        let strict = Self { people, policies: Api::all(client.clone()), guarding };
+        let secret = strict.secret(true)?;
+        // The API server takes a moment to know of a new hook.
+        eventually(SOON, "the policy in force", || async {
+            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+            let written = of::<Secret>(client, people.home()).create(&dry_run, &secret).await?;
+            Ok(written.labels().contains_key("seen").then_some(()))
+        })
+        .await?;
+        Ok(strict)
+    }
+
+    /// A new Secret that the policy is about, or isn't.
+    fn secret(&self, selected: bool) -> Result<Secret> {
+        let mut secret = json!({"metadata": {"name": unique("own")}, "stringData": {"a": "b"}});
+        if selected {
+            secret["metadata"]["labels"] = json!({"strict": self.people.tag});
+        }
+        Ok(serde_json::from_value(secret)?)
+    }
+
+    /// Waits until the copy there is as it should be, and may not be changed.
+    async fn guards(&self, namespace: &str) -> Result<()> {
+        let copies = of::<Secret>(&self.people.client, namespace);
+        wait_for(copies.clone(), GUARDED.to_owned(), |copy| value(copy, "password").as_deref() != Some("other"))
+            .await?;
+        eventually(SOON, "changes to be refused", || async {
+            match put(&copies, GUARDED, &[("password", "other")]).await {
+                Err(error) if format!("{error:#}").contains("driftPolicy is Deny") => Ok(Some(())),
+                other => bail!("{:?}", other.err()),
+            }
+        })
+        .await
+    }
+
+    /// That without a webhook nobody may write what the policy is about, and everybody all else.
+    async fn holds_up_its_own_alone(&self, namespace: &str) -> Result<()> {
+        let client = &self.people.client;
+        for namespace in ["kube-system", NAMESPACE] {
+            let secrets = of::<Secret>(client, namespace);
+            for selected in [false, true] {
+                let (secret, what) =
+                    (self.secret(selected)?, || format!("a Secret of {namespace}, labelled: {selected}"));
+                let name = secrets.create(&PostParams::default(), &secret).await.with_context(what)?.name_any();
+                put(&secrets, &name, &[("a", "c")]).await.with_context(what)?;
+                secrets.delete(&name, &DeleteParams::default()).await.with_context(what)?;
+            }
+        }
+        let annotation = json!({"metadata": {"annotations": {"example.com/seen": "yes"}}});
+        merge(&Api::<Namespace>::all(client.clone()), "kube-system", annotation).await.context("exempt by its name")?;
+        let secrets = of::<Secret>(client, namespace);
+        let name = secrets.create(&PostParams::default(), &self.secret(false)?).await.context("unlabelled")?.name_any();
+        put(&secrets, &name, &[("a", "c")]).await.context("unlabelled")?;
+        secrets.delete(&name, &DeleteParams::default()).await.context("unlabelled")?;
+        let refused = secrets.create(&PostParams::default(), &self.secret(true)?).await;
+        ensure!(matches!(refused, Err(kube::Error::Api(status)) if status.code == 500), "its own Secret was let in");
+        // That hook fails open, and what is let through is put right later.
+        put(&secrets, GUARDED, &[("password", "other")]).await.context("a copy that nobody guards")?;
+        Ok(())
+    }
+
+    async fn leave(&self) -> Result<()> {
+        self.policies.delete(&self.people.tag, &DeleteParams::default()).await?;
+        self.guarding.delete(&self.people.client).await
+    }
 }
 
 #[tokio::test]
