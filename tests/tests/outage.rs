@@ -17,7 +17,7 @@ use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client};
 use mimeo_core::names::{CLUSTER_REPLICATION, MARK};
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, condition, delete, label, of, put, relabel, value, wait_for, wait_gone,
+    SOON, Scene, Setting, condition, delete, label, merge, of, put, relabel, value, wait_for, wait_gone,
 };
 use mimeo_tests::traffic::{create_namespaces, create_patiently, pod, precedes, revision};
 use mimeo_tests::{
@@ -354,6 +354,13 @@ async fn without_a_webhook_strict_mode_refuses_namespaces_and_nothing_else() -> 
     let refused = format!("{:#}", refused.expect_err("it could not be marked"));
     assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
     create_namespace(&client, &format!("kube-{}", unique("strict")), &[]).await.context("exempt by its name")?;
+    // Who changes anything of a namespace may have changed its labels, for all that the API server can tell.
+    let namespaces = Api::<Namespace>::all(client.clone());
+    let annotation = json!({"metadata": {"annotations": {"example.com/seen": "yes"}}});
+    let refused = merge(&namespaces, &old, annotation.clone()).await;
+    let refused = format!("{:#}", refused.expect_err("its labels could not be looked at"));
+    assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
+    merge(&namespaces, "kube-system", annotation).await.context("exempt by its name")?;
     admitted(&client, &old).await?;
     create_secret(&client, &old, "own", &[]).await?;
 
