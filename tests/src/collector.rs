@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -13,17 +13,22 @@ use serde_json::Value;
 
 use crate::planted;
 
-/// Listens on loopback until the process ends.
+/// Listens until the process ends.
 pub struct Collector {
-    port: u16,
+    address: SocketAddr,
     bodies: Arc<Mutex<Vec<String>>>,
 }
 
 impl Collector {
-    /// Begins to listen. Threads, so that it outlives a test's runtime.
+    /// Begins to listen on loopback.
     pub fn start() -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let port = listener.local_addr()?.port();
+        Self::start_at(Ipv4Addr::LOCALHOST)
+    }
+
+    /// Begins to listen at this address of the machine's. Threads, so that it outlives a test's runtime.
+    pub fn start_at(address: Ipv4Addr) -> Result<Self> {
+        let listener = TcpListener::bind((address, 0))?;
+        let address = listener.local_addr()?;
         let bodies: Arc<Mutex<Vec<String>>> = Arc::default();
         let kept = bodies.clone();
         thread::spawn(move || {
@@ -37,12 +42,17 @@ impl Collector {
                 });
             }
         });
-        Ok(Self { port, bodies })
+        Ok(Self { address, bodies })
     }
 
     /// Its address, as programs are told it.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}", self.address)
+    }
+
+    /// The port of it, for who knows the host by a name.
+    pub fn port(&self) -> u16 {
+        self.address.port()
     }
 
     /// All that was sent, as it came.

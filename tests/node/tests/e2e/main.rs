@@ -15,5 +15,6 @@ mod restricted;
 mod rollout;
 mod story;
 mod tenant;
+mod traces;
 mod uninstall;
 mod upgrade;
