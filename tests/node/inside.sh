@@ -3,7 +3,7 @@
 #
 #   inside.sh               boots
 #   inside.sh start NAME    starts one of its programs, and waits until that is of use
-#   inside.sh kill NAME     SIGKILL
+#   inside.sh kill NAME     SIGKILL, and waits until it is gone
 #
 # What the programs are told that is more than a line is in config/. Its paths are fixed, for there is one machine at a time.
 set -euo pipefail
@@ -87,7 +87,13 @@ await() {
 
 case ${1:-} in
 start) start "$2"; await "$2"; exit ;;
-kill) kill -9 "$(<"$run/$2.pid")"; exit ;;
+kill)
+    process=$(<"$run/$2.pid")
+    kill -9 "$process"
+    # It has its ports and files until it is gone, which takes a large one a moment.
+    while kill -0 "$process" 2>/dev/null; do sleep 0.05; done
+    exit
+    ;;
 esac
 
 # Everything below is seen by this machine alone: its mounts and its network are its own.
