@@ -103,7 +103,7 @@ say "built after $((SECONDS - started)) s"
 setpriv --pdeathsig TERM "$here/machine.sh" &
 machine=$!
 # Another one may run, and be waited for.
-until [[ -e $state/ready && $(<"$state/pid") == "$machine" ]]; do
+until [[ -e $state/ready && $(cat "$state/pid" 2>/dev/null) == "$machine" ]]; do
     kill -0 "$machine" 2>/dev/null || { say "the machine has ended"; exit 1; }
     sleep 0.1
 done
