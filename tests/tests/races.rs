@@ -128,7 +128,7 @@ async fn a_source_deleted_while_it_is_rotated_takes_its_copies_along_and_nothing
             tokio::time::sleep(Duration::from_millis(u64::try_from(race % 10)?)).await;
             delete(&sources, name).await
         };
-        let (deleted, rotated) = tokio::join!(deletion, rotating(scene.secrets(&scene.home), name.clone()));
+        let (deleted, rotated) = tokio::join!(deletion, rotating(sources.clone(), name.clone()));
         deleted?;
         rotated?;
         if race % 2 == 0 {

@@ -4,7 +4,7 @@
 //! rule's status says. It is written from the documents, shares no rule with `mimeo-core`, and has its own selection, rendering and
 //! server-side apply. A world that the two differ about is made as small as it can be and printed with its number.
 //!
-//! `MIMEO_WORLDS=30000` looks at so many worlds, as `make test` does, and `MIMEO_WORLD=17` at this one alone.
+//! `MIMEO_WORLDS=100000` looks at so many worlds, as `make test` does, and `MIMEO_WORLD=17` at this one alone.
 
 // Modules of one test, which fails by panicking. Of the simulation's modules the simulation needs more.
 #![allow(unreachable_pub, clippy::panic, clippy::print_stdout)]
