@@ -88,6 +88,15 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             Answer::Rule(RuleRead { found, home, crd: server.crd_of(id.kind).map(Into::into) })
         }
         Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        // What a selector finds is held only where copies are made of it, and read once they are.
+        Errand::ReadSource(source) if source.selector().is_some() => {
+            let key = Key::new(Res::of(&source.gvk.group, &source.gvk.kind), &source.namespace, &source.name);
+            let found = |object: &&Rc<Object>| {
+                let labels = object.labels();
+                source.admits(|key| labels.get(key).map(String::as_str))
+            };
+            Answer::Shown(server.get(&key).filter(found).cloned())
+        }
         Errand::ReadSource(source) => {
             server.violations.push(format!("{source} was shown, and is to be read"));
             Answer::Noted

@@ -178,6 +178,8 @@ pub enum Answer {
     Outcome(Outcome, Option<Rc<Object>>),
     Rule(RuleRead),
     Source(Option<SourceRead>),
+    /// A source that was to be read, if it is there.
+    Shown(Option<Rc<Object>>),
     Unmarked(bool),
     SeedsNoted(bool),
     Unrecorded(bool),
@@ -533,6 +535,9 @@ impl Process {
             (Errand::ConfirmSource(source), answer) => {
                 let meant = answer.and_then(|answer| if let Answer::Source(meant) = answer { meant } else { None });
                 self.engine.source_read(source, meant, now);
+            }
+            (Errand::ReadSource(source), Some(Answer::Shown(object))) => {
+                self.engine.source(source, object.map(|object| object.json()), now);
             }
             (Errand::Unmark { namespace, .. }, answer) => {
                 self.engine.unmarked(namespace, matches!(answer, Some(Answer::Unmarked(true))), now);

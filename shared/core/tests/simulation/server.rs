@@ -191,18 +191,14 @@ impl Object {
     }
 
     pub fn json(&self) -> Value {
-        let map = |prefix: &str| self.under(prefix).collect::<BTreeMap<String, String>>();
-        let mut object = json!({
-            "apiVersion": self.key.res.gvk().api_version(), "kind": *self.key.res.gvk().kind,
-            "metadata": {
-                "name": self.key.name, "namespace": self.key.namespace, "uid": self.uid,
-                "resourceVersion": self.version.to_string(), "labels": map("label/"), "annotations": map("ann/"),
-            },
-        });
-        let part = if self.key.res == Res::Widget { "spec" } else { "data" };
-        object[part] = json!(map(&format!("{part}/")));
-        if self.fields.keys().any(|path| path.starts_with("binaryData/")) {
-            object["binaryData"] = json!(map("binaryData/"));
+        let gvk = self.key.res.gvk();
+        let mut object = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "metadata": self.meta()});
+        for part in ["data", "binaryData", "spec"] {
+            let fields: BTreeMap<String, String> = self.under(&format!("{part}/")).collect();
+            // The server leaves out maps that are empty, but not what isn't its own.
+            if !fields.is_empty() || part == "spec" && self.key.res == Res::Widget {
+                object[part] = json!(fields);
+            }
         }
         if let Some(kind) = self.field("type") {
             object["type"] = kind.into();

@@ -88,6 +88,11 @@ impl Cluster {
                 object.entries = vec![Entry { manager: "user".into(), apply: false, fields, time: object.version }];
             }),
             Deed::Clear(key) => server.edit(key, "user", |object| object.entries.clear()),
+            Deed::Forge(key, path, value) => {
+                let before = server.get(key).map(|object| object.entries.clone()).unwrap_or_default();
+                server.edit(key, "user", |object| drop(object.fields.insert(path.clone(), value.clone())))
+                    && server.edit(key, "user", |object| object.entries = before)
+            }
             Deed::Share(key) => {
                 server.edit(key, "user", |object| {
                     let fields = object.fields.keys().cloned().collect();
@@ -171,7 +176,7 @@ impl Cluster {
         let end = self.clock + LONG;
         // Whatever people did has been told of, before anything is decided.
         self.deliver();
-        for _ in 0..500 {
+        for _ in 0..2_000 {
             self.calm()?;
             let due = self.process.engine.wake_at().map(|due| self.process.start + due);
             match due.filter(|due| *due < end) {

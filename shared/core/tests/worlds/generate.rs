@@ -9,7 +9,7 @@ mod tenants;
 pub use self::shrink::smaller;
 use self::{
     chance::Chance,
-    rules::{TYPES, rule, sources},
+    rules::{TYPES, members, rule, sources},
     tenants::{fitting_grants, some_grant, tenants_rule},
 };
 use super::{
@@ -69,7 +69,9 @@ fn content(chance: &mut Chance, res: Res) -> Fields {
 fn source(chance: &mut Chance, key: &Key) -> Event {
     let mut fields = content(chance, key.res);
     fields.extend(notes(chance, 50));
-    Event::Source(key.clone(), fields)
+    // By this selectors find it.
+    fields.extend(chance.some(45, |chance| ("label/app".to_owned(), chance.of(&["v1", "v2"]).to_owned())));
+    Event::Source(key.clone(), unique(fields))
 }
 
 fn foreign(chance: &mut Chance) -> Event {
@@ -128,7 +130,7 @@ fn event(chance: &mut Chance, tenants: bool) -> Event {
     if tenants && chance.percent(30) {
         return if chance.percent(60) { Event::Revoke(nth) } else { some_grant(chance) };
     }
-    match chance.below(42) {
+    match chance.below(47) {
         0..=5 => source(chance, key),
         6..=8 => Event::DeleteSource(key.clone()),
         9..=13 => Event::Namespace(chance.of(&NAMESPACES), labels(chance)),
@@ -147,6 +149,12 @@ fn event(chance: &mut Chance, tenants: bool) -> Event {
         38 => Event::Disown(nth),
         39 => Event::Clear(nth),
         40 => Event::Share(nth),
+        41 | 45 => Event::Forge(nth, value(chance)),
+        42 | 43 => {
+            let key = chance.of(&members());
+            source(chance, &key)
+        }
+        44 => Event::DeleteSource(chance.of(&members())),
         _ => Event::Restart,
     }
 }
@@ -178,6 +186,12 @@ pub fn story(seed: u64) -> Story {
         }
         first.extend(chance.few(1, some_grant));
     }
+    let selects = |event: &Event| matches!(event, Event::Rule(_, spec) if !spec.selected.is_empty());
+    if first.iter().any(selects) {
+        for key in members() {
+            first.extend(chance.some(65, |chance| source(chance, &key)));
+        }
+    }
     first.extend(chance.few(2, foreign));
     let plot = chance.some(25, plots::plot).unwrap_or_default();
     first.extend(plot.first);
@@ -185,7 +199,7 @@ pub fn story(seed: u64) -> Story {
     for _ in 0..chance.below(if plot.then.is_empty() { 6 } else { 4 }) {
         let mut step = vec![event(chance, tenants)];
         // Who comes after it knows nothing of whose it was, nor of what it was.
-        if let Event::Clear(nth) | Event::Disown(nth) = step[0]
+        if let Event::Clear(nth) | Event::Disown(nth) | Event::Forge(nth, _) = step[0]
             && chance.percent(60)
         {
             step.extend(chance.some(30, |chance| edited(chance, nth)));
@@ -195,9 +209,9 @@ pub fn story(seed: u64) -> Story {
         steps.push(step);
     }
     let mut at = 0;
-    for event in plot.then {
+    for step in plot.then {
         at += 1 + chance.below(steps.len() - at);
-        steps.insert(at, vec![event]);
+        steps.insert(at, step);
     }
     Story(steps)
 }

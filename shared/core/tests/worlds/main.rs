@@ -12,6 +12,7 @@
 mod drive;
 mod generate;
 mod model;
+mod patch;
 mod render;
 mod select;
 mod spec;
@@ -99,7 +100,8 @@ fn number(name: &str) -> Option<u64> {
 fn the_engine_agrees_with_the_tables_on_every_world() {
     if let Some(seed) = number("MIMEO_WORLD") {
         let story = generate::story(seed);
-        if judge(&story, &mut Coverage::default()).is_err() {
+        if let Err(why) = judge(&story, &mut Coverage::default()) {
+            println!("world {seed}, before anything is left out: {why}");
             let (story, why) = smallest(story);
             panic!("world {seed}: {why}\n{story:#?}");
         }

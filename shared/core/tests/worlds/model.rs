@@ -6,19 +6,22 @@ mod consent;
 mod deeds;
 mod deletion;
 mod object;
+mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::object::is_content;
+use self::sources::Chosen;
 pub use self::{
     deeds::Deed,
     object::{Object, Owned, agrees},
 };
 use super::{
+    patch,
     render::{self, Content, Place, Withheld},
     select::Labels,
     server::{Key, Res},
-    spec::{Access, GrantSpec, RuleSpec},
+    spec::{Access, GrantSpec, Operation, RuleSpec},
     tables::Coverage,
 };
 
@@ -77,18 +80,27 @@ pub struct Model {
     pub objects: BTreeMap<Key, Object>,
     pub rules: BTreeMap<Key, Rule>,
     grants: BTreeMap<Key, GrantSpec>,
+    /// What rules copy.
+    chosen: BTreeMap<Key, Chosen>,
     /// Of deleted rules, as they were.
     last: BTreeMap<Key, RuleSpec>,
     /// What was created once: namespace, rule, copy.
     seeded: BTreeSet<(usize, Key, Key)>,
     clock: usize,
     steps: usize,
+    /// Whether nobody watched at some time of this step.
+    restarted: bool,
+    /// What others wrote to in this step so that it shows.
+    touched: BTreeSet<Key>,
     /// What was taken away in this step.
     emptied: BTreeSet<Key>,
     /// What copies were created of in this step once and for all.
     sown: BTreeSet<Key>,
     /// What was there in this step and was written over.
     rewritten: BTreeSet<Key>,
+    /// What became a rule's in this step, and which rules wanted what when it began.
+    taken: BTreeSet<Key>,
+    wanted_first: BTreeSet<(Key, Key)>,
 }
 
 impl Model {
@@ -124,31 +136,51 @@ impl Model {
         }
     }
 
-    /// Rules that name it as their source.
+    /// Rules that name it as their source, or whose selectors find it.
     fn readers(&self, key: &Key) -> impl Iterator<Item = (&Key, &RuleSpec)> {
-        self.rules.iter().map(|(name, rule)| (name, &rule.spec)).filter(|(_, spec)| spec.sources.contains(key))
+        let reads = |name: &Key| self.chosen.get(name).is_some_and(|chosen| chosen.sources.contains(key));
+        self.rules.iter().filter(move |(name, _)| reads(name)).map(|(name, rule)| (name, &rule.spec))
     }
 
     /// Whether it is another rule's source, so that this one leaves it alone. The platform's rules know no sources but each
     /// other's, and nobody those that may not be read.
     fn is_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         let mut readers = self.readers(key).filter(|(name, spec)| !render::refused(name, spec));
-        readers.any(|(reader, _)| {
-            let counts = self.may(reader, Access::Read, key, coverage);
+        readers.any(|(reader, spec)| {
+            let counts = !spec.sources.contains(key) || self.may(reader, Access::Read, key, coverage);
             coverage.source(rule.res == Res::Replication, reader.res == Res::Replication, counts)
         })
     }
 
-    /// Whether only rules name it as their source that are refused.
+    /// Whether another rule names it as its source. What a selector finds comes and goes.
+    fn is_named(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
+        let mut readers = self.readers(key).filter(|(name, spec)| !render::refused(name, spec));
+        readers.any(|(reader, spec)| {
+            spec.sources.contains(key)
+                && coverage.source(
+                    rule.res == Res::Replication,
+                    reader.res == Res::Replication,
+                    self.may(reader, Access::Read, key, &mut Coverage::default()),
+                )
+        })
+    }
+
+    /// Whether only rules have it as their source that are refused.
     fn may_be_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         !self.is_source(key, rule, coverage) && self.readers(key).any(|(name, spec)| render::refused(name, spec))
+    }
+
+    /// What all rules copy, as things are.
+    fn choose_all(&self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Chosen>, Silence> {
+        let chosen = |(name, rule): (&Key, &Rule)| Ok((name.clone(), self.chosen(name, &rule.spec, coverage)?));
+        self.rules.iter().map(chosen).collect()
     }
 
     /// Everything that follows has happened; and what each rule says of it.
     pub fn settle(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
         self.steps += 1;
         // Copies can be sources of other copies, so one round may lead to another.
-        for _ in 0..8 {
+        for _ in 0..12 {
             let before = self.objects.clone();
             let told = self.round(coverage)?;
             if self.objects == before {
@@ -159,6 +191,10 @@ impl Model {
                 self.emptied.clear();
                 self.sown.clear();
                 self.rewritten.clear();
+                self.taken.clear();
+                self.wanted_first.clear();
+                self.restarted = false;
+                self.touched.clear();
                 self.objects.values_mut().for_each(|object| object.known |= object.owned());
                 return Ok(told);
             }
@@ -169,25 +205,44 @@ impl Model {
     fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
         let mut told: BTreeMap<Key, Told> = BTreeMap::new();
         let mut claims = Claims::new();
+        self.chosen = self.choose_all(coverage)?;
         for (name, rule) in &self.rules {
+            let spec = &rule.spec;
             let of = told.entry(name.clone()).or_default();
-            (of.refused, of.suspended) = (render::refused(name, &rule.spec), rule.spec.suspend);
+            (of.refused, of.suspended) = (render::refused(name, spec), spec.suspend);
+            let secrets = render::kinds(spec).any(|kind| kind == Res::Secret);
+            for path in spec.transform.patch.iter().flat_map(Operation::paths) {
+                coverage.patched(patch::part(path), secrets);
+            }
             if of.refused {
                 coverage.other("rule refused");
-            } else {
-                self.claim(name, &rule.spec, &mut claims, of, coverage);
-                let mut sources: Vec<&Key> = rule.spec.sources.iter().collect();
-                sources.retain(|source| self.may(name, Access::Read, source, coverage));
-                of.ungranted |= sources.len() < rule.spec.sources.len();
-                of.sourceless = sources.iter().any(|source| self.content(&rule.spec, source).is_none());
-                let mut there = sources.into_iter().filter_map(|key| Some((key, self.content(&rule.spec, key)?)));
-                of.unread = there.any(|(key, source)| render::uncopied(&rule.spec, key.res, &source));
+                continue;
+            }
+            let chosen = &self.chosen[name];
+            if !self.claim(name, spec, chosen, &mut claims, of, coverage)? {
+                return Err("two sources of a rule for one copy");
+            }
+            if chosen.nothing {
+                coverage.other("a selector finds nothing");
+            }
+            let named = |source: &&Key| spec.sources.contains(source);
+            let mut sources: Vec<&Key> = chosen.sources.iter().collect();
+            sources.retain(|source| !named(source) || self.may(name, Access::Read, source, coverage));
+            of.ungranted |= chosen.ungranted || sources.len() < chosen.sources.len();
+            of.sourceless = chosen.nothing || sources.iter().any(|source| self.content(spec, source).is_none());
+            of.unread |= chosen.beyond;
+            for (key, content) in sources.into_iter().filter_map(|key| Some((key, self.content(spec, key)?))) {
+                of.unread |= render::uncopied(spec, key, &content)?;
             }
         }
         let nameless: Vec<&(String, Res)> = told.values().flat_map(|told| &told.nameless).collect();
         if nameless.iter().any(|place| nameless.iter().filter(|other| *other == place).count() > 1) {
             // Two rules with the same name for their copies may be said to be in conflict where neither has a name.
             return Err("two rules whose copies have no name");
+        }
+        let wanted = claims.iter().flat_map(|(key, rules)| rules.keys().map(move |rule| (key.clone(), rule.clone())));
+        if self.wanted_first.is_empty() {
+            self.wanted_first = wanted.collect();
         }
         if self.circular(&claims) {
             return Err("rules that feed each other");

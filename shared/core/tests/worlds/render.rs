@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    model::Silence,
+    patch,
     select::{Labels, glob},
     server::{Key, Res},
-    spec::{Data, Keep, Keys, Piece, Policy, Retention, RuleSpec, Strategy, Text},
+    spec::{Data, Keep, Keys, Operation, Piece, Policy, Retention, RuleSpec, Strategy, Text, Worth},
     tables::Coverage,
 };
 
@@ -21,6 +23,8 @@ pub enum Withheld {
     Unset,
     /// What the source is, is not copied.
     Refused,
+    /// The documents don't say what it has in it.
+    Untold(&'static str),
 }
 
 /// Where a copy goes, as variables see it.
@@ -46,15 +50,20 @@ pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
 }
 
 /// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the namespace's labels where
-/// whatever has the name is written over. A namespace's own rule takes no labels into names, and takes others' objects
-/// only at home.
+/// whatever has the name is written over; for a patch of what none may touch. A namespace's own rule takes no labels into names,
+/// and takes others' objects only at home.
 pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
+    let secrets = kinds(spec).any(|kind| kind == Res::Secret);
+    if spec.transform.patch.iter().any(|operation| patch::refused(operation, secrets)) {
+        return true;
+    }
     let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
     let sets = spec.transform.labels.set.iter().chain(&spec.transform.annotations.set).map(|(_, text)| text);
     let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
     let texts = spec.inline.values().flatten().map(|(_, text)| text);
     // An inline source has no namespace.
-    let mut all = sets.clone().chain(names.clone()).chain(texts.clone());
+    let worths = spec.transform.patch.iter().filter_map(Operation::worth).flat_map(Worth::texts);
+    let mut all = sets.clone().chain(names.clone()).chain(texts.clone()).chain(worths);
     if !spec.inline.is_empty() && all.any(|text| has(text, |piece| *piece == Piece::SourceNamespace)) {
         return true;
     }
@@ -63,6 +72,11 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
             && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
         || (spec.conflict != Policy::Fail && rule.res == Res::Replication)
             && spec.targets.iter().any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
+}
+
+/// The kinds that a rule copies.
+pub fn kinds(spec: &RuleSpec) -> impl Iterator<Item = Res> {
+    spec.sources.iter().map(|source| source.res).chain(spec.selected.iter().map(|selected| selected.res))
 }
 
 /// What a source has in it here: with its variables filled in, if it is inline.
@@ -103,15 +117,33 @@ fn type_of(spec: &RuleSpec, secret: &Content) -> String {
     spec.transform.type_.map_or_else(own, str::to_owned)
 }
 
-/// A source that gives no copy: a Secret that belongs to one namespace, unless its type is transformed, and what has two keys that
-/// come to the same name.
-pub fn uncopied(spec: &RuleSpec, kind: Res, source: &Content) -> bool {
+/// Whether a Secret belongs to one namespace, unless its type is transformed.
+pub fn bound(spec: &RuleSpec, kind: Res, source: &Content) -> bool {
     let type_ = type_of(spec, source);
-    let bound = type_ == "kubernetes.io/service-account-token" || type_.starts_with("helm.sh/release");
+    kind == Res::Secret && (type_ == "kubernetes.io/service-account-token" || type_.starts_with("helm.sh/release"))
+}
+
+/// A source that gives no copy: what belongs to one namespace, what has two keys that come to the same name, and what can't be
+/// patched. The last is so wherever the copy goes.
+pub fn uncopied(spec: &RuleSpec, source: &Key, content: &Content) -> Result<bool, Silence> {
     let mut names = BTreeSet::new();
-    let keys = source.keys().filter_map(|path| path.strip_prefix("data/").or(path.strip_prefix("binaryData/")));
+    let keys = content.keys().filter_map(|path| path.strip_prefix("data/").or(path.strip_prefix("binaryData/")));
     let mut named = keys.filter_map(|key| new_name(spec, key));
-    kind == Res::Secret && bound || named.any(|name| !names.insert(name.to_owned()))
+    if bound(spec, source.res, content) || named.any(|name| !names.insert(name.to_owned())) {
+        return Ok(true);
+    }
+    if spec.transform.patch.is_empty() {
+        return Ok(false);
+    }
+    let anything = || "(any)".to_owned();
+    let labels = ["team", "tier"].map(|key| (key.to_owned(), anything())).into();
+    let anywhere = Place { source, namespace: "(any)", labels: &labels };
+    match transformed(spec, content, &anywhere, &mut Coverage::default()) {
+        Ok(_) => Ok(false),
+        Err(Withheld::Refused) => Ok(true),
+        Err(Withheld::Untold(silence)) => Err(silence),
+        Err(Withheld::Unset) => Err("a variable of no label that there is"),
+    }
 }
 
 /// What a key of the data is called in the copy, if it is kept.
@@ -121,20 +153,15 @@ fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
     kept(include.as_ref(), exclude, key).then(renamed)
 }
 
-/// The copy of a source, with its marks.
-pub fn copy(
-    rule: &Key,
+/// The copy of a source, without marks.
+fn transformed(
     spec: &RuleSpec,
     source: &Content,
     place: &Place<'_>,
-    cluster: &str,
     coverage: &mut Coverage,
 ) -> Result<Content, Withheld> {
     let mut copy = Content::new();
     let transform = &spec.transform;
-    if uncopied(spec, place.source.res, source) {
-        return Err(Withheld::Refused);
-    }
     let source = &filled(spec, source, place)?;
     if place.source.res == Res::Secret {
         copy.insert("type".to_owned(), type_of(spec, source));
@@ -151,6 +178,34 @@ pub fn copy(
                 copy.insert(format!("{part}{name}"), value.clone());
             }
         }
+    }
+    patch::patched(&transform.patch, place.source.res, source, copy, place)
+}
+
+/// The copy of a source, with its marks.
+pub fn copy(
+    rule: &Key,
+    spec: &RuleSpec,
+    source: &Content,
+    place: &Place<'_>,
+    cluster: &str,
+    coverage: &mut Coverage,
+) -> Result<Content, Withheld> {
+    match uncopied(spec, place.source, source) {
+        Ok(false) => {}
+        Ok(true) if !spec.transform.patch.is_empty() && !bound(spec, place.source.res, source) => {
+            coverage.other("can't be patched");
+            return Err(Withheld::Refused);
+        }
+        Ok(true) => return Err(Withheld::Refused),
+        Err(silence) => return Err(Withheld::Untold(silence)),
+    }
+    let mut copy = match transformed(spec, source, place, coverage) {
+        Err(Withheld::Refused) => return Err(Withheld::Untold("a test of what differs by namespace")),
+        other => other?,
+    };
+    if !spec.transform.patch.is_empty() {
+        coverage.other("patched");
     }
     let mut mark = |path: &str, value: &str| drop(copy.insert(path.to_owned(), value.to_owned()));
     mark("label/app.kubernetes.io/managed-by", "mimeo");

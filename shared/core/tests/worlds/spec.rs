@@ -16,7 +16,7 @@ pub use self::{
     events::{Event, Fields, Nth, Story},
     grants::{Access, GrantSpec, Granted},
     targets::{By, Exclude, Op, Pattern, Selector, Target},
-    transform::{Data, Keys, Piece, Text, Transform},
+    transform::{Data, Keys, Operation, Piece, Text, Transform, Worth},
 };
 use super::server::{Key, Object, Res};
 
@@ -54,12 +54,21 @@ pub struct Retention {
 /// The objects that stand in a rule, by what names them.
 pub type Inline = BTreeMap<Key, Vec<(String, Text)>>;
 
+/// The objects of a kind and a namespace that have some labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selected {
+    pub res: Res,
+    pub namespace: &'static str,
+    pub selector: Selector,
+}
+
 /// The spec of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     /// What is named, and what is inline, which is in no namespace.
     pub sources: Vec<Key>,
     pub inline: Inline,
+    pub selected: Vec<Selected>,
     pub targets: Vec<Target>,
     pub transform: Transform,
     pub strategy: Strategy,
@@ -67,6 +76,8 @@ pub struct RuleSpec {
     pub retention: Retention,
     /// Seconds.
     pub grace: u32,
+    /// Seconds in which each copy is verified; 0: never.
+    pub resync: u32,
     pub suspend: bool,
     pub typed: Typed,
 }
@@ -143,8 +154,18 @@ impl RuleSpec {
             }
             source
         };
+        let selected = |Selected { res, namespace, selector }: &Selected| {
+            let gvk = res.gvk();
+            let mut source = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "selector": selector.json()});
+            if *namespace != home {
+                source["namespace"] = (*namespace).into();
+            }
+            source
+        };
+        let mut sources: Vec<Value> = self.sources.iter().map(source).collect();
+        sources.extend(self.selected.iter().map(selected));
         let mut spec = json!({
-            "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
+            "sources": sources,
             "transform": self.transform.json(),
             "strategy": format!("{:?}", self.strategy),
             "conflictPolicy": format!("{:?}", self.conflict),
@@ -153,7 +174,7 @@ impl RuleSpec {
         if !matches!(&self.targets[..], [Target { by: By::Home(_), name: None, .. }]) {
             spec["targets"] = self.targets.iter().map(Target::json).collect();
         }
-        // Not with CreateOnce, whose copies always stay.
+        // Not with CreateOnce, whose copies always stay and are their namespace's.
         if self.strategy != Strategy::CreateOnce {
             let Retention { rule_deleted, unmatched, source_deleted } = self.retention;
             spec["retentionPolicy"] = json!({
@@ -162,6 +183,7 @@ impl RuleSpec {
                 "whenSourceDeleted": format!("{source_deleted:?}"),
                 "sourceGracePeriodSeconds": self.grace,
             });
+            spec["resyncSeconds"] = self.resync.into();
         }
         spec
     }

@@ -2,7 +2,7 @@
 
 mod coverage;
 
-pub use self::coverage::Coverage;
+pub use self::coverage::{Coverage, may_patch};
 use super::spec::{
     Keep::{self, Delete, Retain},
     Policy::{self, Adopt, Fail, Overwrite},
@@ -63,18 +63,22 @@ pub enum Named {
     Exactly,
     ByGlob,
     Not,
+    /// By names or globs, where a selector asks.
+    Limited,
 }
 
 /// Whether the grant is for reading where the rule would read, and for writing where it would write · how it finds the rule's
-/// namespace · whether it is about the object's kind · how it names the object · whether the rule may.
+/// namespace · whether it is about the object's kind · how it names the object · whether the rule may. A selector asks for any.
 #[derive(Debug)]
 pub struct Consent(In<bool>, In<Way>, In<bool>, In<Named>, bool);
 
-pub const CONSENT: [Consent; 8] = [
+pub const CONSENT: [Consent; 9] = [
     Consent(NO, &[], &[], &[], false),
     Consent(YES, &[Way::No], &[], &[], false),
     Consent(YES, &[Exact, Glob, Pattern, Selector], NO, &[], false),
     Consent(YES, &[Exact, Glob, Pattern, Selector], YES, &[Named::Not], false),
+    // Whatever it finds, who has the copies learns which there are.
+    Consent(YES, &[Exact, Glob, Pattern, Selector], YES, &[Named::Limited], false),
     Consent(YES, &[Exact], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
     Consent(YES, &[Glob], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
     Consent(YES, &[Pattern], YES, &[Named::Any, Named::Exactly, Named::ByGlob], true),
@@ -93,6 +97,87 @@ pub const LEFT_ALONE: [LeftAlone; 4] = [
     LeftAlone(YES, YES, YES, true),
     // Else he could so do with anybody's.
     LeftAlone(YES, YES, NO, false),
+];
+
+// ---- what a selector finds ----
+
+/// What an object has come through as a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kin {
+    /// It is none.
+    Original,
+    /// The rule that selects it.
+    Own,
+    Others,
+    /// Eight rules.
+    Eight,
+    /// It is Mimeo's, and nothing says of which rule.
+    Lost,
+}
+
+/// Whether it has the labels · what it has come through · whether it belongs to its namespace, by its type · whether it is among
+/// the first that a rule may have · whether it is a source.
+#[derive(Debug)]
+pub struct Member(In<bool>, In<Kin>, In<bool>, In<bool>, bool);
+
+pub const MEMBER: [Member; 8] = [
+    Member(NO, &[], &[], &[], false),
+    Member(YES, &[Kin::Own], &[], &[], false),
+    Member(YES, &[Kin::Eight], &[], &[], false),
+    Member(YES, &[Kin::Lost], &[], &[], false),
+    Member(YES, &[Kin::Original, Kin::Others], YES, &[], false),
+    Member(YES, &[Kin::Original], NO, YES, true),
+    Member(YES, &[Kin::Others], NO, YES, true),
+    Member(YES, &[Kin::Original, Kin::Others], NO, NO, false),
+];
+
+// ---- what a patch may touch ----
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Identity,
+    /// And `stringData`.
+    Type,
+    /// A label or an annotation of Mimeo's.
+    Mark,
+    /// Another label or annotation.
+    Note,
+    /// Anything else of the metadata.
+    Metadata,
+    Data,
+    Other,
+}
+
+/// What is to be patched · whether there are Secrets among the copies · whether it may be.
+#[derive(Debug)]
+pub struct Patched(In<Part>, In<bool>, bool);
+
+pub const PATCHED: [Patched; 7] = [
+    Patched(&[Part::Identity], &[], false),
+    Patched(&[Part::Metadata], &[], false),
+    Patched(&[Part::Mark], &[], false),
+    Patched(&[Part::Type], YES, false),
+    // Another kind's type is a field like others.
+    Patched(&[Part::Type], NO, true),
+    Patched(&[Part::Note], &[], true),
+    Patched(&[Part::Data, Part::Other], &[], true),
+];
+
+// ---- what nothing shows ----
+
+/// A copy whose content was changed, and `managedFields` to what they were: whether that was done while somebody watched · whether
+/// its rule has copies verified on a period · whether the copy is to be written anyway · whether it is put right.
+#[derive(Debug)]
+pub struct Unseen(In<bool>, In<bool>, In<bool>, bool);
+
+pub const UNSEEN: [Unseen; 5] = [
+    // That somebody wrote to it is seen.
+    Unseen(YES, NO, &[], true),
+    Unseen(YES, YES, &[], true),
+    Unseen(NO, YES, &[], true),
+    Unseen(NO, NO, YES, true),
+    Unseen(NO, NO, NO, false),
 ];
 
 // ---- a cell that a rule wants ----
@@ -173,7 +258,7 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 25] = [
+pub const OTHERS: [&str; 31] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -185,6 +270,12 @@ pub const OTHERS: [&str; 25] = [
     "a source's own cell",
     "a chain of rules",
     "what stands in the rule",
+    "selected no more",
+    "a selector finds nothing",
+    "more than a rule may have",
+    "patched",
+    "can't be patched",
+    "applied anew for a variable in a list",
     "a terminating namespace",
     "suspended",
     "source missing",

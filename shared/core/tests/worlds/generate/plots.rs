@@ -11,23 +11,141 @@ use super::{
 };
 use crate::{
     server::{Key, Res},
-    spec::{By, Event, Inline, Keep, Piece, Policy, RuleSpec, Strategy, Target, Text},
+    spec::{
+        By, Event, Inline, Keep, Operation, Piece, Policy, RuleSpec, Selected, Selector, Strategy, Target, Text, Worth,
+    },
 };
 
 /// What happens first, and what in later steps.
 #[derive(Default)]
 pub struct Plot {
     pub first: Vec<Event>,
-    pub then: Vec<Event>,
+    pub then: Vec<Vec<Event>>,
 }
 
 pub fn plot(chance: &mut Chance) -> Plot {
-    match chance.below(4) {
-        0 => rivals(chance, false),
-        1 => rivals(chance, true),
-        2 => in_the_way(chance),
+    match chance.below(100) {
+        // It takes as long as dozens of others.
+        0 => crowd(chance),
+        1..=3 => long_chain(chance),
+        4..=8 => unmarked(chance),
+        9..=23 => forged(chance),
+        24..=42 => rivals(chance, false),
+        43..=61 => rivals(chance, true),
+        62..=80 => in_the_way(chance),
         _ => strategies(chance),
     }
+}
+
+/// A rule that copies what has a label in one namespace to another.
+fn by_label(chance: &mut Chance, kind: Res, namespace: &'static str, label: (&'static str, &'static str)) -> RuleSpec {
+    let selector = Selector { labels: vec![label], expressions: Vec::new() };
+    RuleSpec {
+        sources: Vec::new(),
+        inline: Inline::new(),
+        selected: vec![Selected { res: kind, namespace, selector }],
+        targets: Vec::new(),
+        transform: crate::spec::Transform::default(),
+        strategy: Strategy::Apply,
+        suspend: false,
+        ..*rule(chance)
+    }
+}
+
+fn to(namespace: &'static str, name: Option<Text>) -> Vec<Target> {
+    vec![Target { by: By::Names(vec![namespace]), exclude: None, name }]
+}
+
+fn labelled(kind: Res, namespace: &str, name: &str, key: &str, value: &str) -> Event {
+    Event::Source(Key::new(kind, namespace, name), vec![(format!("label/{key}"), value.to_owned())])
+}
+
+/// As many as a rule may have, or one less; some come later, some go.
+fn crowd(chance: &mut Chance) -> Plot {
+    let kind = Res::ConfigMap;
+    let mut spec = by_label(chance, kind, "q", ("crowd", "in"));
+    spec.targets = to("t0", None);
+    // Each of them at its own moment.
+    spec.resync = 0;
+    let one = |name: &str, value: &str| labelled(kind, "q", name, "crowd", value);
+    let mut first = vec![Event::Namespace("t0", Vec::new()), Event::Rule(platforms("r2"), Box::new(spec))];
+    first.extend((0..255 + chance.below(2)).map(|number| one(&format!("c{number:03}"), "in")));
+    let mut then = vec![vec![one("late0", "in")], vec![one("late1", "in")]];
+    then.push(vec![if chance.percent(50) {
+        one("c007", "out")
+    } else {
+        Event::DeleteSource(Key::new(kind, "q", "c007"))
+    }]);
+    Plot { first, then }
+}
+
+/// Each rule copies what the one before it made, where that is; the ninth finds nothing.
+fn long_chain(chance: &mut Chance) -> Plot {
+    const LINKS: [&str; 10] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9"];
+    let mut first = vec![labelled(Res::Secret, "q", "chain", "link", "k0")];
+    for (at, links) in LINKS.windows(2).enumerate() {
+        let mut spec = by_label(chance, Res::Secret, "q", ("link", links[0]));
+        spec.targets = to("q", Some(Text(vec![Piece::SourceName, Piece::Text("-x")])));
+        spec.transform.labels.set = vec![("link", Text(vec![Piece::Text(links[1])]))];
+        first.push(Event::Rule(platforms(&format!("l{at}")), Box::new(spec)));
+    }
+    let last = chance.of(&[
+        Event::DeleteSource(Key::new(Res::Secret, "q", "chain")),
+        labelled(Res::Secret, "q", "chain", "link", "none"),
+        Event::DeleteRule(platforms("l3")),
+        Event::Restart,
+    ]);
+    Plot { first, then: vec![vec![last]] }
+}
+
+/// A copy that nobody restores loses its marks, where another rule selects.
+fn unmarked(chance: &mut Chance) -> Plot {
+    let mut spec = by_label(chance, Res::Secret, "p", ("app", "v1"));
+    (spec.selected, spec.sources) = (Vec::new(), vec![sources()[0].clone()]);
+    spec.targets = to("q", Some(Text(vec![Piece::SourceName, Piece::Text("-bare")])));
+    let mut other = by_label(chance, Res::Secret, "q", ("app", "v1"));
+    other.selected[0].selector = Selector::default();
+    other.targets = to("t1", None);
+    let name = platforms("r0");
+    let first = vec![
+        Event::Namespace("t1", Vec::new()),
+        source(chance, &sources()[0]),
+        Event::Rule(name.clone(), Box::new(spec)),
+        Event::Rule(platforms("r1"), Box::new(other)),
+    ];
+    let strip = Event::Strip(Key::new(Res::Secret, "q", "s0-bare"));
+    Plot { first, then: vec![vec![Event::Suspend(name.clone()), strip], vec![Event::Suspend(name)]] }
+}
+
+/// A copy is changed so that nothing shows it, mostly while nobody watches.
+fn forged(chance: &mut Chance) -> Plot {
+    let name = platforms(chance.of(&RULES));
+    let mut spec = rule(chance);
+    spec.suspend = false;
+    spec.strategy = chance.of(&[Strategy::Apply, Strategy::Apply, Strategy::Replace]);
+    spec.resync = chance.of(&[0, 0, 60]);
+    if chance.percent(25) {
+        let items = Worth::List(vec![Worth::Text(Text(vec![Piece::Text("in-"), Piece::NamespaceName]))]);
+        *spec = RuleSpec {
+            sources: vec![sources()[3].clone()],
+            transform: crate::spec::Transform {
+                patch: vec![Operation::Add("/spec/list", items)],
+                ..Default::default()
+            },
+            targets: to("t0", None),
+            ..by_label(chance, Res::Widget, "p", ("app", "v1"))
+        };
+        spec.selected.clear();
+    }
+    let nth = chance.below(64);
+    let mut step = vec![Event::Forge(nth, "forged".to_owned())];
+    if chance.percent(75) {
+        step.insert(chance.below(2), Event::Restart);
+    }
+    let mut then = vec![step];
+    then.extend(chance.some(50, |chance| vec![super::edited(chance, nth)]));
+    then.extend(chance.some(30, |_| vec![Event::Suspend(name.clone()), Event::Suspend(name.clone())]));
+    Plot { first: vec![Event::Rule(name, spec)], then }
 }
 
 /// The platform's rule and a tenant's, about the same places; the platform's may come first, and later rest and want them no more.
@@ -54,12 +172,12 @@ fn rivals(chance: &mut Chance, first: bool) -> Plot {
         } else if chance.percent(80) {
             over.transform.labels.set.push(("note", Text(vec![Piece::Unknown("namespace.uid")])));
         }
-        plot.then = vec![theirs, Event::Rule(name.clone(), Box::new(over))];
-        plot.then.extend(chance.percent(50).then(|| Event::Suspend(name)));
+        plot.then = vec![vec![theirs], vec![Event::Rule(name.clone(), Box::new(over))]];
+        plot.then.extend(chance.percent(50).then(|| vec![Event::Suspend(name)]));
     } else {
         plot.first.push(theirs);
-        plot.then.push(ours);
-        plot.then.extend(chance.percent(40).then(|| Event::DeleteRule(name)));
+        plot.then.push(vec![ours]);
+        plot.then.extend(chance.percent(40).then(|| vec![Event::DeleteRule(name)]));
     }
     plot
 }
@@ -71,6 +189,7 @@ fn alike(chance: &mut Chance, spec: &RuleSpec) -> RuleSpec {
     RuleSpec {
         sources: spec.sources.clone(),
         inline: spec.inline.clone(),
+        selected: spec.selected.clone(),
         targets: spec.targets.iter().map(target).collect(),
         transform: spec.transform.clone(),
         suspend: false,
@@ -87,6 +206,7 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     let by_name = |source: &Key, by: By, name: Option<Text>, spec: Box<RuleSpec>| RuleSpec {
         sources: vec![source.clone()],
         inline: Inline::new(),
+        selected: Vec::new(),
         targets: vec![Target { by, exclude: None, name }],
         transform: crate::spec::Transform::default(),
         ..*spec
@@ -104,9 +224,9 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     first.push(theirs);
     if chance.percent(50) {
         first.push(ours);
-        Plot { first, then: vec![Event::DeleteRule(platforms)] }
+        Plot { first, then: vec![vec![Event::DeleteRule(platforms)]] }
     } else {
-        Plot { first, then: vec![ours] }
+        Plot { first, then: vec![vec![ours]] }
     }
 }
 
@@ -124,11 +244,11 @@ fn strategies(chance: &mut Chance) -> Plot {
     let mut plot = Plot { first: first_grants, then: Vec::new() };
     if chance.percent(70) {
         plot.first.push(kept);
-        plot.then.push(once);
+        plot.then.push(vec![once]);
     } else {
         plot.first.push(once);
-        plot.then.push(kept);
+        plot.then.push(vec![kept]);
     }
-    plot.then.push(Event::DeleteRule(name));
+    plot.then.push(vec![Event::DeleteRule(name)]);
     plot
 }

@@ -4,8 +4,8 @@ use super::chance::Chance;
 use crate::{
     server::{Key, Res},
     spec::{
-        By, Data, Exclude, Inline, Keep, Keys, Op, Pattern, Piece, Policy, Retention, RuleSpec, Selector, Strategy,
-        Target, Text, Transform, Typed,
+        By, Data, Exclude, Inline, Keep, Keys, Op, Operation, Pattern, Piece, Policy, Retention, RuleSpec, Selected,
+        Selector, Strategy, Target, Text, Transform, Typed, Worth,
     },
 };
 
@@ -13,7 +13,7 @@ const GLOBS: [&str; 9] = ["t*", "t?", "*", "team-*", "kube-*", "?", "*-a", "t?0"
 pub const EXACT: [&str; 8] = ["t0", "t1", "t10", "team-a", "kube-system", "kube-public", "q", "p"];
 pub const TYPES: [&str; 2] = ["Opaque", "example.com/other"];
 
-/// What rules name as their sources. The last two are where copies of the first can be.
+/// What rules name as their sources, if they don't select them. The last two are where copies of the first can be.
 pub fn sources() -> [Key; 6] {
     [
         Key::new(Res::Secret, "p", "s0"),
@@ -22,6 +22,18 @@ pub fn sources() -> [Key; 6] {
         Key::new(Res::Widget, "p", "w0"),
         Key::new(Res::Secret, "t0", "s0"),
         Key::new(Res::ConfigMap, "t1", "s0"),
+    ]
+}
+
+/// What there is besides for selectors to find.
+pub fn members() -> [Key; 6] {
+    [
+        Key::new(Res::Secret, "p", "m0"),
+        Key::new(Res::Secret, "p", "m1"),
+        Key::new(Res::Secret, "t0", "m0"),
+        Key::new(Res::ConfigMap, "p", "m2"),
+        Key::new(Res::ConfigMap, "q", "m2"),
+        Key::new(Res::Widget, "p", "m3"),
     ]
 }
 
@@ -163,7 +175,91 @@ fn transform(chance: &mut Chance, kinds: &[Res]) -> Transform {
         labels: if chance.percent(35) { keys(chance, false) } else { Keys::default() },
         annotations: if chance.percent(35) { keys(chance, true) } else { Keys::default() },
         data: if data && chance.percent(35) { made } else { Data::default() },
+        patch: if chance.percent(20) { patch(chance, kinds) } else { Vec::new() },
     }
+}
+
+/// Operations that can mostly be done, some that can't, and a few that none may ask for.
+pub fn patch(chance: &mut Chance, kinds: &[Res]) -> Vec<Operation> {
+    let mut operations = vec![operation(chance, kinds)];
+    operations.extend(chance.few(3, |chance| operation(chance, kinds)));
+    operations
+}
+
+fn operation(chance: &mut Chance, kinds: &[Res]) -> Operation {
+    let widgets = kinds.contains(&Res::Widget);
+    let secrets = kinds.contains(&Res::Secret);
+    let plain = |text: &'static str| Worth::Text(Text(vec![Piece::Text(text)]));
+    let [a, b, new] = if widgets { ["/spec/a", "/spec/b", "/spec/new"] } else { ["/data/a", "/data/b", "/data/new"] };
+    let label = "/metadata/labels/example.com~1set";
+    if chance.percent(6) {
+        if !secrets && chance.percent(30) {
+            return Operation::Add("/stringData", Worth::Fields(vec![("a", plain("v1"))]));
+        }
+        let types: &[&str] = if secrets { &["/type", "/stringData/a"] } else { &[] };
+        let all = ["/kind", "/apiVersion", "/status/a", "/metadata/name", "/metadata/labels", "/metadata/finalizers/0"];
+        let marks = ["/metadata/labels/mimeo.dev~1replication", "/metadata/annotations/mimeo.dev~1rule"];
+        return Operation::Add(chance.of(&[&all[..], &marks, types].concat()), plain("v1"));
+    }
+    if widgets && chance.percent(40) {
+        let list = Worth::List(vec![plain("v1"), Worth::Text(text(chance, Vec::new()))]);
+        let all = [
+            Operation::Add("/spec/list", list),
+            Operation::Add("/spec/list/-", Worth::Text(text(chance, Vec::new()))),
+            Operation::Add("/spec/list/0", Worth::Number(7)),
+            Operation::Remove("/spec/list/1"),
+            Operation::Replace("/spec/list/0", plain("v3")),
+            Operation::Add("/spec/more", Worth::Fields(vec![("a", plain("v1")), ("b", Worth::Number(1))])),
+            Operation::Add("/spec/more/c", Worth::Text(text(chance, Vec::new()))),
+            Operation::Copy("/spec/more", "/spec/again"),
+            Operation::Move("/spec/more/a", "/spec/a"),
+        ];
+        return chance.of(&all);
+    }
+    match chance.below(14) {
+        0 | 1 => Operation::Add(a, Worth::Text(text(chance, Vec::new()))),
+        2 | 3 => Operation::Add(new, Worth::Text(text(chance, Vec::new()))),
+        4 => Operation::Replace(a, Worth::Text(text(chance, vec![Piece::Literal("HOME")]))),
+        5 => Operation::Remove(chance.of(&[a, b])),
+        6 => Operation::Move(a, chance.of(&[b, new])),
+        7 => Operation::Copy(a, chance.of(&[b, new])),
+        8 => Operation::Test(a, plain(chance.of(&["v1", "v2"]))),
+        9 => Operation::Test(label, Worth::Text(text(chance, Vec::new()))),
+        10 => Operation::Add(label, Worth::Text(text(chance, Vec::new()))),
+        11 => Operation::Add("/metadata/annotations/note", Worth::Text(text(chance, vec![Piece::Literal("HOME")]))),
+        12 => Operation::Copy("/metadata/labels/app", "/metadata/annotations/app"),
+        // Of a Secret that would tell what is in it.
+        _ if chance.percent(40) => Operation::Copy(a, "/metadata/annotations/told"),
+        _ => Operation::Remove("/metadata/labels/app"),
+    }
+}
+
+/// Sources by their labels.
+fn selected(chance: &mut Chance) -> Selected {
+    let (res, namespace) = chance.of(&[
+        (Res::Secret, "p"),
+        (Res::Secret, "p"),
+        (Res::Secret, "t0"),
+        (Res::ConfigMap, "p"),
+        (Res::ConfigMap, "q"),
+        (Res::Widget, "p"),
+    ]);
+    let label = |chance: &mut Chance| (chance.of(&["app", "app", "app", "note"]), chance.of(&["v1", "v2"]));
+    let expression = |chance: &mut Chance| {
+        let op = chance.of(&[Op::In, Op::NotIn, Op::Exists, Op::DoesNotExist]);
+        (
+            chance.of(&["app", "example.com/owner"]),
+            op,
+            if matches!(op, Op::In | Op::NotIn) { vec!["v1", "v3"] } else { Vec::new() },
+        )
+    };
+    let selector = match chance.below(5) {
+        0 => Selector::default(),
+        1 | 2 => Selector { labels: vec![label(chance)], expressions: Vec::new() },
+        3 => Selector { labels: Vec::new(), expressions: vec![expression(chance)] },
+        _ => Selector { labels: chance.few(1, label), expressions: chance.few(2, expression) },
+    };
+    Selected { res, namespace, selector }
 }
 
 /// Of an object that stands in its rule.
@@ -208,20 +304,31 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
         inline.insert(key.clone(), fields(chance, key.res));
         named.push(key);
     }
-    let kinds: Vec<Res> = named.iter().map(|key| key.res).collect();
-    let several = named.len() > 1;
+    let mut selects = Vec::new();
+    if chance.percent(20) {
+        selects = vec![selected(chance)];
+        // The same one twice is refused.
+        selects.extend(chance.some(15, selected).filter(|other| *other != selects[0]));
+        if chance.percent(80) {
+            (named, inline) = (Vec::new(), Inline::new());
+        }
+    }
+    let kinds: Vec<Res> = named.iter().map(|key| key.res).chain(selects.iter().map(|one| one.res)).collect();
+    let several = named.len() > 1 || !selects.is_empty();
     let mut targets = vec![target(chance, several)];
     targets.extend(chance.some(25, |chance| target(chance, several)));
     let strategy = [Strategy::CreateOnce, Strategy::Replace, Strategy::Apply][chance.below(6).min(2)];
     Box::new(RuleSpec {
         sources: named,
         inline,
+        selected: selects,
         targets,
         transform: transform(chance, &kinds),
         strategy,
         conflict: chance.of(&[Policy::Fail, Policy::Fail, Policy::Adopt, Policy::Overwrite]),
         retention: Retention { rule_deleted: keep(chance), unmatched: keep(chance), source_deleted: keep(chance) },
         grace: chance.of(&[0, 0, 5]),
+        resync: chance.of(&[0, 0, 0, 60]),
         suspend: chance.percent(6),
         typed: Typed::default(),
     })

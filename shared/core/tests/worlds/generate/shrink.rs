@@ -2,7 +2,7 @@
 
 use crate::{
     server::{Key, Res},
-    spec::{By, Data, Event, Fields, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy, Transform},
+    spec::{By, Data, Event, Fields, Inline, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy, Transform},
 };
 
 /// The same story without one thing, in every way that there is.
@@ -13,6 +13,15 @@ pub fn smaller(story: &Story) -> Vec<Story> {
         let mut without = steps.clone();
         without.remove(at);
         all.push(Story(without));
+    }
+    for (at, step) in steps.iter().enumerate() {
+        // Where there are very many, one at a time would take forever.
+        let part = step.len().div_ceil(8);
+        for from in (0..step.len()).step_by(part.max(1)).filter(|_| part > 2) {
+            let mut without = steps.clone();
+            without[at].drain(from..(from + part).min(step.len()));
+            all.push(Story(without));
+        }
     }
     for (at, step) in steps.iter().enumerate() {
         for event in 0..step.len() {
@@ -65,6 +74,14 @@ fn plainer(name: &Key, spec: &RuleSpec) -> Vec<RuleSpec> {
     with(&|spec| spec.transform.labels = Keys::default());
     with(&|spec| spec.transform.annotations = Keys::default());
     with(&|spec| spec.transform.data = Data::default());
+    for at in 0..spec.transform.patch.len() {
+        with(&|spec| drop(spec.transform.patch.remove(at)));
+    }
+    with(&|spec| spec.selected.truncate(1));
+    if let [_] = spec.selected[..] {
+        with(&|spec| spec.selected[0].selector = Selector::default());
+    }
+    with(&|spec| spec.resync = 0);
     with(&|spec| spec.targets.truncate(1));
     with(&|spec| drop(spec.targets.drain(..spec.targets.len() - 1)));
     with(&|spec| spec.targets.iter_mut().for_each(|target| target.exclude = None));
@@ -73,6 +90,9 @@ fn plainer(name: &Key, spec: &RuleSpec) -> Vec<RuleSpec> {
         with(&|spec| spec.targets.iter_mut().for_each(|target| target.by = By::Selector(Selector::default())));
     }
     with(&|spec| spec.sources.truncate(1));
+    if !spec.selected.is_empty() {
+        with(&|spec| (spec.sources, spec.inline) = (Vec::new(), Inline::new()));
+    }
     with(&|spec| spec.retention = Retention::default());
     with(&|spec| spec.conflict = Policy::Fail);
     with(&|spec| spec.strategy = Strategy::Apply);

@@ -2,7 +2,7 @@
 
 use super::{
     chance::Chance,
-    rules::{EXACT, name, pattern, rule, selector, sources},
+    rules::{EXACT, name, patch, pattern, rule, selector, sources},
 };
 use crate::{
     server::{Key, Res},
@@ -55,14 +55,19 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     // Two copies of one name would be in each other's way.
     let other = all[1..].iter().find(|key| (key.res, &key.name) != (all[0].res, &all[0].name)).cloned();
     named.extend(other.filter(|_| chance.percent(25)));
-    let kinds: Vec<Res> = named.iter().map(|key| key.res).collect();
-    let several = named.len() > 1;
+    let mut spec = *rule(chance);
+    if !rival && !spec.selected.is_empty() && chance.percent(90) {
+        named.clear();
+    } else {
+        spec.selected.clear();
+    }
+    let kinds: Vec<Res> = named.iter().map(|key| key.res).chain(spec.selected.iter().map(|one| one.res)).collect();
+    let several = named.len() > 1 || !spec.selected.is_empty();
     let mut targets = vec![target(chance, home, several)];
     if rival {
         targets[0].name = None;
     }
     targets.extend(chance.some(25, |chance| target(chance, home, several)));
-    let mut spec = *rule(chance);
     let abroad = targets.iter().any(|target| target.by != By::Home(home));
     let refused = spec.conflict == Policy::Overwrite && abroad && !chance.percent(80);
     if abroad && !refused {
@@ -73,6 +78,10 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     }
     if kinds.contains(&Res::Widget) {
         spec.transform.data = crate::spec::Data::default();
+    }
+    // Made for the kinds of another rule.
+    if !spec.transform.patch.is_empty() {
+        spec.transform.patch = patch(chance, &kinds);
     }
     Box::new(RuleSpec { sources: named, inline: Inline::new(), targets, ..spec })
 }
@@ -111,9 +120,12 @@ pub fn some_grant(chance: &mut Chance) -> Event {
 /// Most of what a rule needs.
 pub fn fitting_grants(chance: &mut Chance, rule: &Key, spec: &RuleSpec) -> Vec<Event> {
     let home = home_of(rule);
-    let reads = spec.sources.iter().map(|source| (&*source.namespace, Access::Read, source.res));
+    let named = spec.sources.iter().map(|source| (&*source.namespace, Access::Read, source.res));
+    let selected = spec.selected.iter().map(|selected| (selected.namespace, Access::Read, selected.res));
+    let reads = named.chain(selected);
+    let kind = spec.sources.first().map_or_else(|| spec.selected[0].res, |source| source.res);
     let targets = spec.targets.iter().flat_map(|target| target.by.exact());
-    let writes = targets.map(|namespace| (*namespace, Access::Write, spec.sources[0].res));
+    let writes = targets.map(|namespace| (*namespace, Access::Write, kind));
     let mut events = Vec::new();
     for (namespace, access, kind) in reads.chain(writes).filter(|(namespace, ..)| *namespace != home) {
         if chance.percent(85) {

@@ -2,6 +2,7 @@
 
 use super::{Model, Object, Rule, Silence, State, is_content};
 use crate::{
+    patch,
     render::{self, Content, Withheld},
     server::{Key, Res},
     spec::{Policy, RuleSpec, Strategy},
@@ -63,6 +64,7 @@ impl Model {
                 coverage.other("source refused");
                 return Ok(State::Open);
             }
+            Err(Withheld::Untold(silence)) => return Err(silence),
             Ok(Some(copy)) => copy,
         };
         if self.objects.get(source).is_some_and(|source| source.deleting) {
@@ -87,6 +89,9 @@ impl Model {
             conflict = if found == Found::Same { Policy::Adopt } else { Policy::Fail };
         } else if object.is_some_and(|object| object.ours() && !object.owned()) {
             coverage.other("taken back by its uid");
+        }
+        if object.is_some_and(|object| !object.hidden.is_empty() && object.watched) && self.touched.contains(key) {
+            return Err("what is changed without a trace as something else is");
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
         if then == Then::Write && self.kept(key, rule, coverage) {
@@ -166,6 +171,13 @@ impl Model {
             }
         }
         let object = self.objects.entry(key.clone()).or_default();
+        let of = |content: Option<&Content>| content.and_then(|content| content.get("ann/mimeo.dev/rule")).cloned();
+        if of(before.as_ref()) != of(Some(copy)) {
+            self.taken.insert(key.clone());
+        }
+        if !object.hidden.is_empty() && !right_again(object, copy, spec, coverage) {
+            return State::Synced;
+        }
         object.apply(copy, spec.strategy, coverage);
         if before.is_some_and(|before| object.values() != before) {
             self.rewritten.insert(key.clone());
@@ -187,4 +199,16 @@ impl Model {
         self.end(key, Why::SourceDeleted, rule, keep, coverage)?;
         Ok(State::Open)
     }
+}
+
+/// Whether a copy is put right that was changed without a trace.
+fn right_again(object: &Object, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> bool {
+    let due = !object.seems(copy, spec.strategy);
+    let right = coverage.unseen(object.watched, spec.resync > 0, due);
+    // Nobody can say what such a list should look like: who begins applies each copy.
+    let anew = !right && !object.watched && spec.transform.patch.iter().any(patch::varies_in_a_list);
+    if anew {
+        coverage.other("applied anew for a variable in a list");
+    }
+    right || anew
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Claims, Model, Namespace, Object, Silence, State, Told, count};
+use super::{Chosen, Claims, Model, Namespace, Object, Silence, State, Told, count};
 use crate::{
     render::{self, Place},
     select::selects,
@@ -12,16 +12,18 @@ use crate::{
 };
 
 impl Model {
-    /// The cells that a rule wants, each with its source.
+    /// The cells that a rule wants, each with its source. Tells whether each has one.
     pub(super) fn claim(
         &self,
         name: &Key,
         spec: &RuleSpec,
+        Chosen { sources, .. }: &Chosen,
         claims: &mut Claims,
         told: &mut Told,
         coverage: &mut Coverage,
-    ) {
-        let denied = self.denied(name, spec, coverage);
+    ) -> Result<bool, Silence> {
+        let mut clear = true;
+        let denied = self.denied(name, spec, sources, coverage);
         told.ungranted |= !denied.is_empty();
         denied.iter().for_each(|cell| count(told, cell, State::Failed("NotGranted")));
         for (namespace, Namespace { labels, ending, .. }) in &self.namespaces {
@@ -34,7 +36,7 @@ impl Model {
                 if !selects(target, namespace, labels, coverage) {
                     continue;
                 }
-                for source in &spec.sources {
+                for source in sources {
                     let place = Place { source, namespace, labels };
                     let copy =
                         target.name.as_ref().map_or_else(|| Ok(source.name.clone()), |text| render::fill(text, &place));
@@ -46,25 +48,29 @@ impl Model {
                         unnamed.push(which);
                         coverage.other("variable unset in name");
                         // A source that gives no copy comes first.
-                        let object = self.content(spec, source);
-                        let gives = object.is_some_and(|object| !render::uncopied(spec, source.res, &object));
+                        let gives = match self.content(spec, source) {
+                            Some(object) => !render::uncopied(spec, source, &object)?,
+                            None => false,
+                        };
                         told.nameless.insert((namespace.clone(), source.res));
                         let state = if gives { State::Failed("VariableUnset") } else { State::Open };
                         count(told, &Key::new(source.res, namespace, ""), state);
                         continue;
                     };
                     let key = Key::new(source.res, namespace, &copy);
-                    if spec.sources.contains(&key) {
+                    if sources.contains(&key) {
                         coverage.other("a source's own cell");
                         continue;
                     }
                     if denied.contains(&key) {
                         continue;
                     }
-                    claims.entry(key).or_default().entry(name.clone()).or_insert_with(|| source.clone());
+                    let first = claims.entry(key).or_default().entry(name.clone()).or_insert_with(|| source.clone());
+                    clear &= first == source;
                 }
             }
         }
+        Ok(clear)
     }
 
     /// Whether something is, by way of its copies, a source of itself.
@@ -90,6 +96,11 @@ impl Model {
         rules: &BTreeMap<Key, Key>,
         coverage: &mut Coverage,
     ) -> Result<Key, Silence> {
+        // Which of the two came first nobody says.
+        let late = |rule: &Key| !self.wanted_first.contains(&(key.clone(), rule.clone()));
+        if rules.len() > 1 && self.taken.contains(key) && rules.keys().any(late) {
+            return Err("two rules for what one of them has by a chain");
+        }
         let ranks: BTreeSet<Res> = rules.keys().map(|rule| rule.res).collect();
         let rank = ranks.first().expect("no claim without a rule");
         if ranks.len() > 1 {

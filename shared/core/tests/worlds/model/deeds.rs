@@ -23,6 +23,7 @@ pub enum Deed {
     Release(Key),
     Disown(Key),
     Clear(Key),
+    Forge(Key, String, String),
     Share(Key),
     Rule(Key, Box<RuleSpec>),
     DeleteRule(Key),
@@ -34,12 +35,20 @@ pub enum Deed {
 impl Model {
     /// The places that there are to choose from.
     fn places(&self) -> Vec<Key> {
-        let mut claims = Claims::new();
-        for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
-            self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut Coverage::default());
-        }
+        let claims = self.claims(&mut Coverage::default());
         let all: BTreeSet<&Key> = self.objects.keys().chain(claims.keys()).collect();
         all.into_iter().cloned().collect()
+    }
+
+    /// What rules want here and now, as far as the documents say.
+    fn claims(&self, coverage: &mut Coverage) -> Claims {
+        let mut claims = Claims::new();
+        for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
+            if let Ok(chosen) = self.chosen(name, &rule.spec, coverage) {
+                let _ = self.claim(name, &rule.spec, &chosen, &mut claims, &mut Told::default(), coverage);
+            }
+        }
+        claims
     }
 
     /// What the event comes to here and now, if to anything.
@@ -110,6 +119,23 @@ impl Model {
             Event::Release(nth) => there(nth).map(Deed::Release),
             Event::Disown(nth) => there(nth).filter(|key| self.objects[key].owned()).map(Deed::Disown),
             Event::Clear(nth) => there(nth).filter(|key| self.objects[key].owned()).map(Deed::Clear),
+            Event::Forge(nth, value) => {
+                let content = |object: &Object| {
+                    let mut fields = object.fields.iter();
+                    let path = fields.find(|(path, field)| field.mine && *path != "type" && is_content(path));
+                    path.map(|(path, _)| path.clone()).filter(|_| !object.deleting)
+                };
+                let all = self.objects.iter().filter_map(|(key, object)| Some((key, content(object)?)));
+                let all: Vec<(&Key, String)> = all.collect();
+                let (key, path) = all.get(nth % all.len().max(1))?.clone();
+                let changed = self.objects[key].value(&path) != Some(value);
+                changed.then(|| Deed::Forge(key.clone(), path, value.clone()))
+            }
+            Event::Strip(key) => {
+                let mark = "ann/mimeo.dev/rule";
+                let marked = self.objects.get(key).is_some_and(|object| object.fields.contains_key(mark));
+                marked.then(|| Deed::Change(key.clone(), vec![(mark.to_owned(), None)]))
+            }
             Event::Share(nth) => there(nth).map(Deed::Share),
             Event::Restart => Some(Deed::Restart),
         }
@@ -118,10 +144,7 @@ impl Model {
     /// The content of the copy that a rule wants here.
     fn content_for(&self, key: &Key) -> Fields {
         let mut coverage = Coverage::default();
-        let mut claims = Claims::new();
-        for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
-            self.claim(name, &rule.spec, &mut claims, &mut Told::default(), &mut coverage);
-        }
+        let claims = self.claims(&mut coverage);
         let Some((rule, source)) = claims.get(key).and_then(|claims| claims.first_key_value()) else {
             return Vec::new();
         };
@@ -137,6 +160,9 @@ impl Model {
 
     pub fn act(&mut self, deed: &Deed, coverage: &mut Coverage) {
         self.clock += 1;
+        if let Deed::Change(key, _) | Deed::Share(key) = deed {
+            self.touched.insert(key.clone());
+        }
         match deed {
             Deed::Namespace(name, labels) => {
                 let id = self.namespaces.get(name).map_or(self.clock, |namespace| namespace.id);
@@ -154,19 +180,20 @@ impl Model {
                 let homeless: Vec<Key> = self.rules.keys().filter(|key| key.namespace == *name).cloned().collect();
                 homeless.iter().for_each(|rule| self.end_rule(rule));
             }
-            Deed::Create(key, fields) => drop(self.objects.insert(key.clone(), Object::theirs(fields))),
+            Deed::Create(key, fields) => drop(self.objects.insert(key.clone(), Object::theirs(fields, self.steps))),
             Deed::Change(key, changes) => {
                 let object = self.objects.get_mut(key).expect("chosen because it is there");
                 // Where nobody owns anything, nobody comes to own what is changed, until it is applied.
                 let theirs = object.fields.is_empty() || !object.ownerless();
                 for (path, value) in changes {
                     match value {
-                        Some(value) if object.value(path) == Some(value) => {}
+                        Some(value) if object.value(path) == Some(value) => continue,
                         Some(value) => drop(
                             object.fields.insert(path.clone(), Owned { value: value.clone(), mine: false, theirs }),
                         ),
                         None => drop(object.fields.remove(path)),
                     }
+                    object.hidden.remove(path);
                 }
                 if object.deleting && !object.held() {
                     self.objects.remove(key);
@@ -192,6 +219,13 @@ impl Model {
                 let object = self.objects.get_mut(key).expect("chosen because it is there");
                 object.fields.values_mut().for_each(|field| (field.mine, field.theirs) = (false, false));
             }
+            Deed::Forge(key, path, value) => {
+                let object = self.objects.get_mut(key).expect("chosen because it is there");
+                let field = object.fields.get_mut(path).expect("chosen because it is there");
+                let before = std::mem::replace(&mut field.value, value.clone());
+                object.hidden.entry(path.clone()).or_insert(before);
+                object.watched = !self.restarted;
+            }
             Deed::Share(key) => {
                 let object = self.objects.get_mut(key).expect("chosen because it is there");
                 object.fields.values_mut().for_each(|field| field.theirs = true);
@@ -207,7 +241,8 @@ impl Model {
             Deed::Revoke(key) => drop(self.grants.remove(key)),
             Deed::Restart => {
                 coverage.other("restart");
-                self.objects.values_mut().for_each(|object| object.known = false);
+                self.restarted = true;
+                self.objects.values_mut().for_each(|object| (object.known, object.watched) = (false, false));
             }
         }
     }

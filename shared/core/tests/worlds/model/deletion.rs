@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::{Claims, Model, Namespace, Rule, Silence, State};
 use crate::{
     render::{self, Place},
-    select::selects,
+    select::{labelled, selects},
     server::Key,
-    spec::{KINDS, Keep, Strategy},
+    spec::{KINDS, Keep, Selected, Strategy},
     tables::{Coverage, End, Why},
 };
 
@@ -29,7 +29,7 @@ impl Model {
             return Err("what was created once by a rule that applies now");
         }
         let once = self.seeded.contains(&seed) || spec.is_some_and(|spec| spec.strategy == Strategy::CreateOnce);
-        let named = self.is_source(key, rule, coverage);
+        let named = self.is_named(key, rule, coverage);
         let maybe = self.may_be_source(key, rule, coverage);
         let object = &self.objects[key];
         match coverage.unwanted(why, suspended, once, named, keep) {
@@ -77,15 +77,29 @@ impl Model {
             return self.end(key, Why::Unmatched, &name, keep, coverage);
         }
         // What isn't granted any more isn't wanted any more.
-        let mut denied = self.denied(&name, spec, coverage);
-        if denied.remove(key) {
+        let sources = &self.chosen[&name].sources;
+        let mut denied = self.denied(&name, spec, sources, coverage);
+        let origin = object.selected_origin(spec).filter(|origin| !sources.contains(origin));
+        let withheld = |origin: &Key| !self.may_select(&name, origin.res, &origin.namespace, &mut Coverage::default());
+        if denied.remove(key) || origin.as_ref().is_some_and(withheld) {
             coverage.other("granted no more");
             return self.end(key, Why::Unmatched, &name, keep, coverage);
+        }
+        if let Some(origin) = origin {
+            let finds = |one: &Selected| {
+                let object = self.objects.get(&origin).filter(|_| one.looks_at(&origin));
+                object.is_some_and(|object| labelled(&one.selector, &object.labels()))
+            };
+            if spec.selected.iter().any(finds) {
+                return Err("a copy of what is passed over now");
+            }
+            coverage.other("selected no more");
+            return self.end(key, Why::SourceDeleted, &name, spec.retention.source_deleted, coverage);
         }
         // What supersedes it must have a name, and be there.
         let place = |source| Place { source, namespace: &key.namespace, labels };
         let mut names = spec.targets.iter().filter_map(|target| target.name.as_ref());
-        if names.any(|name| spec.sources.iter().any(|source| render::fill(name, &place(source)).is_err())) {
+        if names.any(|name| sources.iter().any(|source| render::fill(name, &place(source)).is_err())) {
             return Err("what is superseded by nothing yet");
         }
         let here = |other: &&Key| other.namespace == key.namespace;

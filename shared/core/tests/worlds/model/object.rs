@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     render::{Content, OPAQUE},
+    select::Labels,
     server::{Key, Res},
     spec::Strategy,
     tables::{Coverage, Has, Held, Rest},
@@ -23,6 +24,12 @@ pub struct Object {
     pub deleting: bool,
     /// Whether the program that runs has seen it with a field of Mimeo's.
     pub known: bool,
+    /// The step in which somebody created it. Of copies it isn't known.
+    pub born: usize,
+    /// What fields seem to have that were changed without a trace.
+    pub hidden: BTreeMap<String, String>,
+    /// Whether the program that runs was told that somebody wrote that.
+    pub watched: bool,
 }
 
 pub fn is_content(path: &str) -> bool {
@@ -30,10 +37,10 @@ pub fn is_content(path: &str) -> bool {
 }
 
 impl Object {
-    pub fn theirs(fields: &[(String, String)]) -> Self {
+    pub fn theirs(fields: &[(String, String)], born: usize) -> Self {
         let owned = |value: &String| Owned { value: value.clone(), mine: false, theirs: true };
         let fields = fields.iter().map(|(path, value)| (path.clone(), owned(value))).collect();
-        Self { fields, ..Self::default() }
+        Self { fields, born, ..Self::default() }
     }
 
     /// Ours is what has a field that Mimeo owns, or had one when it was last seen.
@@ -66,6 +73,23 @@ impl Object {
         self.fields.iter().map(|(path, field)| (path.clone(), field.value.clone())).collect()
     }
 
+    pub fn labels(&self) -> Labels {
+        let label =
+            |(path, field): (&String, &Owned)| Some((path.strip_prefix("label/")?.to_owned(), field.value.clone()));
+        self.fields.iter().filter_map(label).collect()
+    }
+
+    /// Whether it seems to be the copy already, to who has but its metadata to go by.
+    pub fn seems(&self, copy: &Content, strategy: Strategy) -> bool {
+        let mut seen = self.clone();
+        for (path, value) in &self.hidden {
+            seen.fields.get_mut(path).expect("what is removed is seen").value.clone_from(value);
+        }
+        let before = seen.fields.clone();
+        seen.apply(copy, strategy, &mut Coverage::default());
+        seen.fields == before
+    }
+
     /// The rule whose mark it carries.
     pub fn rule(&self) -> Option<Key> {
         let mark = self.value("ann/mimeo.dev/rule")?;
@@ -93,6 +117,7 @@ impl Object {
         // Where nobody owns anything, nobody can tell whose a field was.
         let goes = strategy == Strategy::Replace || self.ownerless();
         self.known = true;
+        self.hidden.clear();
         let paths: BTreeSet<String> = self.fields.keys().chain(copy.keys()).cloned().collect();
         for path in paths {
             let (was, wanted) = (self.fields.get(&path).cloned(), copy.get(&path));

@@ -41,6 +41,10 @@ pub enum Event {
     Disown(Nth),
     /// Clears `managedFields`.
     Clear(Nth),
+    /// Takes away the annotation by which it is known whose copy it is.
+    Strip(Key),
+    /// Changes what is in one of the copies, counted through, and `managedFields` to what they were before: nothing of its metadata shows it.
+    Forge(Nth, String),
     /// Another tool comes to own, by the same values, all that is in it.
     Share(Nth),
     Restart,

@@ -34,6 +34,84 @@ impl Text {
     }
 }
 
+/// A value that a patch puts in, or compares with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Worth {
+    Text(Text),
+    Number(u8),
+    List(Vec<Worth>),
+    Fields(Vec<(&'static str, Worth)>),
+}
+
+impl Worth {
+    /// With each text as `show` has it.
+    pub fn map<E>(&self, show: &impl Fn(&Text) -> Result<String, E>) -> Result<Value, E> {
+        Ok(match self {
+            Self::Text(text) => show(text)?.into(),
+            Self::Number(number) => (*number).into(),
+            Self::List(items) => items.iter().map(|item| item.map(show)).collect::<Result<Vec<_>, _>>()?.into(),
+            Self::Fields(fields) => {
+                let field = |(name, worth): &(&str, Self)| Ok(((*name).to_owned(), worth.map(show)?));
+                fields.iter().map(field).collect::<Result<serde_json::Map<_, _>, _>>()?.into()
+            }
+        })
+    }
+
+    pub fn texts(&self) -> Vec<&Text> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Number(_) => Vec::new(),
+            Self::List(items) => items.iter().flat_map(Self::texts).collect(),
+            Self::Fields(fields) => fields.iter().flat_map(|(_, worth)| worth.texts()).collect(),
+        }
+    }
+}
+
+/// One operation of a JSON Patch. Paths are JSON pointers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Add(&'static str, Worth),
+    Remove(&'static str),
+    Replace(&'static str, Worth),
+    /// From the first to the second.
+    Move(&'static str, &'static str),
+    /// From the first to the second.
+    Copy(&'static str, &'static str),
+    Test(&'static str, Worth),
+}
+
+impl Operation {
+    /// What it reads or changes.
+    pub fn paths(&self) -> Vec<&'static str> {
+        match self {
+            Self::Add(path, _) | Self::Remove(path) | Self::Replace(path, _) | Self::Test(path, _) => vec![path],
+            Self::Move(from, path) | Self::Copy(from, path) => vec![from, path],
+        }
+    }
+
+    pub fn worth(&self) -> Option<&Worth> {
+        match self {
+            Self::Add(_, worth) | Self::Replace(_, worth) | Self::Test(_, worth) => Some(worth),
+            Self::Remove(_) | Self::Move(..) | Self::Copy(..) => None,
+        }
+    }
+
+    fn json(&self) -> Value {
+        let as_written = |worth: &Worth| {
+            let Ok(value) = worth.map(&|text| Ok::<_, std::convert::Infallible>(text.text()));
+            value
+        };
+        match self {
+            Self::Add(path, worth) => json!({"op": "add", "path": path, "value": as_written(worth)}),
+            Self::Remove(path) => json!({"op": "remove", "path": path}),
+            Self::Replace(path, worth) => json!({"op": "replace", "path": path, "value": as_written(worth)}),
+            Self::Move(from, path) => json!({"op": "move", "from": from, "path": path}),
+            Self::Copy(from, path) => json!({"op": "copy", "from": from, "path": path}),
+            Self::Test(path, worth) => json!({"op": "test", "path": path, "value": as_written(worth)}),
+        }
+    }
+}
+
 /// Which labels or annotations are kept, and which are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
@@ -56,6 +134,7 @@ pub struct Transform {
     pub labels: Keys,
     pub annotations: Keys,
     pub data: Data,
+    pub patch: Vec<Operation>,
 }
 
 impl Transform {
@@ -83,6 +162,9 @@ impl Transform {
             if let Some(include) = include {
                 transform["data"]["include"] = json!(include);
             }
+        }
+        if !self.patch.is_empty() {
+            transform["jsonPatch"] = self.patch.iter().map(Operation::json).collect();
         }
         transform
     }

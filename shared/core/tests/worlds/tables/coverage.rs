@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, fmt::Debug};
 
 use super::{
     CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has,
-    Held, LEFT_ALONE, LeftAlone, Marked, Named, Nothing, OTHERS, Others, Own, Pattern, Rest, RuleDeleted, SELECTION,
-    Same, Selection, Selector, Source, SourceDeleted, Superseded, Then, UNWANTED, Unmatched, Unwanted, Way, Why, holds,
+    Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED, Part,
+    Patched, Pattern, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source, SourceDeleted, Superseded, Then,
+    UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
 };
 use crate::spec::{
     Keep::{self, Delete, Retain},
@@ -23,6 +24,23 @@ fn is_consent(Consent(access, ways, kind, named, _): &Consent, case: (bool, Way,
 
 fn is_left(LeftAlone(tenants, readers, may, _): &LeftAlone, case: (bool, bool, bool)) -> bool {
     holds(tenants, &case.0) && holds(readers, &case.1) && holds(may, &case.2)
+}
+
+fn is_member(Member(labels, kin, bound, first, _): &Member, case: (bool, Kin, bool, bool)) -> bool {
+    holds(labels, &case.0) && holds(kin, &case.1) && holds(bound, &case.2) && holds(first, &case.3)
+}
+
+fn is_patched(Patched(parts, secrets, _): &Patched, case: (Part, bool)) -> bool {
+    holds(parts, &case.0) && holds(secrets, &case.1)
+}
+
+fn is_unseen(Unseen(watched, verified, due, _): &Unseen, case: (bool, bool, bool)) -> bool {
+    holds(watched, &case.0) && holds(verified, &case.1) && holds(due, &case.2)
+}
+
+/// Whether a patch may touch that.
+pub fn may_patch(part: Part, secrets: bool) -> bool {
+    PATCHED.iter().find(|row| is_patched(row, (part, secrets))).expect("some row holds for any case").2
 }
 
 fn is_cell(Cell(strategies, once, found, policies, _): &Cell, case: (Strategy, bool, Found, Policy)) -> bool {
@@ -48,6 +66,9 @@ pub struct Coverage {
     selection: Vec<u64>,
     consent: Vec<u64>,
     left_alone: Vec<u64>,
+    member: Vec<u64>,
+    patched: Vec<u64>,
+    unseen: Vec<u64>,
     cell: Vec<u64>,
     unwanted: Vec<u64>,
     field: Vec<u64>,
@@ -66,6 +87,9 @@ impl Default for Coverage {
             selection: vec![0; SELECTION.len()],
             consent: vec![0; CONSENT.len()],
             left_alone: vec![0; LEFT_ALONE.len()],
+            member: vec![0; MEMBER.len()],
+            patched: vec![0; PATCHED.len()],
+            unseen: vec![0; UNSEEN.len()],
             cell: vec![0; CELL.len()],
             unwanted: vec![0; UNWANTED.len()],
             field: vec![0; FIELD.len()],
@@ -98,6 +122,21 @@ impl Coverage {
     /// Whether a rule leaves another's source alone.
     pub fn source(&mut self, tenants: bool, readers: bool, may: bool) -> bool {
         the_one(&LEFT_ALONE, &mut self.left_alone, |row| is_left(row, (tenants, readers, may))).3
+    }
+
+    /// Whether an object is a source of the rule whose selector is asked.
+    pub fn member(&mut self, labels: bool, kin: Kin, bound: bool, first: bool) -> bool {
+        the_one(&MEMBER, &mut self.member, |row| is_member(row, (labels, kin, bound, first))).4
+    }
+
+    /// Counts what patches are about.
+    pub fn patched(&mut self, part: Part, secrets: bool) {
+        the_one(&PATCHED, &mut self.patched, |row| is_patched(row, (part, secrets)));
+    }
+
+    /// Whether what nothing shows is put right.
+    pub fn unseen(&mut self, watched: bool, verified: bool, due: bool) -> bool {
+        the_one(&UNSEEN, &mut self.unseen, |row| is_unseen(row, (watched, verified, due))).3
     }
 
     pub fn cell(&mut self, strategy: Strategy, once: bool, found: Found, policy: Policy) -> Then {
@@ -138,6 +177,9 @@ impl Coverage {
             (&mut self.selection, &more.selection),
             (&mut self.consent, &more.consent),
             (&mut self.left_alone, &more.left_alone),
+            (&mut self.member, &more.member),
+            (&mut self.patched, &more.patched),
+            (&mut self.unseen, &more.unseen),
             (&mut self.cell, &more.cell),
             (&mut self.unwanted, &more.unwanted),
             (&mut self.field, &more.field),
@@ -161,6 +203,9 @@ impl Coverage {
         let mut all = of(&SELECTION, &self.selection);
         all.extend(of(&CONSENT, &self.consent));
         all.extend(of(&LEFT_ALONE, &self.left_alone));
+        all.extend(of(&MEMBER, &self.member));
+        all.extend(of(&PATCHED, &self.patched));
+        all.extend(of(&UNSEEN, &self.unseen));
         all.extend(of(&CELL, &self.cell));
         all.extend(of(&UNWANTED, &self.unwanted));
         all.extend(of(&FIELD, &self.field));
@@ -186,7 +231,7 @@ fn of_each_table_exactly_one_row_holds_for_any_case() {
     for access in either {
         for way in [Way::No, Exact, Glob, Pattern, Selector] {
             for kind in either {
-                for named in [Named::Any, Named::Exactly, Named::ByGlob, Named::Not] {
+                for named in [Named::Any, Named::Exactly, Named::ByGlob, Named::Not, Named::Limited] {
                     one(&CONSENT, (access, way, kind, named), is_consent);
                 }
             }
@@ -196,6 +241,15 @@ fn of_each_table_exactly_one_row_holds_for_any_case() {
         for readers in either {
             either.iter().for_each(|may| one(&LEFT_ALONE, (tenants, readers, *may), is_left));
         }
+    }
+    for (labels, bound) in [(false, false), (false, true), (true, false), (true, true)] {
+        for kin in [Kin::Original, Kin::Own, Kin::Others, Kin::Eight, Kin::Lost] {
+            either.iter().for_each(|first| one(&MEMBER, (labels, kin, bound, *first), is_member));
+        }
+        either.iter().for_each(|due| one(&UNSEEN, (labels, bound, *due), is_unseen));
+    }
+    for part in [Part::Identity, Part::Type, Part::Mark, Part::Note, Part::Metadata, Part::Data, Part::Other] {
+        either.iter().for_each(|secrets| one(&PATCHED, (part, *secrets), is_patched));
     }
     for strategy in [Apply, Replace, CreateOnce] {
         for once in either {

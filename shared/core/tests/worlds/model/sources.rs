@@ -1,0 +1,128 @@
+//! What a rule copies: what it names, and what its selectors find.
+
+use std::collections::BTreeSet;
+
+use super::{Model, Object, Silence};
+use crate::{
+    render,
+    select::labelled,
+    server::{Key, Res},
+    spec::{Access, RuleSpec, Selected},
+    tables::{Coverage, Kin},
+};
+
+/// So many sources a rule may have.
+const MOST: usize = 256;
+/// An object that has come through so many rules no selector takes.
+const THROUGH: usize = 8;
+
+/// What a rule copies here and now.
+#[derive(Clone, Debug, Default)]
+pub struct Chosen {
+    /// What it names, then what its selectors find, each once.
+    pub sources: Vec<Key>,
+    /// Whether what a selector would find isn't granted.
+    pub ungranted: bool,
+    /// Whether a selector finds nothing.
+    pub nothing: bool,
+    /// Whether there are more than it may have.
+    pub beyond: bool,
+}
+
+impl Selected {
+    /// Whether the object is where it looks.
+    pub fn looks_at(&self, key: &Key) -> bool {
+        key.res == self.res && key.namespace == self.namespace
+    }
+}
+
+impl Model {
+    pub(super) fn chosen(&self, rule: &Key, spec: &RuleSpec, coverage: &mut Coverage) -> Result<Chosen, Silence> {
+        let mut chosen = Chosen { sources: spec.sources.clone(), ..Chosen::default() };
+        for selected in &spec.selected {
+            if !self.may_select(rule, selected.res, selected.namespace, coverage) {
+                chosen.ungranted = true;
+                continue;
+            }
+            let mut found = self.found_by(rule, spec, selected, coverage)?;
+            found.retain(|(.., key)| !chosen.sources.contains(key));
+            chosen.nothing |= found.is_empty();
+            let room = MOST - chosen.sources.len().min(MOST);
+            if found.len() > room {
+                coverage.other("more than a rule may have");
+                chosen.beyond = true;
+                found.sort();
+                let age = |at: usize| (found[at].0, found[at].1);
+                if spec.selected.len() > 1 || room > 0 && age(room - 1) == age(room) {
+                    return Err("which of those of one age are left out");
+                }
+            }
+            for (at, (_, _, key)) in found.iter().enumerate() {
+                let kin = self.objects[*key].kin(rule)?;
+                if coverage.member(true, kin, false, at < room) {
+                    chosen.sources.push((*key).clone());
+                }
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Those that may be taken: whether they are copies, since when they have been there, and which these are.
+    fn found_by(
+        &self,
+        rule: &Key,
+        spec: &RuleSpec,
+        selected: &Selected,
+        coverage: &mut Coverage,
+    ) -> Result<Vec<(bool, usize, &Key)>, Silence> {
+        let mut found = Vec::new();
+        for (key, object) in self.objects.iter().filter(|(key, _)| selected.looks_at(key)) {
+            let labels = labelled(&selected.selector, &object.labels());
+            let kin = if labels { object.kin(rule)? } else { Kin::Original };
+            let bound = labels && render::bound(spec, key.res, &object.values());
+            if !labels || bound || matches!(kin, Kin::Own | Kin::Eight | Kin::Lost) {
+                coverage.member(labels, kin, bound, true);
+            } else {
+                found.push((kin != Kin::Original, object.born, key));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether a rule may look for objects of a kind there.
+    pub(super) fn may_select(&self, rule: &Key, kind: Res, namespace: &str, coverage: &mut Coverage) -> bool {
+        self.granted(rule, Access::Read, &Key::new(kind, namespace, ""), true, coverage)
+    }
+}
+
+impl Object {
+    /// What its rule's selectors could have found that this copy was made of.
+    pub(super) fn selected_origin(&self, spec: &RuleSpec) -> Option<Key> {
+        let origin = self.value("ann/mimeo.dev/source")?;
+        spec.selected.iter().find_map(|Selected { res, namespace, .. }| {
+            let name = origin.strip_prefix(&render::origin(&Key::new(*res, namespace, "")))?;
+            Some(Key::new(*res, namespace, name))
+        })
+    }
+
+    /// What it has come through, to this rule.
+    fn kin(&self, rule: &Key) -> Result<Kin, Silence> {
+        let Some(last) = self.value("ann/mimeo.dev/rule") else {
+            return Ok(if self.owned() { Kin::Lost } else { Kin::Original });
+        };
+        let earlier = self.value("ann/mimeo.dev/via").into_iter().flat_map(|via| via.split(','));
+        let through: BTreeSet<&str> = std::iter::once(last).chain(earlier).collect();
+        let own = match rule.res {
+            Res::Rule => format!("ClusterReplication/{}", rule.name),
+            _ => format!("Replication/{}/{}", rule.namespace, rule.name),
+        };
+        if !through.iter().all(|one| one.contains("Replication/")) {
+            return Err("a mark that names no rule");
+        }
+        Ok(match through {
+            through if through.contains(&*own) => Kin::Own,
+            through if through.len() >= THROUGH => Kin::Eight,
+            _ => Kin::Others,
+        })
+    }
+}
