@@ -153,7 +153,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
     }
 }
 
-/// Refuses what would be slow to compare with every key of a source, each time that changes.
+/// Refuses the globs that tenants may not have: each is compared with every key of a source, each time that changes.
 fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) {
     let mimeo_api::Transform { type_: _, labels, annotations, data, finalizers: _ } = transform;
     for (field, globs) in [

@@ -18,25 +18,33 @@ impl Glob {
     }
 
     /// Whether the whole of `text` matches. Compares bytes: what it is for has only ASCII.
+    ///
+    /// It is one pass over both. Only with a `?` between stars there is a step for each character of the text and each 64 of the
+    /// glob, and the glob is prepared for that each time.
     pub fn matches(&self, text: &str) -> bool {
-        let (glob, text) = (self.0.as_bytes(), text.as_bytes());
-        let mut parts = glob.split(|&b| b == b'*');
-        let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else { return fits(glob, text) };
-        let Some((begins, rest)) = text.split_at_checked(first.len()) else { return false };
-        let Some((mut rest, ends)) = rest.len().checked_sub(last.len()).and_then(|at| rest.split_at_checked(at)) else {
-            return false;
-        };
-        // Giving an earlier star more of the text can't help: each part is looked for once.
-        let mut find = |part: &[u8]| {
-            let Some(at) = position(part, rest) else { return false };
-            rest = &rest[at + part.len()..];
-            true
-        };
-        fits(first, begins) && fits(last, ends) && parts.all(|part| part.is_empty() || find(part))
+        self.matches_in(text, &mut |_| {})
     }
 
-    /// Whether matching takes no time worth speaking of, however long glob and text are: parts at both ends are compared once,
-    /// and at most one is looked for, which is quickest without `?`.
+    /// The same; tells `spend` how many steps it takes.
+    fn matches_in(&self, text: &str, spend: &mut impl FnMut(usize)) -> bool {
+        let (glob, text) = (self.0.as_bytes(), text.as_bytes());
+        let star = |&b: &u8| b == b'*';
+        let (Some(begin), Some(end)) = (glob.iter().position(star), glob.iter().rposition(star)) else {
+            spend(text.len());
+            return fits(glob, text);
+        };
+        let (first, stars, last) = (&glob[..begin], &glob[begin..=end], &glob[end + 1..]);
+        let Some((begins, rest)) = text.split_at_checked(first.len()) else { return false };
+        let Some((rest, ends)) = rest.len().checked_sub(last.len()).and_then(|at| rest.split_at_checked(at)) else {
+            return false;
+        };
+        spend(first.len() + last.len());
+        fits(first, begins) && fits(last, ends) && {
+            if stars.contains(&b'?') { begins_all(stars, rest, spend) } else { finds_all(stars, rest, spend) }
+        }
+    }
+
+    /// Whether tenants may have it: at both ends it is compared once, at most one part is looked for, and nothing is prepared.
     pub fn is_quick(&self) -> bool {
         match self.0.split('*').collect::<Vec<_>>()[..] {
             [_] | [_, _] => true,
@@ -82,40 +90,60 @@ fn fits(part: &[u8], text: &[u8]) -> bool {
     part == text || part.len() == text.len() && part.contains(&b'?') && alike()
 }
 
-/// Where in `text` a glob without `*` first fits. In one pass, however much of it fits in how many places.
-fn position(part: &[u8], text: &[u8]) -> Option<usize> {
-    if !part.contains(&b'?') {
-        return memmem::find(text, part);
-    }
-    // Nothing that Kubernetes has keys for is longer.
-    match part.len() {
-        ..=64 => position_by_bits::<1>(part, text),
-        65..=320 => position_by_bits::<5>(part, text),
-        _ => text.windows(part.len()).position(|window| fits(part, window)),
-    }
+/// Whether the parts between stars, without `?`, come one after another in the text. Giving an earlier star more of it can't help:
+/// each part is looked for once, behind the one before it.
+fn finds_all(stars: &[u8], mut text: &[u8], spend: &mut impl FnMut(usize)) -> bool {
+    stars.split(|&b| b == b'*').all(|part| {
+        let Some(at) = memmem::find(text, part) else {
+            spend(text.len());
+            return false;
+        };
+        spend(at + part.len());
+        text = &text[at + part.len()..];
+        true
+    })
 }
 
-/// A bit for each beginning of `part` that ends at this character of the text: what comes of all of them with the next one takes `N`
-/// steps. (The shift-and algorithm.) `part` has up to 64 `N` characters.
-fn position_by_bits<const N: usize>(part: &[u8], text: &[u8]) -> Option<usize> {
-    let last = part.len().checked_sub(1)?;
-    let mut fitting = [[0_u64; N]; 256];
-    let mut any = [0_u64; N];
-    for (i, &p) in part.iter().enumerate() {
-        let bits = if p == b'?' { &mut any } else { &mut fitting[usize::from(p)] };
-        bits[i / 64] |= 1 << (i % 64);
+/// The same with `?`, of what begins and ends with a star. A bit for each beginning of it, without stars, that the text so far may
+/// end with: what comes of 64 of them with the next character takes one step. (The shift-and algorithm.)
+fn begins_all(stars: &[u8], text: &[u8], spend: &mut impl FnMut(usize)) -> bool {
+    let length = stars.iter().filter(|&&b| b != b'*').count();
+    let words = length / 64 + 1;
+    // Behind which characters anything may come, and to which beginnings each character leads: the first row is of those that the
+    // glob doesn't have.
+    let (mut stays, mut rows, mut row_of) = (vec![0_u64; words], vec![0_u64; words], [0_usize; 256]);
+    let mut at = 0;
+    for &b in stars {
+        if b == b'*' {
+            stays[at / 64] |= 1 << (at % 64);
+            continue;
+        }
+        at += 1;
+        if b != b'?' && row_of[usize::from(b)] == 0 {
+            row_of[usize::from(b)] = rows.len();
+            // What has been a `?` so far.
+            rows.extend_from_within(..words);
+        }
+        let (word, bit) = (at / 64, 1 << (at % 64));
+        match b {
+            b'?' => rows.chunks_mut(words).for_each(|row| row[word] |= bit),
+            b => rows[row_of[usize::from(b)] + word] |= bit,
+        }
+        spend(if b == b'?' { rows.len() / words } else { 1 });
     }
-    let mut begun = [0_u64; N];
-    let end = text.iter().position(|&t| {
-        let mut carry = 1;
-        for ((begun, fitting), any) in begun.iter_mut().zip(fitting[usize::from(t)]).zip(any) {
+    let mut begun = vec![0_u64; words];
+    begun[0] = 1;
+    for &t in text {
+        let row = &rows[row_of[usize::from(t)]..][..words];
+        let mut carry = 0;
+        for ((begun, row), stays) in begun.iter_mut().zip(row).zip(&stays) {
             let grown = *begun << 1 | carry;
             carry = *begun >> 63;
-            *begun = grown & (fitting | any);
+            *begun = grown & row | *begun & stays;
         }
-        begun[last / 64] >> (last % 64) & 1 == 1
-    })?;
-    Some(end - last)
+        spend(words);
+    }
+    begun[length / 64] >> (length % 64) & 1 == 1
 }
 
 #[cfg(test)]
@@ -152,18 +180,61 @@ mod tests {
 
     /// Whatever the length of its bits.
     #[test]
-    fn a_part_with_a_question_mark_is_found_where_it_first_fits() {
-        for length in [1, 2, 63, 64, 65, 128, 129, 320, 321] {
+    fn a_part_with_a_question_mark_is_found_wherever_it_is() {
+        for length in [1, 2, 62, 63, 64, 65, 128, 129, 320, 321] {
             for mark in [0, length / 2, length - 1] {
-                let mut part = vec![b'a'; length];
-                part[length - 1] = b'b';
-                part[mark] = b'?';
-                let mut text = vec![b'a'; 400];
-                text[370] = b'b';
-                let want = text.windows(length).position(|window| fits(&part, window));
-                assert_eq!(position(&part, &text), want, "{length} {mark}");
-                assert_eq!(position(&part, &text[..length - 1]), None, "{length} {mark}");
+                let mut part = vec!['a'; length];
+                part[length - 1] = 'b';
+                part[mark] = '?';
+                let part: String = part.into_iter().collect();
+                let text = format!("{}b{}", "a".repeat(370), "a".repeat(29));
+                for (glob, matches) in [
+                    (format!("*{part}*"), true),
+                    (format!("*{part}*?{}", "a".repeat(28)), true),
+                    (format!("*{part}*b*{part}*"), mark == length - 1 && length < 30),
+                    (format!("*{part}*c*"), false),
+                ] {
+                    assert_eq!(Glob::new(&glob).matches(&text), matches, "{glob}");
+                }
             }
+        }
+    }
+
+    /// Counted, since time would tell nothing: what is quick is one pass over the text, and everything else one for each 64
+    /// characters of the glob, besides what is prepared.
+    #[test]
+    fn however_much_of_it_fits_it_takes_few_steps() {
+        let steps = |glob: &str, text: &str| {
+            let mut all = 0;
+            Glob::new(glob).matches_in(text, &mut |steps| all += steps);
+            all
+        };
+        let text = format!("{}c", "a".repeat(252));
+        let long = |part: &str, times: usize| part.repeat(times);
+        for glob in [
+            long("a", 253),
+            long("?", 253),
+            format!("a*{}b*c", long("a", 120)),
+            format!("*{}*", long("a", 250)),
+            format!("{}*{}", long("?", 120), long("?", 120)),
+        ] {
+            assert!(Glob::new(&glob).is_quick());
+            assert!(steps(&glob, &text) <= text.len(), "{glob}: {}", steps(&glob, &text));
+        }
+        for glob in [
+            long("a*", 126),
+            long("*a?", 84),
+            long("*?", 126),
+            format!("*{}?b*", long("a", 120)),
+            format!("*{}*{}b*", long("a?", 60), long("?a", 60)),
+            format!("*{}*", long("?a?", 100)),
+            format!("*{}", long("abcdefghijklmnopqrstuvwxyz?*", 11)),
+        ] {
+            assert!(!Glob::new(&glob).is_quick());
+            // Each `?` is noted for each of the letters that there are.
+            let letters = glob.bytes().filter(|b| !b"*?".contains(b)).collect::<std::collections::BTreeSet<_>>().len();
+            let most = text.len() * (1 + glob.len() / 64) + glob.len() * (1 + letters);
+            assert!(steps(&glob, &text) <= most, "{glob}: {} of {most}", steps(&glob, &text));
         }
     }
 
