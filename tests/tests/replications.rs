@@ -1,7 +1,8 @@
 //! Rules of tenants, and what namespaces grant each other: with users of limited rights, the hostile ones included.
 
 use anyhow::{Result, bail, ensure};
-use k8s_openapi::api::core::v1::Secret;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use mimeo_api::{ClusterReplicationStatus, Replication};
@@ -99,6 +100,38 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "g").await?;
     wait_gone(scene.secrets(&tenant.home), "db").await?;
     tenant.status("pull", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// So many copies of a rule that a loss of them would be held till its owner confirms it: he has no say in this one.
+#[tokio::test]
+async fn consent_taken_back_takes_every_copy_with_it() -> Result<()> {
+    const COPIES: usize = 25;
+    let scene = STAGE.scene("taken-back").await?;
+    let owner = Tenant::editor(&scene).await?;
+    let taker = Tenant::editor(&scene).await?;
+    owner.secret("db", "one").await?;
+    owner.writes("replicationgrants", "g", &consent("Read", &taker.home, &["db"])).await?;
+    // Of what was created in the same second nobody can tell which was there first.
+    let home = Api::<Namespace>::all(scene.client.clone()).get(&owner.home).await?;
+    let created = home.metadata.creation_timestamp.map(|time| time.0.as_second());
+    eventually(SOON, "the second to end in which the namespace was created", || async {
+        Ok((Some(Timestamp::now().as_second()) > created).then_some(()))
+    })
+    .await?;
+    let mut spec = copying(Some(&owner.home), "db", &[]);
+    let target = |number| json!({"namespaces": [taker.home], "name": format!("db-{number}")});
+    spec["targets"] = (0..COPIES).map(target).collect();
+    taker.writes("replications", "r", &spec).await?;
+    let status = taker.status("r", "Ready", "Synced").await?;
+    assert_eq!(status.copies.map(|copies| copies.synced), Some(i32::try_from(COPIES)?));
+
+    delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "g").await?;
+    for number in 0..COPIES {
+        wait_gone(scene.secrets(&taker.home), &format!("db-{number}")).await?;
+    }
+    let status = taker.status("r", "Authorized", "NotGranted").await?;
+    assert!(status.conditions.iter().all(|condition| condition.reason != "DeletionHeld"), "{:?}", status.conditions);
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use mimeo_api::{Access, GrantedObjects, ReplicationGrant};
 
 use crate::{
     kind::{GroupKind, GroupVersionKind},
+    meta::version,
     rule::{Refusal, Refusals},
     selection::{Glob, Labels, TargetSelection},
 };
@@ -26,6 +27,8 @@ pub const LOAD: usize = 1024;
 pub struct Grant {
     /// When it was created; the end of time before it is stored.
     pub created: Timestamp,
+    /// Its resourceVersion; 0 before it is stored.
+    pub version: u64,
     /// What it costs to ask what it grants, in names compared.
     pub load: usize,
     /// What may be done.
@@ -93,12 +96,18 @@ impl Grant {
             refusals.add("spec", format!("{most}: it has {load}"));
         }
         let created = object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MAX, |time| time.0);
-        refusals.finish_with(Some(Self { created, load, access: spec.access, from, to }))
+        let version = version(object.metadata.resource_version.as_deref());
+        refusals.finish_with(Some(Self { created, version, load, access: spec.access, from, to }))
     }
 
     /// Whether Replications in the namespace `home`, which has these labels, may do that with what it is about.
     pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
         self.access == access && self.from.iter().any(|from| from.matches(home, labels))
+    }
+
+    /// Whether it depends on the labels of the Replications' namespaces which of them may do that.
+    pub fn selects_by_labels(&self, access: Access) -> bool {
+        self.access == access && self.from.iter().any(TargetSelection::is_by_labels)
     }
 
     /// Whether it is about objects of the kind, at least some.

@@ -117,6 +117,8 @@ pub struct Seen {
     pub source: u64,
     /// When Mimeo last changed it, by our apply entry, in seconds since 1970; 0 if there is none.
     pub written: u32,
+    /// When the object was created, in seconds since 1970, which nobody can forge; 0 if that isn't known.
+    pub created: u32,
     /// What few copies have.
     rare: Option<Box<Rare>>,
     /// Whether the label is there by which the watch of copies selects.
@@ -196,6 +198,7 @@ impl Seen {
             rule: rule.map(Arc::new),
             source: annotation(names::SOURCE).map_or(0, source_hash),
             written: own.and_then(|entry| entry.time.as_ref()).map_or(0, seconds),
+            created: meta.creation_timestamp.as_ref().map_or(0, seconds),
             rare: (rare.retention.is_some() || rare.claims != Claims::default()).then(|| Box::new(rare)),
             labelled,
             deleting: meta.deletion_timestamp.is_some(),
@@ -212,7 +215,7 @@ pub fn source_hash(source: &str) -> u64 {
 }
 
 /// In seconds since 1970.
-pub(crate) fn seconds(time: &Time) -> u32 {
+pub fn seconds(time: &Time) -> u32 {
     u32::try_from(time.0.as_second()).unwrap_or_default()
 }
 

@@ -87,6 +87,11 @@ impl TargetSelection {
             && !self.exclude.iter().any(|exclude| exclude.matches(name, labels))
     }
 
+    /// Whether it selects by labels.
+    pub fn is_by_labels(&self) -> bool {
+        matches!(self.selection, Selection::Labels(_))
+    }
+
     /// Whether a namespace of this name, or of some name that begins so, is a target.
     ///
     /// True in doubt: a name that isn't there yet can't be matched with a pattern, and excludes nothing.

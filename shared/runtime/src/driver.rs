@@ -297,6 +297,10 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             drop(turn);
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
+        Errand::ConfirmGrants(namespace) => {
+            let read = writer.read_grants(&namespace).await;
+            handle.with(|engine, now| engine.grants_read(&namespace, read.as_ref(), now));
+        }
         Errand::ReadSource(source) => read_source(handle, tools, &source).await,
         Errand::ReadGrant { namespace, name } => read_grant(handle, tools, &namespace, &name).await,
         Errand::NoteSeeds { namespace, seeds, version } => {

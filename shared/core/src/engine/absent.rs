@@ -58,7 +58,7 @@ pub(super) enum Fate {
 }
 
 /// For so long a read counts that found something missing: it may be back, and what shows that be late.
-const FRESH: Duration = Duration::from_secs(10);
+pub(super) const FRESH: Duration = Duration::from_secs(10);
 
 impl Absence {
     /// Of what was in this namespace until just now, as far as this process knows.

@@ -177,6 +177,7 @@ impl Engine {
         self.gone.retain(|id, gone| owners.contains(id) || now < gone.until);
         // A rule that is there may have lost the source of a copy that carries another's mark still.
         self.sweeps.retain(|id, _| owners.contains(id) || self.rules.contains_key(id));
+        self.forget_withdrawals();
         let wanted = self.wanted_kinds();
         let places = self.watched_places();
         let listed: Vec<bool> = self.kinds.iter().map(|(_, kind)| self.listed(kind)).collect();

@@ -19,6 +19,7 @@ use super::{
     grants::Grants,
     lacks::Lacks,
     sweep::MuchLost,
+    withdrawn::Withdrawal,
     work::Errand,
 };
 use crate::{
@@ -34,7 +35,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Consent {
     /// By namespace.
-    grants: BTreeMap<Box<str>, Grants>,
+    pub(super) grants: BTreeMap<Box<str>, Grants>,
     /// What each Replication lacks: found out when first asked for, and anew when what it depends on has changed.
     pub(super) lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
     pub(super) follows: Follows,
@@ -47,6 +48,8 @@ pub(super) struct Consent {
     readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
     /// Replications with selectors in another namespace than their own, by that namespace.
     selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
+    /// What is known of namespaces that have granted less than copies that are there take.
+    pub(super) withdrawals: BTreeMap<Box<str>, Withdrawal>,
     /// Which Replications lost much together, when that was found, and of sweeps that began when.
     pub(super) much_lost: Option<((Tick, Tick), MuchLost)>,
 }
@@ -105,7 +108,8 @@ impl Engine {
     pub fn grant_applied(&mut self, namespace: &str, name: &str, grant: Result<Grant, Vec<Refusal>>, now: Tick) {
         self.at(now);
         let Ok(grant) = grant else { return self.grant_gone(namespace, name, now) };
-        let wanted = self.consent.grants.entry(namespace.into()).or_default().put(name, grant);
+        let news = (self.consent.listing == Listing::Listed).then_some(self.now);
+        let wanted = self.consent.grants.entry(namespace.into()).or_default().put(name, grant, news);
         self.read_grants(namespace, wanted);
         self.review_grants(namespace);
     }
@@ -322,6 +326,7 @@ impl Engine {
 
     /// What a namespace grants has changed.
     fn review_grants(&mut self, namespace: &str) {
+        self.consent.withdrawals.get_mut(namespace).into_iter().for_each(Withdrawal::doubt);
         for id in self.consent.selecting.get(namespace).cloned().unwrap_or_default() {
             self.review_selectors(&id);
         }

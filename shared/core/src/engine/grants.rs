@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, mem};
 
 use jiff::Timestamp;
 
+use super::Tick;
 use crate::grant::{self, Grant};
 
 /// The grants that a namespace has.
@@ -19,6 +20,10 @@ pub(super) struct Grants {
 #[derive(Debug)]
 struct Known {
     load: usize,
+    /// Its resourceVersion.
+    version: u64,
+    /// When this process saw it come or change.
+    changed: Option<Tick>,
     content: Content,
 }
 
@@ -33,25 +38,27 @@ enum Content {
 }
 
 impl Grants {
-    /// Takes in a grant. Gives the names of those that are to be read again.
+    /// Takes in a grant, which has changed now if it wasn't known as it is; none: it may have been so for long. Gives the names of those
+    /// that are to be read again.
     #[must_use]
-    pub(super) fn put(&mut self, name: &str, grant: Grant) -> Vec<Box<str>> {
-        self.remove(name);
-        let (created, load) = (grant.created, grant.load);
+    pub(super) fn put(&mut self, name: &str, grant: Grant, now: Option<Tick>) -> Vec<Box<str>> {
+        let former = self.remove(name);
+        let (created, load, version) = (grant.created, grant.load, grant.version);
+        let changed = former.filter(|former| former.version == version).map_or(now, |former| former.changed);
         let content = if self.would_count(name, &grant) { Content::Held(grant) } else { Content::LetGo };
         self.created.insert(name.into(), created);
-        self.by_age.insert((created, name.into()), Known { load, content });
+        self.by_age.insert((created, name.into()), Known { load, version, changed, content });
         self.settle()
     }
 
     /// Forgets a grant; none if it isn't known. Gives the names of those that are to be read again.
     pub(super) fn take(&mut self, name: &str) -> Option<Vec<Box<str>>> {
-        self.remove(name).then(|| self.settle())
+        self.remove(name).map(|_| self.settle())
     }
 
-    fn remove(&mut self, name: &str) -> bool {
-        let known = self.created.remove_entry(name);
-        known.is_some_and(|(name, created)| self.by_age.remove(&(created, name)).is_some())
+    fn remove(&mut self, name: &str) -> Option<Known> {
+        let (name, created) = self.created.remove_entry(name)?;
+        self.by_age.remove(&(created, name))
     }
 
     /// Finds out which count. What counted till now and doesn't any more is let go.
@@ -91,12 +98,27 @@ impl Grants {
         known.is_some_and(|known| matches!(known.content, Content::Awaited))
     }
 
-    /// Those that count.
-    pub(super) fn counting(&self) -> impl Iterator<Item = &Grant> {
+    /// Whether one is to be read again.
+    pub(super) fn awaits_some(&self) -> bool {
+        self.by_age.values().take(self.counting).any(|known| matches!(known.content, Content::Awaited))
+    }
+
+    /// All that there are, each with its resourceVersion.
+    pub(super) fn versions(&self) -> BTreeMap<Box<str>, u64> {
+        self.by_age.iter().map(|((_, name), known)| (name.clone(), known.version)).collect()
+    }
+
+    /// Those that count, each with when this process saw it come or change.
+    pub(super) fn counting_with_changes(&self) -> impl Iterator<Item = (&Grant, Option<Tick>)> {
         self.by_age.values().take(self.counting).filter_map(|known| match &known.content {
-            Content::Held(grant) => Some(grant),
+            Content::Held(grant) => Some((grant, known.changed)),
             Content::Awaited | Content::LetGo => None,
         })
+    }
+
+    /// Those that count.
+    pub(super) fn counting(&self) -> impl Iterator<Item = &Grant> {
+        self.counting_with_changes().map(|(grant, _)| grant)
     }
 
     /// Whether a grant would count if it were one of them.
@@ -138,7 +160,7 @@ mod tests {
         for ages in ages {
             let mut grants = Grants::default();
             for age in ages {
-                assert!(grants.put(&format!("g{age}"), grant(age, 1)).is_empty());
+                assert!(grants.put(&format!("g{age}"), grant(age, 1), None).is_empty());
                 assert!(grants.held() <= grant::MOST);
             }
             assert_eq!(grants.held(), grant::MOST);
@@ -150,18 +172,18 @@ mod tests {
     fn what_comes_to_count_is_read_again_and_what_is_pushed_out_meanwhile_is_not_awaited() {
         let mut grants = Grants::default();
         for age in [1, 2, 3] {
-            assert!(grants.put(&format!("g{age}"), grant(age, grant::LOAD / 2)).is_empty());
+            assert!(grants.put(&format!("g{age}"), grant(age, grant::LOAD / 2), None).is_empty());
         }
         assert_eq!(grants.take("g1"), Some(vec!["g3".into()]));
         assert!(grants.awaits("g3") && !grants.awaits("g2"));
         assert_eq!(grants.counting().count(), 1);
         // It is asked for once.
-        assert!(grants.put("g4", grant(4, 1)).is_empty());
-        assert!(grants.put("g3", grant(3, grant::LOAD / 2)).is_empty());
+        assert!(grants.put("g4", grant(4, 1), None).is_empty());
+        assert!(grants.put("g3", grant(3, grant::LOAD / 2), None).is_empty());
         assert_eq!((grants.counting().count(), grants.awaits("g3")), (2, false));
 
         assert_eq!(grants.take("g2"), Some(vec!["g4".into()]));
-        assert!(grants.put("g0", grant(0, grant::LOAD / 2)).is_empty());
+        assert!(grants.put("g0", grant(0, grant::LOAD / 2), None).is_empty());
         assert!(!grants.awaits("g4"));
         assert_eq!(grants.take("g0"), Some(vec!["g4".into()]));
         assert_eq!(grants.take("g0"), None);

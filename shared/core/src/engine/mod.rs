@@ -27,6 +27,7 @@
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `absent`: what became of rules and sources that aren't there
 //! - `sweep`: losses that nobody confirmed
+//! - `withdrawn`: which of them are consent that was taken back on purpose
 //! - `record`: what is written down before a kind's first copy
 //! - `barrier`: namespaces that wait for their copies
 //! - `issued`: marks that this replica set and has not seen yet
@@ -88,6 +89,7 @@ mod tally;
 mod trouble;
 mod view;
 mod wants;
+mod withdrawn;
 mod work;
 
 use std::{
@@ -111,6 +113,7 @@ pub use self::{
     survey::CopyWatch,
     sweep::HeldDeletion,
     view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
+    withdrawn::GrantsRead,
     work::{Action, Errand, Notice},
 };
 use self::{

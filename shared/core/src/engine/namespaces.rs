@@ -25,6 +25,8 @@ pub(super) struct Namespace {
     /// Version at which it was first seen. What is older may have been in a former namespace of its name.
     pub(super) born: u64,
     pub(super) labels: Labels,
+    /// When this process saw it get other labels, or the first.
+    pub(super) labelled: Tick,
     terminating: bool,
     /// Until then the keeper writes no copies: the webhook has just done so, and the watch of copies may yet have to say it.
     pub(super) settles: Tick,
@@ -93,6 +95,9 @@ impl Engine {
         let labels = meta.labels.iter().flatten().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
+        if changed || !known {
+            entry.labelled = self.now;
+        }
         if changed {
             fill_in_anew(entry, &name, &old, &self.slots);
         }

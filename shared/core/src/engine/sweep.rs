@@ -14,7 +14,7 @@ use super::{
 use crate::{
     cell::{Cell, Leave, Step, Why},
     meta::Checksum,
-    rule::RuleId,
+    rule::{RuleId, RuleKind},
     slot::KindId,
 };
 
@@ -161,8 +161,18 @@ impl Engine {
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
         // just now.
         let slots = self.rules.get(id).map(|state| self.slots_had(state));
-        let large = self.much(weight(sweep.cells.keys(), slots), weight(self.cells_of(id).iter(), slots));
-        let large = large || self.tenants_lose_much(id);
+        let lost = |sweep: &Sweep| weight(sweep.cells.keys(), slots);
+        let of = weight(self.cells_of(id).iter(), slots);
+        let mut large = self.much(lost(sweep), of);
+        large = large || self.tenants_lose_much(id);
+        if large && id.kind == RuleKind::Replication {
+            // What a namespace's owner takes back on purpose is nobody else's to hold.
+            if self.awaits_word(id) {
+                return;
+            }
+            self.let_go_what_was_withdrawn(id);
+            large = self.sweeps.get(id).is_some_and(|sweep| self.much(lost(sweep), of)) || self.tenants_lose_much(id);
+        }
         let unmeant = slots.is_none() && !self.all_homeless(id);
         let held = self.sweeps.get(id).filter(|_| large || unmeant);
         let nonce = held.map(|sweep| self.nonce(id, sweep));
@@ -240,6 +250,7 @@ impl Engine {
         for (id, sweep) in &self.sweeps {
             let (Some(home), Some(state)) = (id.namespace.as_deref(), self.rules.get(id)) else { continue };
             let lost = sweep.cells.iter().filter(|(_, loss)| loss.since >= since).map(|(key, _)| key);
+            let lost = lost.filter(|key| !self.was_withdrawn(id, key));
             homes.entry(home).or_default().0 += weight(lost, Some(state.copies_at_most()));
         }
         if homes.values().map(|(lost, _)| lost).sum::<usize>() < self.settings.sweep_limit {
@@ -308,6 +319,38 @@ impl Engine {
         let Some(sweep) = self.sweeps.remove(id) else { return };
         self.condemn(sweep.cells);
         self.touch(id);
+    }
+
+    /// Lets go what the namespaces concerned are known to have taken back.
+    fn let_go_what_was_withdrawn(&mut self, id: &RuleId) {
+        let cells = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys());
+        let withdrawn: Vec<CellKey> = cells.filter(|key| self.was_withdrawn(id, key)).cloned().collect();
+        let Some(sweep) = self.sweeps.get_mut(id) else { return };
+        let gone = withdrawn.iter().filter_map(|key| sweep.cells.remove_entry(key)).collect();
+        self.condemn(gone);
+    }
+
+    /// Once so much is known of what was withdrawn, the time of collecting is over for these.
+    pub(super) fn end_sweeps(&mut self, ids: BTreeSet<Arc<RuleId>>) {
+        for id in ids {
+            if let Some(sweep) = self.sweeps.get_mut(&id) {
+                sweep.due = self.now;
+                self.work.timer(self.now, Timer::Sweep(id));
+            }
+        }
+    }
+
+    /// The time of collecting goes on.
+    pub(super) fn prolong_sweep(&mut self, id: &Arc<RuleId>) {
+        if let Some(sweep) = self.sweeps.get_mut(id) {
+            sweep.due = self.now + self.settings.sweep;
+            self.work.timer(sweep.due, Timer::Sweep(id.clone()));
+        }
+    }
+
+    /// The cells that a rule loses.
+    pub(super) fn swept(&self, id: &RuleId) -> impl Iterator<Item = &CellKey> {
+        self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys())
     }
 
     fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {

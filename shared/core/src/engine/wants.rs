@@ -190,7 +190,7 @@ impl Engine {
     }
 
     /// The slots of a rule that a namespace matches.
-    fn slots_for<'a>(
+    pub(super) fn slots_for<'a>(
         &'a self,
         state: &'a RuleState,
         name: &'a str,

@@ -40,6 +40,8 @@ pub enum Errand {
     ConfirmRule(RuleId),
     /// Read a source and its namespace; answer by [`Engine::source_read`].
     ConfirmSource(SourceRef),
+    /// Read which grants a namespace has, itself and their CRD; answer by [`Engine::grants_read`].
+    ConfirmGrants(Box<str>),
     /// Read a source that a selector finds; answer by [`Engine::source`].
     ReadSource(SourceRef),
     /// Read a grant; answer by [`Engine::grant_read`].

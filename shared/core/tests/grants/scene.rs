@@ -8,7 +8,7 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, Member, Members, Request, Role, Settings, Verb},
+    engine::{Action, Engine, Errand, GrantsRead, Member, Members, Request, Role, Settings, Verb},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
@@ -17,7 +17,7 @@ use mimeo_core::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::{author, uid, vouch};
+use crate::common::{author, home, uid, vouch};
 
 pub(crate) struct Scene {
     pub(crate) engine: Engine,
@@ -104,6 +104,32 @@ impl Scene {
     pub(crate) fn revoke(&mut self, namespace: &str, access: &str) {
         self.engine.grant_gone(namespace, access, self.now);
         self.run();
+    }
+
+    /// Answers what a namespace that stays was asked about its grants, whose definition was created then: as if they were these.
+    pub(crate) fn tell_grants(&mut self, namespace: &str, names: &[&str], defined: Option<&str>) {
+        self.tell_grants_of(namespace, names, 0, defined);
+    }
+
+    /// The same, each with this resourceVersion.
+    pub(crate) fn tell_grants_of(&mut self, namespace: &str, names: &[&str], version: u64, defined: Option<&str>) {
+        let asked = Errand::ConfirmGrants(namespace.into());
+        let index = self.errands.iter().position(|errand| *errand == asked).unwrap();
+        self.errands.remove(index);
+        let seconds = |time: &str| u32::try_from(time.parse::<Timestamp>().unwrap().as_second()).unwrap();
+        let read = GrantsRead {
+            grants: names.iter().map(|name| ((*name).into(), version)).collect(),
+            home: Some(home(self.uids[namespace], 1)),
+            defined: defined.map(seconds),
+        };
+        self.engine.grants_read(namespace, Some(&read), self.now);
+        self.run();
+    }
+
+    /// Whether a rule's status says that deletions are held.
+    pub(crate) fn holds(&mut self, id: &RuleId) -> bool {
+        let conditions = self.status(id).conditions;
+        conditions.iter().any(|condition| condition.type_ == "Stalled" && condition.reason == "DeletionHeld")
     }
 
     /// Whether the source is to be watched.
@@ -231,6 +257,7 @@ impl Scene {
         meta["uid"] = known.unwrap_or_else(|| uid(version).into());
         meta["resourceVersion"] = version.to_string().into();
         meta["managedFields"] = json!([entry]);
+        meta["creationTimestamp"] = json!("2026-02-01T00:00:00Z");
         (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
         meta
     }

@@ -105,6 +105,10 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             server.violations.push(format!("nobody grants anything here, and {namespace}/{name} is to be read"));
             Answer::Noted
         }
+        Errand::ConfirmGrants(namespace) => {
+            server.violations.push(format!("nobody grants anything here, and {namespace} is asked what it grants"));
+            Answer::Noted
+        }
         Errand::NoteSeeds { namespace, seeds, version } => {
             Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version))
         }

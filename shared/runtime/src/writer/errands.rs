@@ -14,9 +14,9 @@ use k8s_openapi::{
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_core::{
-    engine::{Announcement, Home, RuleRead, SourceRead, StatusUpdate},
+    engine::{Announcement, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate},
     kind::{GroupKind, GroupVersionKind, Resource},
-    names,
+    meta, names,
     rule::{RuleId, RuleKind, SourceRef},
     seeds::Seeds,
 };
@@ -31,6 +31,7 @@ use super::{Writer, Written};
 use crate::{
     call::{self, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
+    observer::parse_grant,
 };
 
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
@@ -211,6 +212,27 @@ impl Writer {
         let path = format!("{path}?fieldSelector={}", encode(&format!("metadata.name={name}")));
         let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
         Ok(list.pointer("/items/0").cloned())
+    }
+
+    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there afterwards was it before, too. None if
+    /// any of it isn't properly answered.
+    pub async fn read_grants(&self, namespace: &str) -> Option<GrantsRead> {
+        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
+        let list = self.read_at::<Value>(&path).await.ok()??;
+        let grants = list.get("items")?.as_array()?.iter().filter_map(|grant| {
+            let name = grant.pointer("/metadata/name")?.as_str()?.into();
+            Some((name, parse_grant(grant.clone()).ok()?.version))
+        });
+        let grants = grants.collect();
+        let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicationgrants.mimeo.dev";
+        let defined = match self.look(crd).await? {
+            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => {
+                crd.metadata.creation_timestamp.as_ref().map(meta::seconds)
+            }
+            Look::Found(_) | Look::Absent => None,
+            Look::NotServed => return None,
+        };
+        Some(GrantsRead { grants, home: self.look_home(namespace).await?, defined })
     }
 
     /// Notes that copies of a kind may exist.

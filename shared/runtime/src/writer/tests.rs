@@ -3,8 +3,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_core::{
     engine::{
-        Action, Announcement, Engine, Errand, EventReason, Home, Request, Role, RuleRead, Settings, SourceRead,
-        StatusUpdate,
+        Action, Announcement, Engine, Errand, EventReason, GrantsRead, Home, Request, Role, RuleRead, Settings,
+        SourceRead, StatusUpdate,
     },
     kind::{GroupVersionKind, Resource},
     meta::Uid,
@@ -277,6 +277,42 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
                 "GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/clusterreplications.mimeo.dev"
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
+    let from = json!([{"namespaces": ["a"]}]);
+    let to = json!([{"apiVersion": "v1", "kind": "Secret"}]);
+    let grant = |name: &str, version: &str, from: &Value| {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+            "metadata": {"namespace": "team", "name": name, "resourceVersion": version}, "spec": {"from": from, "to": to},
+        })
+    };
+    let list = || Script::json(200, &json!({"items": [grant("g", "7", &from), grant("nonsense", "8", &json!([]))]}));
+    let stays = || Script::json(200, &json!({"metadata": {"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"}}));
+    let going = || Script::json(200, &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let absent = || status(404, &json!({"name": "x"}));
+    let page = || Script::text(404, "404 page not found\n");
+    let home = Some(Home { uid: uid(), created: 60 });
+    let read = |defined, home| Some(GrantsRead { grants: [("g".into(), 7)].into(), home, defined });
+    let cases = [
+        (list(), stays(), stays(), read(Some(60), home)),
+        (list(), going(), stays(), read(None, home)),
+        (list(), absent(), stays(), read(None, home)),
+        (list(), stays(), going(), read(Some(60), None)),
+        (list(), stays(), absent(), read(Some(60), None)),
+        (page(), stays(), stays(), None),
+        (status(403, &json!({})), stays(), stays(), None),
+        (list(), page(), stays(), None),
+        (list(), status(503, &json!({})), stays(), None),
+        (list(), stays(), status(503, &json!({})), None),
+    ];
+    for (index, (grants, crd, namespace, want)) in cases.into_iter().enumerate() {
+        let server = Server::start([grants, crd, namespace]).await;
+        assert_eq!(writer(&server).read_grants("team").await, want, "case {index}");
+        assert_eq!(server.requests()[0], "GET /apis/mimeo.dev/v1alpha1/namespaces/team/replicationgrants");
     }
 }
 
