@@ -1,12 +1,12 @@
 //! `driftPolicy: Deny`: nobody but Mimeo changes or deletes a copy, and nothing else is held up by that.
 
-use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, apply, delete, label, merge, put, relabel, value, version, wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Stage, apply, delete, label, merge, of, put, relabel, value, version, wait_for, wait_gone,
 };
 use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually};
@@ -69,6 +69,13 @@ async fn nothing_is_changed(rule: &RuleSpec, secrets: &Api<Secret>) -> Result<()
         ("all labels", &params, json!([{"op": "remove", "path": "/metadata/labels"}])),
         ("whose copy it is", &params, json!({"metadata": {"annotations": {"mimeo.dev/rule": "x"}}})),
         ("who owns what", &params, json!({"metadata": {"managedFields": [{}]}})),
+        (
+            "an owner that isn't there: the garbage collector would delete it",
+            &params,
+            json!({"metadata": {"ownerReferences": [{
+                "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-000000000001",
+            }]}}),
+        ),
         ("that and a value", &params, json!({"metadata": {"managedFields": []}, "data": {"password": "eA=="}})),
     ] {
         let status = refused(secrets.patch(REGISTRY, params, &patch(change)?).await)?.context(about)?;
@@ -150,6 +157,82 @@ async fn a_suspended_rule_and_one_that_repairs_deny_nothing() -> Result<()> {
     let_through(&secrets).await?;
     wait_for(secrets, REGISTRY.to_owned(), kept).await?;
     Ok(())
+}
+
+/// Of more sources than a status has room for; the webhook knows none but those.
+#[tokio::test]
+async fn of_all_that_a_tenant_selects_every_copy_is_kept() -> Result<()> {
+    const COPIES: usize = 40;
+    let scene = STAGE.scene("selected").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    for number in 0..COPIES {
+        tenant.labelled(&format!("s{number:02}"), "one").await?;
+    }
+    let spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "selector": {"matchLabels": {"copy": "yes"}}}],
+        "targets": [{"namespaces": [tenant.home], "name": "copy-of-$(source.name)"}],
+        "driftPolicy": "Deny",
+    });
+    tenant.writes("replications", "r", &spec).await?;
+    eventually(SOON, "all copies", || async {
+        let status = tenant.status("r", "Ready", "Synced").await?;
+        let synced = status.copies.map(|copies| copies.synced);
+        ensure!(synced == Some(i32::try_from(COPIES)?), "{synced:?}");
+        Ok(Some(()))
+    })
+    .await?;
+    let secrets = Tenant::editor_of(&scene, &tenant.home).await?.secrets();
+    for number in 0..COPIES {
+        let name = format!("copy-of-s{number:02}");
+        // The webhook has yet to hear of the rule, and whether its author may.
+        eventually(SOON, format!("{name} is kept"), || async {
+            let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+            let change = patch(json!({"data": {"token": "eA=="}}))?;
+            Ok(Some(refused(secrets.patch(&name, &dry_run, &change).await)?.context("let through")?))
+        })
+        .await?;
+        refused(secrets.delete(&name, &DeleteParams::default()).await)?.context(name)?;
+    }
+    Ok(())
+}
+
+/// A tenant may have a copy of any name at home, also where a controller of the cluster keeps something.
+#[tokio::test]
+async fn no_tenants_rule_keeps_the_cluster_from_what_is_its_own() -> Result<()> {
+    let scene = STAGE.scene("system").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    let maps: Api<ConfigMap> = of(&tenant.client, &tenant.home);
+    apply(&tenant.client, &config_map(&tenant.home, "mine", "mine")).await?;
+    apply(&tenant.client, &config_map(&tenant.home, "theirs", "theirs")).await?;
+    let spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "mine"}],
+        "targets": [{"namespaces": [tenant.home], "name": "theirs"}],
+        "conflictPolicy": "Overwrite", "driftPolicy": "Deny",
+    });
+    tenant.writes("replications", "r", &spec).await?;
+    tenant.status("r", "Ready", "Synced").await?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let changed = async |maps: &Api<ConfigMap>, own: &Api<ConfigMap>| -> Result<_> {
+        let mut map = own.get("theirs").await?;
+        map.data.get_or_insert_default().insert("a".into(), "theirs".into());
+        refused(maps.replace("theirs", &dry_run, &map).await)
+    };
+    eventually(SOON, "the copy is kept from who may edit the namespace", || async {
+        Ok(Some(changed(&maps, &maps).await?.context("let through")?))
+    })
+    .await?;
+    let control_plane = &scene.setting.control_plane;
+    let groups = ["system:serviceaccounts:kube-system", "system:serviceaccounts"];
+    let publisher = control_plane.user("system:serviceaccount:kube-system:root-ca-cert-publisher", &groups)?;
+    let theirs: Api<ConfigMap> = of(&publisher.client().await?, &tenant.home);
+    assert_eq!(changed(&theirs, &maps).await?, None);
+    Ok(())
+}
+
+fn config_map(namespace: &str, name: &str, value: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": name}, "data": {"a": value},
+    })
 }
 
 #[tokio::test]

@@ -18,9 +18,7 @@ use tracing::warn;
 use crate::hooks::App;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    let guard = app.handle.look(|engine, _| {
-        drift::guard(request, |rule, kind, namespace, name| engine.guards(rule, kind, namespace, name))
-    });
+    let guard = app.handle.look(|engine, _| drift::guard(request, |rule, copy| engine.guards(rule, copy)));
     let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else { return Verdict::ALLOW };
     let api: Api<Namespace> = Api::all(app.client.clone());
     match within(deadline.saturating_duration_since(Instant::now()), named::read_metadata(&api, namespace)).await {

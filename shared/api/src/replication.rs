@@ -112,8 +112,9 @@ pub struct ReplicationSpec {
     pub conflict_policy: ConflictPolicy,
 
     /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
-    /// unless the namespace is being deleted; what no webhook could refuse is put right. Deny only where every target is this
-    /// rule's own namespace. Not with strategy CreateOnce, whose copies are their namespace's. Default: Repair.
+    /// unless the namespace is being deleted or it is the cluster itself that asks (service accounts of kube-system, nodes,
+    /// system:kube-*); what no webhook could refuse is put right. Deny only where every target is this rule's own namespace.
+    /// Not with strategy CreateOnce, whose copies are their namespace's. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 

@@ -1,32 +1,65 @@
 //! `driftPolicy: Deny`: who may not change or delete a copy is told so in the request.
 //!
-//! The API server asks only about requests that take something from Mimeo in an object that is ours
+//! The API server asks only about requests that take something from Mimeo in an object that is ours, or give it an owner
 //! ([`registration`](crate::registration)). Whether the rule still wants it kept is decided here. Whether its namespace is being
 //! deleted, a read must tell: no watch is as quick as a deletion.
 
 use crate::{
     kind::GroupKind,
     names,
-    review::{Operation, Request, Verdict},
-    rule::RuleId,
+    review::{Operation, Request, User, Verdict},
+    rule::{RuleId, RuleKind, SourceRef},
 };
 
-/// The rule that keeps others from doing what is asked for, if there is one. `guards` tells whether a rule wants a copy of that
-/// kind in that namespace under that name, and nobody else to change it.
-pub fn guard(request: &Request, guards: impl Fn(&RuleId, &GroupKind, &str, &str) -> bool) -> Option<RuleId> {
+/// What the names begin with of those who run the cluster: its controllers, its nodes, and its other parts. Of a request about a copy
+/// nothing else is known of its user.
+const SYSTEM: [&str; 3] = ["system:serviceaccount:kube-system:", "system:node:", "system:kube-"];
+
+/// A copy as its marks have it.
+#[derive(Debug)]
+pub struct Marked<'a> {
+    /// Its kind.
+    pub kind: GroupKind,
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// What it was copied from, if that is an object.
+    pub source: Option<SourceRef>,
+}
+
+/// The rule that keeps others from doing what is asked for, if there is one. `guards` tells whether a rule wants this copy, and nobody
+/// else to change it.
+///
+/// A tenant's rule binds nobody who runs the cluster: it may have a copy of any name at home, also where the cluster's own controllers
+/// keep something.
+pub fn guard(request: &Request, guards: impl Fn(&RuleId, &Marked<'_>) -> bool) -> Option<RuleId> {
     // As it is stored: what the request makes of the annotation is part of the change.
     let copy = request.old_object.as_ref()?;
-    let rule: RuleId = copy.pointer("/metadata/annotations")?.get(names::RULE)?.as_str()?.parse().ok()?;
-    // A deletion of many has no name of its own.
-    let (namespace, name) = (request.namespace.as_deref()?, copy.pointer("/metadata/name")?.as_str()?);
-    guards(&rule, &request.kind.group_kind(), namespace, name).then_some(rule)
+    let annotation = |key: &str| copy.pointer("/metadata/annotations")?.get(key)?.as_str();
+    let rule: RuleId = annotation(names::RULE)?.parse().ok()?;
+    if rule.kind == RuleKind::Replication && runs_the_cluster(&request.user) {
+        return None;
+    }
+    let marked = Marked {
+        kind: request.kind.group_kind(),
+        namespace: request.namespace.as_deref()?,
+        // A deletion of many has no name of its own.
+        name: copy.pointer("/metadata/name")?.as_str()?,
+        source: annotation(names::SOURCE).and_then(SourceRef::parse),
+    };
+    guards(&rule, &marked).then_some(rule)
+}
+
+fn runs_the_cluster(user: &User) -> bool {
+    SYSTEM.iter().any(|prefix| user.name.starts_with(prefix))
 }
 
 /// What is answered then.
 pub fn refusal(request: &Request, rule: &RuleId) -> Verdict {
     let what = match request.operation {
         Operation::Delete => "be deleted",
-        _ => "be changed in what Mimeo keeps",
+        _ => "be changed in what Mimeo keeps, nor be given an owner",
     };
     let message =
         format!("Mimeo: this is a copy of {rule}, whose driftPolicy is Deny: it can't {what}. Change its source");
@@ -42,10 +75,10 @@ mod tests {
     use crate::review::decode;
 
     /// Guards one copy of one rule.
-    fn guards(rule: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
-        rule.to_string() == "ClusterReplication/rule"
-            && kind.to_string() == "Secret"
-            && (namespace, name) == ("team", "registry")
+    fn guards(rule: &RuleId, copy: &Marked<'_>) -> bool {
+        ["ClusterReplication/rule", "Replication/team/rule"].contains(&rule.to_string().as_str())
+            && copy.kind.to_string() == "Secret"
+            && (copy.namespace, copy.name) == ("team", "registry")
     }
 
     fn request(operation: &str, old: &Value) -> Request {
@@ -77,6 +110,25 @@ mod tests {
         ] {
             let request = request(operation, &old);
             assert_eq!(guard(&request, guards).is_some(), guarded, "{operation} {old}");
+        }
+    }
+
+    #[test]
+    fn a_tenants_rule_binds_nobody_who_runs_the_cluster() {
+        for (user, bound) in [
+            ("system:serviceaccount:kube-system:root-ca-cert-publisher", false),
+            ("system:node:worker-1", false),
+            ("system:kube-scheduler", false),
+            ("system:serviceaccount:kube-system-2:x", true),
+            ("system:serviceaccount:team:kube-system", true),
+            ("system:admin", true),
+            ("ann", true),
+        ] {
+            for (rule, bound) in [("Replication/team/rule", bound), ("ClusterReplication/rule", true)] {
+                let mut request = request("DELETE", &copy(rule));
+                request.user.name = user.into();
+                assert_eq!(guard(&request, guards).is_some(), bound, "{rule} {user}");
+            }
         }
     }
 

@@ -297,6 +297,9 @@ impl Registration {
         };
         let changed = |which: &str| format!("{} != {}", entries("oldObject", which), entries("object", which));
         let taken = changed(&own);
+        // An owner that isn't there has the garbage collector delete the object, and that is let through.
+        let owners = |object: &str| format!("{object}.metadata.?ownerReferences.orValue([])");
+        let owned = format!("{}.exists(o, !(o in {}))", owners("object"), owners("oldObject"));
         // In some copies nobody else is to own a field at all: where the annotation that says so is ours. Anybody may add one.
         let exclusive = format!("{own} && e[?'fieldsV1'][?'f:metadata'][?'f:annotations'][?'f:{STRATEGY}'].hasValue()");
         let added = format!("size({}) > 0 && {}", entries("oldObject", &exclusive), changed("true"));
@@ -321,7 +324,7 @@ impl Registration {
                 {"name": "a-copy", "expression": format!("size({}) > 0", entries("oldObject", &own))},
                 {
                     "name": "takes-from-mimeo",
-                    "expression": format!("request.operation == 'DELETE' || {forged} || {taken} || {added}"),
+                    "expression": format!("request.operation == 'DELETE' || {forged} || {taken} || {added} || {owned}"),
                 },
             ],
             "failurePolicy": FailurePolicy::Ignore,

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
     authority::Right,
+    drift::Marked,
     engine::{Action, CopyWatch, Engine, Inquiry, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
     outcome::Unreadable,
@@ -138,6 +139,10 @@ impl World {
     }
 }
 
+fn registry_in_team() -> Marked<'static> {
+    Marked { kind: secrets().gvk.group_kind(), namespace: "team", name: "registry", source: None }
+}
+
 #[test]
 fn nothing_is_written_before_the_author_was_asked_about() {
     let mut world = World::new(Role::Keeper);
@@ -186,7 +191,7 @@ fn who_may_not_writes_nothing_and_hears_nothing_but_means_the_barrier() {
     assert!(message.ends_with("kubectl annotate --overwrite clusterreplication registry mimeo.dev/author=me"));
     assert!(status.sources.is_empty() && status.copies.is_none() && status.failures.is_empty());
     assert_eq!(world.held(), (vec!["Secret registry (AuthorDenied)".to_owned()], vec![]));
-    assert!(!world.engine.guards(&id, &secrets().gvk.group_kind(), "team", "registry"));
+    assert!(!world.engine.guards(&id, &registry_in_team()));
 
     // The webhook's part hears of it from that status, and of the next one.
     let mut webhook = World::new(Role::Injector);
@@ -211,7 +216,7 @@ fn what_nobody_answers_for_wants_nothing_and_holds_nobody() {
         let id = world.apply(rule("registry", 1, &json!({})), None, None);
         assert!(world.requests().is_empty() && world.engine.inquiries().is_empty());
         assert_eq!(world.held(), (vec![], vec![]));
-        assert!(!world.engine.guards(&id, &secrets().gvk.group_kind(), "team", "registry"));
+        assert!(!world.engine.guards(&id, &registry_in_team()));
         let hint = NameHint::Exact("team");
         assert!(world.engine.barrier_rules(hint, &Labels::new()).is_empty());
         if role == Role::Keeper {

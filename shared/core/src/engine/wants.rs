@@ -8,10 +8,10 @@ use mimeo_api::{Access, DriftPolicy};
 use super::{Engine, Namespace, Role, RuleState, announce::Happening};
 use crate::{
     cell::Cell,
-    kind::GroupKind,
+    drift::Marked,
     outcome::FailureReason,
     render::unset,
-    rule::{Rule, RuleId, Strategy},
+    rule::{Rule, RuleId, RuleKind, Strategy},
     selection::Labels,
     slot::{KindId, Slot, SlotId},
     template::Variable,
@@ -236,18 +236,35 @@ impl Engine {
         targets.any(|(target, slots)| target.selection.matches(name, &namespace.labels) && makes(slots))
     }
 
-    /// Whether a rule wants a copy there that nobody else may change.
-    pub fn guards(&self, id: &RuleId, kind: &GroupKind, namespace: &str, name: &str) -> bool {
+    /// Whether a rule wants that copy, and nobody else to change it.
+    pub fn guards(&self, id: &RuleId, copy: &Marked<'_>) -> bool {
+        let Marked { kind, namespace, name, .. } = copy;
         let Some(state) = self.rules.get(id) else { return false };
         let Some(rule) = state.acting() else { return false };
-        let Some(space) = self.namespaces.get(namespace) else { return false };
+        let Some(space) = self.namespaces.get(*namespace) else { return false };
         let denies = rule.drift == DriftPolicy::Deny && space.alive();
         let makes =
-            |slot: &Slot| slot.granted && slot.gvk().is_of(kind) && *slot.name.at(space.place(namespace)) == *name;
+            |slot: &Slot| slot.granted && slot.gvk().is_of(kind) && *slot.name.at(space.place(namespace)) == **name;
         denies
-            && self.slots_for(state, namespace, &space.labels).any(|(_, slot)| makes(slot))
+            && (self.slots_for(state, namespace, &space.labels).any(|(_, slot)| makes(slot))
+                || self.may_select_for(rule, space, copy))
             && !self.is_own_source(state, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
+    }
+
+    /// Whether a copy may be one of what a tenant's selectors find. Of that a webhook knows no more than the rule's status has room for;
+    /// the copy's own marks, which nobody else may change, say what it was made of.
+    fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
+        if self.settings.role == Role::Keeper || rule.id.kind != RuleKind::Replication {
+            return false;
+        }
+        let Some(source) = copy.source.as_ref().filter(|source| source.gvk.is_of(&copy.kind)) else { return false };
+        let place = space.place(copy.namespace);
+        self.followed(rule).iter().any(|selector| selector.could_find(source))
+            && rule.targets.iter().any(|target| {
+                target.selection.matches(copy.namespace, &space.labels)
+                    && target.copy_name(source).text_at(place) == copy.name
+            })
     }
 }
 

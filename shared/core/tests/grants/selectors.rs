@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use mimeo_api::{ClusterReplicationStatus, SourceStatus};
 use mimeo_core::{
+    drift::Marked,
     engine::{Engine, Role, Settings},
     kind::Resource,
     rule::{Rule, RuleId, RuleKind},
@@ -329,6 +330,49 @@ fn whoever_deletes_a_source_is_warned_of_what_the_reconciler_has_told() {
     assert!(demand.selectors.is_empty() && demand.sources.is_empty(), "it watches nothing for that");
     let sources: Vec<String> = engine.sources(9).unwrap().keys().map(ToString::to_string).collect();
     assert_eq!(sources, ["v1/Secret/vault/b"]);
+}
+
+/// The webhook is told of 32 sources at most, and guards every copy all the same.
+#[test]
+fn of_what_a_tenant_selects_every_copy_is_guarded() {
+    let now = std::time::Duration::from_secs(1);
+    let (abroad, any) = (to("home"), [].as_slice());
+    for (about, drift, given, guarded) in [
+        ("all of it", "Deny", any, true),
+        ("not denied", "Repair", any, false),
+        ("no selector may look there", "Deny", &["a"], false),
+    ] {
+        let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+        engine.rules_listed(RuleKind::ClusterReplication, &BTreeSet::new(), now);
+        for (number, name) in ["home", "vault", "other"].into_iter().enumerate() {
+            let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
+            engine.namespace_applied(&from_value(meta).unwrap(), now);
+        }
+        engine.namespaces_listed(&["home", "vault", "other"].map(Into::into).into(), now);
+        engine.grant_applied("vault", "g", Ok(grant("Read", &abroad, given)), now);
+        engine.grants_listed(&[("vault".into(), "g".into())].into(), now);
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kind(&secrets(), Some(Resource { gvk: secrets(), plural: "secrets".into(), namespaced: true }), now);
+        let mut spec = selecting("vault", &["home"]);
+        spec["driftPolicy"] = json!(drift);
+        let rule = replication("home", "r", &spec);
+        let id = rule.id.clone();
+        engine.rule_applied(id.clone(), Ok(rule), author(), None, now);
+        engine.rules_listed(RuleKind::Replication, &[id.clone()].into(), now);
+        vouch(&mut engine, now);
+        let copy = |namespace: &str, name: &str, of: &str| {
+            let source = Some(source("vault", of));
+            engine.guards(&id, &Marked { kind: secrets().group_kind(), namespace, name, source })
+        };
+        for number in 0..40 {
+            assert_eq!(copy("home", &format!("s{number}-copy"), &format!("s{number}")), guarded, "{about}");
+        }
+        assert!(!copy("home", "another", "s1") && !copy("other", "s1-copy", "s1"), "where it makes none");
+        let unmarked = Marked { kind: secrets().group_kind(), namespace: "home", name: "s1-copy", source: None };
+        assert!(!engine.guards(&id, &unmarked));
+        let elsewhere = Marked { source: Some(source("home", "s1")), ..unmarked };
+        assert!(!engine.guards(&id, &elsewhere), "where it selects nothing");
+    }
 }
 
 #[test]
