@@ -33,12 +33,12 @@ async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
     answer.status.and_then(|status| status.token).context("no token")
 }
 
-/// Lets a service account do this with the path.
-async fn allow(client: &Client, namespace: &str, name: &str, path: &str, verbs: &[&str]) -> Result<()> {
+/// Lets a service account do this with the paths.
+async fn allow(client: &Client, namespace: &str, name: &str, paths: &[&str], verbs: &[&str]) -> Result<()> {
     let (group, version) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
     let role = json!({
         "apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name},
-        "rules": [{"nonResourceURLs": [path], "verbs": verbs}],
+        "rules": [{"nonResourceURLs": paths, "verbs": verbs}],
     });
     let binding = json!({
         "apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
@@ -70,9 +70,9 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
     create_namespace(&client, "monitoring", &[]).await?;
     let prometheus = token(&client, "monitoring", "prometheus").await?;
     let stranger = token(&client, "monitoring", "stranger").await?;
-    allow(&client, "monitoring", "prometheus", "/metrics", &["get"]).await?;
+    allow(&client, "monitoring", "prometheus", &["/metrics"], &["get"]).await?;
     let operator = token(&client, "monitoring", "operator").await?;
-    allow(&client, "monitoring", "operator", "/debug/*", &["get", "put"]).await?;
+    allow(&client, "monitoring", "operator", &["/debug/*", "/log-level"], &["get", "put"]).await?;
 
     for replica in pair.webhooks.iter().chain(&pair.reconciler) {
         let get = |path, token| replica.ask("GET", path, token, "");
@@ -97,7 +97,7 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
         })
         .await?;
         ensure!(state.contains(r#""primed":true"#), "{state}");
-        let put = |token| replica.ask("PUT", "/debug/log-level", token, "trace");
+        let put = |token| replica.ask("PUT", "/log-level", token, "trace");
         ensure!(code(&put(Some(&operator))?) == "200", "the operator may put");
         for (who, token, want) in [("nobody", None, "401"), ("a Prometheus", Some(&*prometheus), "403")] {
             for answer in [get("/debug/state", token)?, put(token)?] {
@@ -283,7 +283,7 @@ async fn what_is_inside_is_shown_if_asked_for_and_what_is_logged_can_always_be_c
     let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
     let pair = Pair::builder().reconciler_args(["--debug-endpoints"]).start(&control_plane).await?;
     let (webhook, reconciler) = (&pair.webhooks[0], pair.reconciler.as_ref().context("a reconciler")?);
-    for (path, want) in [("/debug/state", "404"), ("/debug/log-level", "200")] {
+    for (path, want) in [("/debug/state", "404"), ("/log-level", "200")] {
         assert_eq!(code(&webhook.ask("GET", path, None, "")?), want, "{path}");
     }
     // This test is on the same machine; who isn't gets 403.
@@ -297,13 +297,13 @@ async fn what_is_inside_is_shown_if_asked_for_and_what_is_logged_can_always_be_c
     .await?;
     let debug = || Ok::<_, anyhow::Error>(reconciler.program.log()?.contains(" DEBUG "));
     ensure!(!debug()?, "{}", reconciler.program.log()?);
-    let answer = reconciler.ask("PUT", "/debug/log-level", None, "debug")?;
+    let answer = reconciler.ask("PUT", "/log-level", None, "debug")?;
     ensure!(code(&answer) == "200" && answer.ends_with("debug\n"), "{answer}");
     // The first rule with a kind has its copies watched, which is told at this level.
     let rule = rule("loud").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
     rule.create(&control_plane.client().await?).await?;
     eventually(SOON, "a line of debug", || async { Ok(debug()?.then_some(())) }).await?;
-    ensure!(code(&reconciler.ask("PUT", "/debug/log-level", None, "a=loudly")?) == "400");
+    ensure!(code(&reconciler.ask("PUT", "/log-level", None, "a=loudly")?) == "400");
     Ok(())
 }
 

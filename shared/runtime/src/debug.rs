@@ -1,4 +1,4 @@
-//! `/debug`: how much a program logs, and, if that was asked for, what it has inside while it runs, in numbers. Who has to find a
+//! `/log-level`: how much a program logs; and, if that was asked for, `/debug`: what it has inside while it runs, in numbers. Who has to find a
 //! fault at night can have more logged without a restart, which might hide it.
 //!
 //! Nothing here names an object or shows what is in one. Who may ask is [`Guard`](crate::guard::Guard)'s to say.
@@ -87,7 +87,7 @@ impl DebugPages {
 
     /// The pages, each under its path; the state only if that is shown.
     pub(crate) fn router(&self, shows_state: bool) -> Router {
-        let router = Router::new().route("/debug/log-level", get(log_level).put(set_log_level));
+        let router = Router::new().route("/log-level", get(log_level).put(set_log_level));
         let router = if shows_state { router.route("/debug/state", get(state)) } else { router };
         router.layer(DefaultBodyLimit::max(LONGEST_FILTER)).with_state(self.clone())
     }
@@ -148,7 +148,7 @@ mod tests {
     #[tokio::test]
     async fn the_log_level_is_told_and_changed_and_nonsense_is_refused() {
         let pages = debug_pages();
-        let path = "/debug/log-level";
+        let path = "/log-level";
         assert_eq!(ask(&pages, "GET", path, "").await, (200, "info\n".into()));
         let (code, now) = ask(&pages, "PUT", path, "warn,mimeo_runtime=trace\n").await;
         assert!(code == 200 && now.contains("mimeo_runtime=trace"), "{now}");

@@ -51,14 +51,14 @@ pub struct OpsArgs {
     /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
     #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "[::]:8080")]
     pub ops_listen: SocketAddr,
-    /// Who may read /metrics and /debug there; /healthz and /readyz are for everybody
+    /// Who may ask for /metrics, /log-level and /debug there; /healthz and /readyz are for everybody
     #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
     pub ops_auth: OpsAuth,
     /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS, until they are there with a certificate made
     /// at start, which clients can't verify. Default: plain HTTP, or with `--ops-auth token` such a certificate
     #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
     pub ops_cert_dir: Option<PathBuf>,
-    /// Serve /debug/state (what the program has inside, in numbers) there, beside /debug/log-level (GET, PUT), which there always is; both
+    /// Serve /debug/state (what the program has inside, in numbers) there, beside /log-level (GET, PUT), which there always is; both
     /// without `--ops-auth token` only to connections from the same machine or Pod
     #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
     pub debug_endpoints: bool,

@@ -38,7 +38,7 @@ const PAGES: [Page; 16] = [
     Page("/metrics", &PROGRAMS, [200, 403, 401]),
     // Without tokens only for who is in the pod.
     Page("/debug/state", &PROGRAMS, [403, 403, 401]),
-    Page("/debug/log-level", &PROGRAMS, [403, 403, 401]),
+    Page("/log-level", &PROGRAMS, [403, 403, 401]),
     // The page is for everybody, what it shows is not.
     Page("/ui/", &[Program::Reconciler], [200; 3]),
     Page("/ui/page.js", &[Program::Reconciler], [200; 3]),
