@@ -375,3 +375,43 @@ fn what_a_patch_takes_in_passing_counts() {
     assert_eq!(scene.written(), ["home/r0-copy", "home/r1-copy"]);
     assert_eq!(scene.sources_found(&ids[2]).0, "SourceRefused");
 }
+
+/// Each round of weighing makes something of what has room, and that may weigh other than it was taken for: so often that the rounds, one
+/// within the other, would have no end.
+#[test]
+fn rules_that_weigh_other_than_they_seem_are_settled_all_the_same() {
+    let mut scene = Scene::new(&["home"]);
+    let annotations = |text: &str| json!({"annotations": {"set": {"a": text.repeat(3_000 / text.len())}}});
+    let patch = |text: &str| {
+        let value = text.repeat(3_000 / text.len());
+        json!({"jsonPatch": [{"op": "add", "path": "/metadata/annotations/a", "value": value}]})
+    };
+    let copies = (0..32).map(|n| json!({"op": "copy", "from": "/data/a", "path": format!("/data/a{n}")}));
+    let shapes = [
+        annotations("$("),
+        annotations("$(namespace.labels['"),
+        annotations("$(source.name)"),
+        annotations("$(namespace.name)"),
+        patch("$("),
+        patch("$(source.name)"),
+        patch("$(namespace.name)"),
+        json!({"jsonPatch": copies.collect::<Vec<_>>()}),
+    ];
+    for number in 0..160 {
+        let (name, created) = (format!("r{number:03}"), Timestamp::from_second(number).unwrap());
+        let object = json!({
+            "metadata": {"namespace": "home", "name": name, "generation": 1, "creationTimestamp": created.to_string()},
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "spec": {
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "late"}],
+                "targets": [{"namespaces": ["home"], "name": format!("{name}-copy")}],
+                "transform": shapes[usize::try_from(number).unwrap() % shapes.len()],
+            },
+        });
+        scene.apply(Rule::parse_replication(&from_value(object).unwrap()).unwrap());
+    }
+    for size in [1_000, 2_000, 1_000] {
+        scene.show(&source("home", "late"), size);
+        assert!(scene.written().contains(&"home/r000-copy".to_owned()), "the oldest has room");
+    }
+}

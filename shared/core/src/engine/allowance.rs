@@ -29,8 +29,17 @@ impl Engine {
     /// Finds out which slots of Replications are beyond the allowances. Those that have come to be, or are no more, are rendered
     /// anew, and their sources watched no more or again.
     pub(super) fn weigh(&mut self) {
+        // What is made weighs other than what it was taken for. So that this ends, what has no room once has none till something changes.
+        let mut again = false;
+        while self.weigh_once(again) {
+            again = true;
+        }
+    }
+
+    /// Whether slots have been rendered, and may weigh something else now.
+    fn weigh_once(&mut self, again: bool) -> bool {
         if self.within_allowance() {
-            return;
+            return false;
         }
         let tenants = self.rules.iter().filter(|(id, _)| id.kind == RuleKind::Replication);
         let mut rules: Vec<_> = tenants
@@ -48,7 +57,7 @@ impl Engine {
                 let weight = slot.weight + if known { 0 } else { slot.source_weight };
                 let full = *home + weight > OF_A_NAMESPACE || all + weight > OF_ALL;
                 // A source is there for all targets or for none.
-                let shed = full || beyond.contains(&slot.source);
+                let shed = full || beyond.contains(&slot.source) || (again && slot.shed);
                 if shed {
                     beyond.insert(slot.source.clone());
                 } else {
@@ -65,7 +74,7 @@ impl Engine {
             }
         }
         if changed.is_empty() {
-            return;
+            return false;
         }
         // What nobody holds any more is let go at once, and its watch as soon as that can be.
         let sources: BTreeSet<SourceRef> =
@@ -79,8 +88,9 @@ impl Engine {
         }
         // Those of one source together: what they have in common is made once.
         changed.sort_unstable();
-        self.render_slots(changed);
+        self.render(changed);
         self.demand_changed();
+        true
     }
 
     /// Whether nothing is beyond the allowances, or was; sources that several rules name are counted several times.

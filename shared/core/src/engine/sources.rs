@@ -135,6 +135,13 @@ impl Engine {
 
     /// Renders the copies of these slots anew, whose sources have changed, or the consent to read them.
     pub(super) fn render_slots(&mut self, slots: Vec<SlotId>) {
+        if self.render(slots) {
+            self.weigh();
+        }
+    }
+
+    /// The same, without a look at what it comes to. Whether there are tenants' among them.
+    pub(super) fn render(&mut self, slots: Vec<SlotId>) -> bool {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
         let (mut press, mut scale) = (Press::default(), allowance::Scale::default());
@@ -173,9 +180,7 @@ impl Engine {
             let cells = namespace.cells.iter_mut();
             cells.filter(|cell| cell.want.is_some_and(|id| changed.contains(&id))).for_each(Cell::start_over);
         }
-        if touched.iter().any(|id| id.kind == RuleKind::Replication) {
-            self.weigh();
-        }
+        touched.iter().any(|id| id.kind == RuleKind::Replication)
     }
 
     /// A namespace is gone: sources and rules that it held went with it, though their own watches may yet have to say so.
