@@ -284,7 +284,7 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
     update(consent("Read", &taker.home, &[])).await?;
     holds([(&taker, [true, true]), (&other, [false, false])]).await?;
 
-    // Who may write grants, and not read what they give, widens none; who only takes away needs no right.
+    // Who may write grants, and not read what they give, widens none; who only takes away needs no more.
     let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
     let rights = json!({"apiGroups": ["mimeo.dev"], "resources": ["replicationgrants"], "verbs": ["*"]});
     grant(&scene, "User", user.name(), Some(&owner.home), &rights).await?;
@@ -295,5 +295,16 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
         Err(kube::Error::Api(status)) if status.message.contains("may not get secrets") => {}
         outcome => anyhow::bail!("{outcome:?}"),
     }
-    holds([(&taker, [true, true]), (&other, [false, false])]).await
+    holds([(&taker, [true, true]), (&other, [false, false])]).await?;
+    let names = |names: &[&str]| {
+        let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": names}]);
+        Patch::Merge(json!({"spec": {"to": to}}))
+    };
+    his.patch("g", &PatchParams::default(), &names(&["db"])).await?;
+    holds([(&taker, [true, false]), (&other, [false, false])]).await?;
+    match his.patch("g", &PatchParams::default(), &names(&["db", "web"])).await {
+        Err(kube::Error::Api(status)) if status.message.contains("may not get secrets/db") => {}
+        outcome => anyhow::bail!("{outcome:?}"),
+    }
+    holds([(&taker, [true, false]), (&other, [false, false])]).await
 }

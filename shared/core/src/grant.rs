@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use mimeo_api::{Access, GrantedObjects, ReplicationGrant};
+use mimeo_api::{
+    Access, GrantedNamespaces, GrantedObjects, NamespaceSelection, ReplicationGrant, ReplicationGrantSpec,
+};
 
 use crate::{
     kind::{GroupKind, GroupVersionKind},
@@ -126,6 +128,28 @@ impl Grant {
     }
 }
 
+/// Whether all that `new` grants is granted by `old` already, as can be seen item by item: then whoever writes it in its place only
+/// takes away. Not so of two of which that would take thought, as a name and a glob that matches it.
+pub fn narrows(old: &ReplicationGrantSpec, new: &ReplicationGrantSpec) -> bool {
+    let from = |one: &GrantedNamespaces| old.from.iter().any(|had| selects_no_more(&had.selection, &one.selection));
+    let to = |one: &GrantedObjects| {
+        let same = |had: &&GrantedObjects| (&had.api_version, &had.kind) == (&one.api_version, &one.kind);
+        old.to.iter().filter(same).any(|had| had.names.is_empty() || is_part(&had.names, &one.names))
+    };
+    old.access == new.access && new.from.iter().all(from) && new.to.iter().all(to)
+}
+
+fn selects_no_more(old: &NamespaceSelection, new: &NamespaceSelection) -> bool {
+    let NamespaceSelection { namespaces, namespace_pattern, namespace_selector } = new;
+    let names_alone = namespace_pattern.is_none() && namespace_selector.is_none();
+    old == new || (names_alone && is_part(&old.namespaces, namespaces))
+}
+
+/// Whether these are some of those. None is any.
+fn is_part(all: &[String], some: &[String]) -> bool {
+    !some.is_empty() && some.iter().all(|one| all.contains(one))
+}
+
 fn parse_objects(objects: &GrantedObjects, index: usize, refusals: &mut Refusals) -> Option<Granted> {
     let GrantedObjects { api_version, kind, names } = objects;
     let field = format!("spec.to[{index}]");
@@ -191,6 +215,43 @@ mod tests {
         let exact =
             parse(&json!({"from": from, "to": [{"apiVersion": "v1", "kind": "Secret", "names": ["a"]}]})).unwrap();
         assert_eq!(exact.to[0].exact_names(), Some(vec!["a"]));
+    }
+
+    #[test]
+    fn a_grant_narrows_another_if_it_has_less_of_each() {
+        let secrets = |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
+        let names = |names: &[&str]| json!({"namespaces": names});
+        let (any, maps) =
+            (json!({"apiVersion": "v1", "kind": "Secret"}), json!({"apiVersion": "v1", "kind": "ConfigMap"}));
+        let (gold, pattern) =
+            (json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}), json!({"namespacePattern": "a|b"}));
+        let read = |from: &[&Value], to: &[&Value]| json!({"access": "Read", "from": from, "to": to});
+        let mut write = read(&[&names(&["a"])], &[&any]);
+        write["access"] = json!("Write");
+        let old = read(&[&names(&["a", "b*"]), &gold, &pattern], &[&secrets(&["db", "w*"]), &maps]);
+        for (about, old, new, narrower) in [
+            ("the same", &old, &old, true),
+            ("fewer places", &old, &read(&[&names(&["b*"])], &[&secrets(&["db", "w*"]), &maps]), true),
+            ("one item of each", &old, &read(&[&gold], &[&maps]), true),
+            ("fewer names", &old, &read(&[&pattern], &[&secrets(&["w*"])]), true),
+            (
+                "some names of any",
+                &old,
+                &read(&[&gold], &[&json!({"apiVersion": "v1", "kind": "ConfigMap", "names": ["c*"]})]),
+                true,
+            ),
+            ("another place", &old, &read(&[&names(&["a", "c"])], &[&maps]), false),
+            ("names from two items", &old, &read(&[&names(&["a"]), &names(&["c"])], &[&maps]), false),
+            ("other labels", &old, &read(&[&json!({"namespaceSelector": {}})], &[&maps]), false),
+            ("another pattern", &old, &read(&[&json!({"namespacePattern": "a|b|c"})], &[&maps]), false),
+            ("any names of some", &old, &read(&[&gold], &[&any]), false),
+            ("another name", &old, &read(&[&gold], &[&secrets(&["web"])]), false),
+            ("another kind", &old, &read(&[&gold], &[&json!({"apiVersion": "apps/v1", "kind": "Deployment"})]), false),
+            ("the other access", &read(&[&names(&["a"])], &[&any]), &write, false),
+        ] {
+            let spec = |spec: &Value| from_value::<ReplicationGrantSpec>(spec.clone()).unwrap();
+            assert_eq!(narrows(&spec(old), &spec(new)), narrower, "{about}");
+        }
     }
 
     #[test]
