@@ -5,7 +5,8 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingW
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use mimeo_api::ClusterReplication;
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, rule};
+use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, kubectl_as, merge, rule};
+use mimeo_tests::tenant::{Tenant, consent, copying};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
 
@@ -32,15 +33,19 @@ fn assert_told(warnings: &[String], parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_rule_that_does_what_it_says_is_taken_without_a_word() -> Result<()> {
+async fn a_rule_that_does_what_it_says_is_told_how_many_namespaces_it_selects_and_nothing_else() -> Result<()> {
     let scene = STAGE.scene("quiet").await?;
     scene.namespaces(3).await?;
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
     seen(&scene, &rule, 3).await?;
-    assert_eq!(warnings(&scene, &rule, false)?, [""; 0]);
+    assert_told(&warnings(&scene, &rule, false)?, &["the rule selects 3 of "]);
+    // As long as the targets are the same it is no news, but to who asks what would be.
     let relabelled = rule.clone().set("transform", json!({"labels": {"set": {"a": "b"}}}));
+    assert_told(&warnings(&scene, &relabelled, true)?, &["the rule selects 3 of "]);
     assert_eq!(warnings(&scene, &relabelled, false)?, [""; 0]);
+    let more = relabelled.target(json!({"namespaces": [scene.home], "name": "other"}));
+    assert_told(&warnings(&scene, &more, false)?, &["the rule selects 4 of "]);
     scene.wait_synced(&scene.tag).await?;
     Ok(())
 }
@@ -52,7 +57,8 @@ async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
     let of_labels = |labels: Value| scene.rule().selected("v1", "Secret", &scene.home, &labels);
     seen(&scene, &of_labels(json!({})), 1).await?;
     let nothing = of_labels(json!({"matchLabels": {"copy": "yes"}}));
-    assert_told(&warnings(&scene, &nothing, false)?, &[&format!("no Secret in namespace {} matches", scene.home)]);
+    let parts = [&*format!("no Secret in namespace {} matches", scene.home), "the rule selects 1 of "];
+    assert_told(&warnings(&scene, &nothing, false)?, &parts);
     scene.secret("a", &[("k", "v")]).await?;
     scene.secret("b", &[("k", "v")]).await?;
     let everything = format!("every Secret in namespace {} is copied, now 2", scene.home);
@@ -83,7 +89,7 @@ async fn a_dry_run_tells_what_the_real_one_does_and_how_many_and_changes_nothing
     seen(&scene, &missing, 2).await?;
     assert_told(&warnings(&scene, &missing, true)?, &["does not exist", "the rule selects 2 of "]);
     assert!(rules.get_opt(&scene.tag).await?.is_none(), "a dry run stores nothing");
-    assert_told(&warnings(&scene, &missing, false)?, &["does not exist"]);
+    assert_told(&warnings(&scene, &missing, false)?, &["does not exist", "the rule selects 2 of "]);
 
     // What goes with a change, before it goes.
     let none = rule(&scene.tag).secret(&scene.home, "registry").to_label("scene", "nobody");
@@ -108,13 +114,76 @@ async fn copies_that_another_rule_has_are_told_with_the_rule_and_the_namespaces(
     scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
     let second = RuleSpec { name: unique(&scene.tag), ..first.clone() };
     let told = warnings(&scene, &second, false)?;
-    assert_told(&told, &[&format!("ClusterReplication/{} wants Secret registry, too; it has it", first.name)]);
-    assert!(told[0].ends_with(&format!("in namespaces {}, {}", namespaces[0], namespaces[1])), "{told:?}");
+    let wants = format!("ClusterReplication/{} wants Secret registry, too; it has it", first.name);
+    assert_told(&told, &["the rule selects 2 of ", &wants]);
+    assert!(told[1].ends_with(&format!("in namespaces {}, {}", namespaces[0], namespaces[1])), "{told:?}");
     let status = scene.wait_condition(&second.name, "Ready", "False", "CopiesFailed").await?;
     assert_eq!(status.failures.first().context("no failure")?.reason, "RuleConflict", "as was said");
     // Said once: what was known before is no news.
     let edited = second.set("barrier", json!("None"));
     assert_eq!(warnings(&scene, &edited, false)?, [""; 0]);
+    Ok(())
+}
+
+/// In his own namespace, whoever has the copy; of what other rules want elsewhere, and of other tenants', nothing.
+#[tokio::test]
+async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespace_alone() -> Result<()> {
+    let scene = STAGE.scene("own").await?;
+    let (tenant, other) = (Tenant::editor(&scene).await?, Tenant::editor(&scene).await?);
+    for name in ["platforms", "another"] {
+        scene.secret(name, &[("token", "one")]).await?;
+    }
+    let both = json!({"namespaces": [tenant.home, other.home]});
+    let platforms = rule(&scene.tag).secret(&scene.home, "platforms").target(both.clone());
+    platforms.create(&scene.client).await?;
+    for owner in [&tenant, &other] {
+        owner.makes("own", "one").await?;
+        owner.writes("replicationgrants", "g", &consent("Write", "*", &[])).await?;
+    }
+    // Copies at home and elsewhere, by one's own rule and by another's.
+    let named = |home: &str, name: &str| json!({"namespaces": [home], "name": name});
+    let mut spec = copying(None, "own", &[]);
+    spec["targets"] = json!([named(&tenant.home, "mine"), named(&other.home, "mine")]);
+    tenant.writes("replications", "first", &spec).await?;
+    spec["targets"] = json!([named(&tenant.home, "theirs"), named(&other.home, "theirs")]);
+    other.writes("replications", "theirs", &spec).await?;
+    tenant.status("first", "Ready", "Synced").await?;
+    other.status("theirs", "Ready", "Synced").await?;
+    scene.wait_synced(&platforms.name).await?;
+
+    let home = tenant.home.clone();
+    let wants = |rule: &str, copy: &str| {
+        format!(
+            "Mimeo: {rule} wants Secret {copy}, too; it has it, and this rule reports RuleConflict; in namespace {home}"
+        )
+    };
+    let told = |rule: &str, spec: &Value| -> Result<Vec<String>> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), tenant.object("replications", rule, spec).to_string())?;
+        let path = file.path().display().to_string();
+        let told = kubectl_as(&scene.setting.control_plane, &tenant.user, ["apply", "--dry-run=server", "-f", &path])?;
+        // kubectl has one of its own for what wasn't made by it.
+        let ours = told.lines().filter_map(|line| line.strip_prefix("Warning: "));
+        Ok(ours.filter(|line| line.starts_with("Mimeo: ")).map(str::to_owned).collect())
+    };
+    for (rule, namespace, copy, words) in [
+        ("second", &tenant.home, "mine", Some(wants(&format!("Replication/{}/first", tenant.home), "mine"))),
+        ("second", &tenant.home, "platforms", Some(wants(&format!("ClusterReplication/{}", scene.tag), "platforms"))),
+        ("second", &tenant.home, "theirs", None),
+        ("second", &tenant.home, "free", None),
+        ("second", &other.home, "mine", None),
+        ("second", &other.home, "platforms", None),
+        ("second", &other.home, "theirs", None),
+        ("first", &tenant.home, "mine", None),
+    ] {
+        spec["targets"] = json!([named(namespace, copy)]);
+        // Its webhook may have seen less than the reconciler.
+        eventually(SOON, format!("a word about {copy} in {namespace}"), || async {
+            let told = told(rule, &spec)?;
+            if told == words.iter().cloned().collect::<Vec<_>>() { Ok(Some(())) } else { bail!("{told:?}") }
+        })
+        .await?;
+    }
     Ok(())
 }
 
@@ -129,7 +198,8 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
     });
     apply(&scene.client, &source).await?;
     let rule = scene.rule().source("networking.k8s.io/v1", "NetworkPolicy", &scene.home, "closed");
-    let told = warnings(&scene, &rule, false)?;
+    let mut told = warnings(&scene, &rule, false)?;
+    told.retain(|line| !line.contains("the rule selects 1 of "));
     let all = "[create, get, list, patch, watch]";
     let rights = |verbs: &str| format!("{{apiGroups: [{group}], resources: [{plural}], verbs: {verbs}}}");
     let labels = ["mimeo.dev/aggregate-to-mimeo", "mimeo.dev/aggregate-to-mimeo-reconciler"];

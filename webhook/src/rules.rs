@@ -130,10 +130,13 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(rule.most_sources).collect();
     match rule.id.kind {
         RuleKind::ClusterReplication => {
-            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), request.dry_run));
+            let targets = |object: &Value| object.pointer("/spec/targets").cloned();
+            let same = request.old_object.as_ref().is_some_and(|old| targets(old) == targets(object));
+            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), request.dry_run || !same));
         }
         RuleKind::Replication => {
             warnings.extend(warnings::not_granted(app, &rule, &sources));
+            warnings.extend(warnings::foresee_at_home(app, &rule, &sources, before.as_ref()));
             // The webhook copies nothing for it.
             own.retain(|need| need.program == Program::Reconciler);
         }

@@ -1,9 +1,8 @@
 //! What the author of a rule is told that was accepted, since the API server passes warnings on to whoever wrote it.
 //!
-//! A warning on each harmless change is soon read by nobody, and pipelines that take warnings for errors would stop at it. So
-//! these are spoken of alone: what is probably not meant (nothing selected, everything selected, copies that go with this
-//! change), and what keeps the rule from doing what it says (other rules, missing rights). How many namespaces are selected is
-//! said besides on a dry run: whoever makes one asks what would be.
+//! A warning on each harmless change is soon read by nobody. So these are spoken of alone: how many namespaces are selected, when the
+//! targets are new or others, and on any dry run; what is probably not meant (nothing selected, everything selected, copies that go with this
+//! change), and what keeps the rule from doing what it says (other rules, missing rights).
 
 use std::collections::BTreeSet;
 
@@ -31,25 +30,38 @@ const RIGHTS: usize = 128;
 const AT_ONCE: usize = 16;
 
 /// About the namespaces and the other rules that the rule would meet with these sources, all it has now; `before` is the rule as it is stored.
+/// `counts`: whether to tell how many namespaces are selected, be there nothing odd about it.
 pub(crate) fn foresee(
     app: &App,
     rule: &Rule,
     sources: &[SourceRef],
     before: Option<&Rule>,
-    dry_run: bool,
+    counts: bool,
 ) -> Vec<String> {
     let preview = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, sources, before)));
     let Some(preview) = preview else { return vec![] };
-    let mut warnings: Vec<String> = selection(rule, &preview, dry_run).into_iter().collect();
+    let mut warnings: Vec<String> = selection(rule, &preview, counts).into_iter().collect();
     warnings.extend(losses(rule, &preview));
-    warnings.extend(preview.contests.iter().take(CONTESTS).map(contest));
-    if preview.contests.len() > CONTESTS {
-        warnings.push(format!("Mimeo: so it is with {} more copies of other rules", preview.contests.len() - CONTESTS));
+    warnings.extend(contested(&preview.contests));
+    warnings
+}
+
+/// About the other rules that a tenant's rule would meet in its own namespace.
+pub(crate) fn foresee_at_home(app: &App, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Vec<String> {
+    let contests = app.handle.look(|engine, _| engine.primed().then(|| engine.contests_at_home(rule, sources, before)));
+    contested(&contests.unwrap_or_default())
+}
+
+/// The first, and how many more there are.
+fn contested(contests: &[Contest]) -> Vec<String> {
+    let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
+    if contests.len() > CONTESTS {
+        warnings.push(format!("Mimeo: so it is with {} more copies of other rules", contests.len() - CONTESTS));
     }
     warnings
 }
 
-fn selection(rule: &Rule, preview: &Preview, dry_run: bool) -> Option<String> {
+fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
     let Preview { matching, all, .. } = *preview;
     let everywhere = rule.targets.iter().position(|target| target.selection.selects_all());
     match everywhere {
@@ -58,7 +70,7 @@ fn selection(rule: &Rule, preview: &Preview, dry_run: bool) -> Option<String> {
             "Mimeo: spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces"
         )),
         None if matching == 0 => Some("Mimeo: no namespace matches the rule now".into()),
-        None => dry_run.then(|| format!("Mimeo: the rule selects {matching} of {all} namespaces")),
+        None => counts.then(|| format!("Mimeo: the rule selects {matching} of {all} namespaces")),
     }
 }
 

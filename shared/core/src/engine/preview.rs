@@ -93,6 +93,48 @@ impl Engine {
         preview
     }
 
+    /// What a tenant's rule would meet in its own namespace, of the platform's rules and of others in that namespace. Of what there is
+    /// elsewhere, and of other tenants' rules, nothing is to be told.
+    pub fn contests_at_home(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Vec<Contest> {
+        let home = rule.id.namespace.as_deref().and_then(|home| self.namespaces.get_key_value(home));
+        let Some((home, namespace)) = home.filter(|(_, namespace)| namespace.alive()) else { return vec![] };
+        let place = namespace.place(home);
+        let makes = |rule: &Rule, sources: &[SourceRef]| -> BTreeSet<(GroupKind, String)> {
+            let targets = rule.targets.iter().filter(|target| target.selection.matches(home, place.labels));
+            let read: Vec<_> = sources.iter().filter(|source| self.may_read(&rule.id, source)).collect();
+            let copies = targets.flat_map(|target| {
+                read.iter().map(|source| (source.gvk.group_kind(), target.copy_name(source).text_at(place)))
+            });
+            // A source is never written.
+            copies.filter(|(kind, copy)| !sources.iter().any(|source| source.is(kind, home, copy))).collect()
+        };
+        let had = before.map(|before| makes(before, &self.choose(before).sources)).unwrap_or_default();
+        let mut own = makes(rule, sources);
+        own.retain(|copy| !had.contains(copy));
+        let known = |id: &RuleId| id.kind == RuleKind::ClusterReplication || id.namespace == rule.id.namespace;
+        let others = self.slots.values().filter(|slot| slot.granted && *slot.rule != rule.id && known(&slot.rule));
+        let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), bool> = BTreeMap::new();
+        for slot in others {
+            let copy = (slot.gvk().group_kind(), slot.name.at(place).to_string());
+            let Some(state) = self.rules.get(&slot.rule).filter(|_| own.contains(&copy)) else { continue };
+            let Ok(other) = &state.rule else { continue };
+            let target = other.targets.get(slot.target);
+            let matches = target.is_some_and(|target| target.selection.matches(home, place.labels));
+            if matches && !self.is_own_source(state, &copy.0, home, &copy.1) {
+                let lost = rank(&slot.rule, Some(other.created), None) < rank(&rule.id, Some(rule.created), None);
+                found.insert((&slot.rule, copy.0, copy.1), lost);
+            }
+        }
+        let contest = |((other, kind, name), lost): ((&Arc<RuleId>, GroupKind, String), bool)| Contest {
+            other: other.clone(),
+            kind,
+            name: name.into(),
+            lost,
+            namespaces: vec![home.clone()],
+        };
+        found.into_iter().map(contest).collect()
+    }
+
     /// The sources of rules, those that selectors find included, as far as their rules and this installation may read them and their
     /// kinds are served: at most so many. The platform's come first; then tenants' namespaces take turns, for each could have any number. None before
     /// all is known that decides about it.

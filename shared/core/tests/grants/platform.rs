@@ -186,6 +186,43 @@ fn a_rule_that_nobody_answers_for_keeps_what_it_would_make_from_rules_of_its_own
     }
 }
 
+/// Before it is stored: of the platform's rules and of those of his own namespace, and of copies in it alone.
+#[test]
+fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others() {
+    let mut scene = Scene::new(&["home", "vault", "to"]);
+    for place in ["home", "to"] {
+        scene.grant(place, grant("Write", &to("*"), &[]));
+    }
+    let named = |from: &str, places: &[&str], name: &str| {
+        let mut spec = copying(from, "own", places);
+        spec["targets"][0]["name"] = json!(name);
+        spec
+    };
+    scene.rule(cluster_replication("p", &named("vault", &["home", "to"], "platforms")));
+    scene.rule(replication("home", "first", &named("home", &["home", "to"], "mine")));
+    scene.rule(replication("to", "theirs", &named("to", &["home", "to"], "theirs")));
+    // Nobody lets its rule read this.
+    scene.rule(replication("home", "idle", &named("vault", &["home"], "unread")));
+    for (from, place, name, rival) in [
+        ("home", "home", "platforms", Some("ClusterReplication/p")),
+        ("home", "home", "mine", Some("Replication/home/first")),
+        ("home", "home", "theirs", None),
+        ("home", "home", "unread", None),
+        ("home", "home", "free", None),
+        ("home", "to", "platforms", None),
+        ("home", "to", "mine", None),
+        ("home", "to", "theirs", None),
+        ("vault", "home", "mine", None),
+    ] {
+        let rule = replication("home", "second", &named(from, &[place], name));
+        let contests = scene.engine.contests_at_home(&rule, &rule.sources, None);
+        let told: Vec<_> = contests.iter().map(|one| (one.other.to_string(), &*one.name, one.places())).collect();
+        let want = rival.map(|rival| (rival.to_owned(), name, "namespace home".to_owned()));
+        assert_eq!(told, want.into_iter().collect::<Vec<_>>(), "{from} {place}/{name}");
+        assert_eq!(scene.engine.contests_at_home(&rule, &rule.sources, Some(&rule)), [], "{from} {place}/{name}");
+    }
+}
+
 #[test]
 fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     let (known, _) = contested();
