@@ -68,17 +68,17 @@ use crate::{
     rule_of(
         ".retentionPolicy",
         "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
-        "with strategy CreateOnce copies always stay",
+        "retentionPolicy must be left out: with strategy CreateOnce copies always stay",
     ),
     rule_of(
         ".driftPolicy",
         "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
-        "with strategy CreateOnce copies are their namespace's",
+        "driftPolicy must not be Deny: with strategy CreateOnce copies are their namespace's",
     ),
     rule_of(
         ".resyncSeconds",
         "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
-        "with strategy CreateOnce copies are their namespace's",
+        "resyncSeconds must be 0: with strategy CreateOnce copies are their namespace's",
     ),
 ]))]
 pub struct ClusterReplicationSpec {

@@ -25,7 +25,7 @@ use crate::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "ReplicationGrant lets Replications of other namespaces copy objects out of its namespace, or write copies into it. At most 256 of a namespace count, with 1024 names in all, the oldest first; a name with * or ?, a pattern and each label count as 8 names.",
+    doc = "ReplicationGrant lets Replications of other namespaces copy objects out of its namespace, or write copies into it. At most 256 of a namespace count, with 1024 names in all, the oldest first; a name with * or ?, a pattern and each label count as 8 names. It has no status: whether it counts is told by the condition Authorized of the Replications that need it.",
     printcolumn(name = "Access", type_ = "string", json_path = ".spec.access"),
     printcolumn(name = "From", type_ = "string", json_path = ".spec.from[*].namespaces"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

@@ -52,7 +52,8 @@ use crate::{
     ),
 ]))]
 pub struct TransformPolicySpec {
-    /// Which objects are rewritten. An object must match all of the fields.
+    /// Which objects are rewritten. An object must match all of the fields. None in a namespace whose name begins with kube-, nor in
+    /// Mimeo's own, whatever the fields say.
     #[serde(rename = "match")]
     pub match_: ObjectMatch,
 
