@@ -1,5 +1,7 @@
 //! More rules, grants and policies than anybody needs, from somebody who may write them: others don't notice.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::{Context, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -11,7 +13,7 @@ use mimeo_tests::author::{Author, secrets};
 use mimeo_tests::scenario::{SOON, Scene, Stage, apply, create, put, rule, value, wait_for};
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::traffic::{create_patiently, pod, revision};
-use mimeo_tests::{ControlPlane, Pair, eventually, unique};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -21,7 +23,7 @@ static STAGE: Stage = Stage::new(ControlPlane::builder, || Pair::builder().shipp
 static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Of each: rules, grants and policies.
-const MANY: usize = 1_500;
+const MANY: usize = 3_000;
 /// Selectors, and objects that each of them finds.
 const SELECTORS: usize = 100;
 const SELECTED: usize = 20;
@@ -50,8 +52,16 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         owner.status("own", "Ready", "Synced").await?;
     }
 
+    scene.secret("pods", &[("token", "one")]).await?;
+    let pods = rule(&format!("{}-pods", scene.tag)).secret(&scene.home, "pods").to_label("pods", &scene.tag);
+    pods.create(&scene.client).await?;
+    scene.wait_condition(&pods.name, "BarrierActive", "True", "Active").await?;
+
+    let over = AtomicBool::new(false);
     let others = async {
-        // While the flood lasts: a rotation, and another rule.
+        // While the flood lasts: a new namespace with a pod, a rotation, and another rule.
+        new_namespace(&scene).await?;
+        ensure!(!over.load(Ordering::Relaxed), "the flood was over before there was a pod");
         put(&scene.secrets(&scene.home), "first", &[("token", "two")]).await?;
         scene.wait_secret(&team, "first", has("two")).await?;
         let during = rule(&format!("{}-during", scene.tag)).secret(&scene.home, "second");
@@ -61,7 +71,12 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         scene.wait_synced(&during.name).await?;
         anyhow::Ok(())
     };
-    let (refused, served) = tokio::join!(flood(&tenant, &team), others);
+    let flood = async {
+        let refused = flood(&tenant, &team).await;
+        over.store(true, Ordering::Relaxed);
+        refused
+    };
+    let (refused, served) = tokio::join!(flood, others);
     served?;
     let [rules, grants, policies] = refused?;
     ensure!(grants > MANY / 2 && policies == MANY, "{grants} grants and {policies} policies were refused");
@@ -78,8 +93,8 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
     eventually(SOON, "the first of the copies", || async { Ok((!copies().await?.is_empty()).then_some(())) }).await?;
     let sources = [scene.secrets(&scene.home), neighbour.secrets(), tenant.secrets()];
     let (three, names) = ([("token", "three")], ["first", "own", "own"]);
-    let changes = sources.iter().zip(names).map(|(sources, name)| put(sources, name, &three));
-    let changes = try_join_all(changes).await?;
+    let changes = try_join_all(sources.iter().zip(names).map(|(sources, name)| put(sources, name, &three)));
+    let (changes, first_pod) = tokio::try_join!(changes, new_namespace(&scene))?;
     let served = [
         scene.wait_secret(&team, "first", has("three")).await?,
         scene.wait_secret(&neighbour.home, "copy", has("three")).await?,
@@ -92,12 +107,14 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
     .await?;
     let mut first = Vec::new();
     for (change, copy) in changes.iter().zip(&served) {
-        let (from, to) = (revision(change)?, revision(copy)?);
-        first.push(flood.iter().filter(|revision| (from..to).contains(revision)).count());
+        first.push((revision(change)?, revision(copy)?));
     }
+    first.push(first_pod);
+    let came = |(from, to): (u64, u64)| flood.iter().filter(|revision| (from..to).contains(revision)).count();
+    let first: Vec<usize> = first.into_iter().map(came).collect();
     // What was on its way, and what left while the change was on its own; of what waits none, unless it is one's own that waits.
     eprintln!(
-        "of {wanted} copies, those that came before the platform's, another tenant's and the tenant's own: {first:?}"
+        "of {wanted} copies, those that came before the platform's, another tenant's, the tenant's own and a new namespace's pod: {first:?}"
     );
     ensure!(first[0] < wanted / 4, "the platform's change waited for {} of {wanted} copies", first[0]);
     ensure!(first[1] < wanted / 4, "another tenant's change waited for {} of {wanted} copies", first[1]);
@@ -106,10 +123,23 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         "nothing had to wait: the tenant's own came before {} of {wanted}",
         wanted - first[2]
     );
+    ensure!(first[3] < wanted / 4, "a new namespace's first pod waited for {} of {wanted} copies", first[3]);
     // What he may have he gets, and nothing in the other's namespace, which grants him nothing.
     let foreign = scene.secrets(&team).list(&ListParams::default()).await?;
     ensure!(foreign.items.len() == 2, "{} Secrets", foreign.items.len());
     Ok(())
+}
+
+/// Creates a namespace that is to have a copy, and a pod in it. In which revisions they were stored: the copy's is between them.
+async fn new_namespace(scene: &Scene<'_>) -> Result<(u64, u64)> {
+    let name = unique(&scene.tag);
+    let namespace = create_namespace(&scene.client, &name, &[("pods", &scene.tag)]).await?;
+    let (pod, _) = create_patiently(&Api::namespaced(scene.client.clone(), &name), &pod("first")).await?;
+    let copy = scene.secrets(&name).get("pods").await.context("a pod came without its copy")?;
+    ensure!(has("one")(&copy), "it has another value");
+    let [from, copy, to] = [revision(&namespace)?, revision(&copy)?, revision(&pod)?];
+    ensure!((from..to).contains(&copy), "a pod came before its copy");
+    Ok((from, to))
 }
 
 /// Whoever owns a namespace writes as many rules, grants and policies as there may be. How many of each were refused.
