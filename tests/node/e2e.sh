@@ -76,7 +76,7 @@ cd "$top"
 "$top/tests/control-plane/build.sh" kube-proxy kube-scheduler kubelet >/dev/null
 "$top/tests/tools/build.sh" helm >/dev/null
 # Of the whole workspace, as everything else is built: dependencies have the same features then, and are built once.
-cargo build --locked --quiet --workspace --bins
+cargo build --locked --quiet --workspace --bins --test e2e
 cargo test --locked --quiet --workspace --test e2e --no-run
 e2e() { cargo test --locked --quiet --workspace --test e2e -- --test-threads=1 "$@"; }
 "$here/image.sh" pause "$work/pause.tar"
