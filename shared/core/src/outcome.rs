@@ -97,6 +97,30 @@ impl Unreadable {
     }
 }
 
+impl FailureReason {
+    /// What to do about it, in a few words for people.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Conflict => {
+                "delete what has the copy's name there, name the copy otherwise (targets[].name), or see conflictPolicy"
+            }
+            Self::RuleConflict => {
+                "name the copies of one rule otherwise (targets[].name), or change what one of them targets"
+            }
+            Self::NotGranted => "the owner of that namespace can write a ReplicationGrant",
+            Self::Forbidden => "grant Mimeo the right, as the condition Authorized shows it",
+            Self::Invalid => "mend the source or the transform",
+            Self::TooLarge => "make the source smaller",
+            Self::QuotaExceeded => "raise the ResourceQuota there",
+            Self::AdmissionDenied => {
+                "exempt Mimeo's copies from the admission plugin, policy or webhook that denies them"
+            }
+            Self::VariableUnset => "give the namespace the label that the variable names",
+            Self::Timeout | Self::ClusterUnreachable => "nothing need be done, it is tried again",
+        }
+    }
+}
+
 /// The stable word.
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -93,9 +93,13 @@ impl Engine {
                 names.dedup();
                 let more =
                     if names.len() > 5 { format!(" and {} more namespaces", names.len() - 5) } else { String::new() };
-                let reason = tally.failures.values().next().map_or("unknown".into(), |(reason, _)| reason.to_string());
                 let names = names[..names.len().min(5)].join(", ");
-                let message = format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}");
+                let first = tally.failures.values().next().map(|(reason, _)| *reason);
+                let (reason, advice) = first.map_or(("unknown".into(), String::new()), |reason| {
+                    (reason.to_string(), format!("; {}", reason.advice()))
+                });
+                let message =
+                    format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}{advice}");
                 conditions.set(ConditionType::Ready, false, ConditionReason::CopiesFailed, &message);
             }
             None if desired == 0 => {

@@ -68,7 +68,12 @@ impl Engine {
             }
             _ => None,
         });
-        let none = || (ConditionReason::SourceNotFound, format!("{selector}: nothing matches the selector"));
+        let none = || {
+            (
+                ConditionReason::SourceNotFound,
+                format!("{selector}: nothing matches the selector; label what is to be copied"),
+            )
+        };
         lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
     }
 
@@ -100,7 +105,12 @@ impl Engine {
                     format!("{source} is gone; its copies stay for {grace} seconds"),
                 ));
             }
-            _ => return Some((ConditionReason::SourceNotFound, format!("{source} does not exist"))),
+            _ => {
+                return Some((
+                    ConditionReason::SourceNotFound,
+                    format!("{source} does not exist; create it, or name another source"),
+                ));
+            }
         }
         let slots = self.rules.get(&rule.id).into_iter().flat_map(|state| state.slots.iter().flatten());
         let refused = slots.filter_map(|id| self.slots.get(id)).find_map(|slot| match &slot.rendering {
