@@ -44,16 +44,22 @@ impl Engine {
         if !self.all_rules() || !self.all_rules_of(id.kind) {
             return undecided;
         }
-        if self.is_named(id.kind, cell.kind, name, &cell.name) {
-            // Once a copy, now what others are copied from: its own copies would go with it.
-            return Step::Leave(Leave::Retained);
-        }
-        let Some(state) = self.rules.get(&id) else { return self.decide_ruleless(&id, name, cell) };
+        // Once a copy, now what others are copied from: its own copies would go with it.
+        let feeds = self.is_named(id.kind, cell.kind, name, &cell.name);
+        let state = match self.rules.get(&id) {
+            None if feeds => return Step::Leave(Leave::Retained),
+            None => return self.decide_ruleless(&id, name, cell),
+            Some(state) => state,
+        };
         if state.acting().is_none() {
             return Step::Leave(Leave::Suspended);
         }
+        // Without a source of its own it goes all the same.
         if let Some(step) = self.decide_unselected(&id, name, namespace, cell) {
             return step;
+        }
+        if feeds {
+            return Step::Leave(Leave::Retained);
         }
         let Some((state, Ok(rule))) = self.rules.get(&id).map(|state| (state, &state.rule)) else { return undecided };
         if rule.retention.when_unmatched == Retain::Retain {

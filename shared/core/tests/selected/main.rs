@@ -334,6 +334,21 @@ fn a_chain_goes_on_and_a_loop_ends() {
     assert_eq!(world.copies(), [""; 0]);
 }
 
+/// As where its source is named: a copy goes without it, though another rule names the copy.
+#[test]
+fn a_copy_that_feeds_another_rule_goes_with_its_source() {
+    let from_copy = json!({"namespace": "one", "name": "a"});
+    let rules = vec![simple().remove(0), rule("other", &[from_copy], &["away"], &json!({}))];
+    let mut world = World::new(rules);
+    world.listed(&[secret("a")]);
+    assert_eq!(world.copies(), ["one/a", "two/a"]);
+    world.read = Some(SourceRead::Absent(home(0, 0)));
+    world.shown(&secret("a"), false);
+    world.wait(61);
+    world.wait(1);
+    assert_eq!(world.copies(), [""; 0]);
+}
+
 #[test]
 fn nothing_is_written_over_a_source() {
     // Of `a` the copy would be named as the source `a-x` is.
