@@ -90,6 +90,8 @@ pub struct Model {
     steps: usize,
     /// Whether nobody watched at some time of this step.
     restarted: bool,
+    /// Rules that became what they are in this step.
+    changed: BTreeSet<Key>,
     /// What others wrote to in this step so that it shows.
     touched: BTreeSet<Key>,
     /// What was taken away in this step.
@@ -195,6 +197,7 @@ impl Model {
                 self.wanted_first.clear();
                 self.restarted = false;
                 self.touched.clear();
+                self.changed.clear();
                 self.objects.values_mut().for_each(|object| object.known |= object.owned());
                 return Ok(told);
             }

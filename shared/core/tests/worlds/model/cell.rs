@@ -44,6 +44,10 @@ impl Model {
             coverage.other("suspended");
             return Ok(if seeded { State::Synced } else { State::Open });
         }
+        // What a selector finds no more since this round began has no copy in the next.
+        if !spec.sources.contains(source) && !spec.selected.iter().any(|selected| self.matches(selected, source)) {
+            return Ok(State::Open);
+        }
         let there = self.objects.contains_key(key);
         let once = spec.strategy == Strategy::CreateOnce && !seeded && there;
         if spec.strategy == Strategy::CreateOnce && !seeded && !there && self.emptied.contains(key) {
@@ -95,6 +99,9 @@ impl Model {
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
         if then == Then::Write && self.kept(key, rule, coverage) {
+            if object.is_some_and(|object| !object.shown()) {
+                return Err("whose a copy is that no watch shows");
+            }
             return Ok(State::Failed("RuleConflict"));
         }
         let state = match then {

@@ -101,6 +101,11 @@ impl Model {
         if rules.len() > 1 && self.taken.contains(key) && rules.keys().any(late) {
             return Err("two rules for what one of them has by a chain");
         }
+        // What a selector finds isn't known at once, and by then another rule may have written it.
+        let sought = |rule: &Key| self.changed.contains(rule) && !self.rules[rule].spec.selected.is_empty();
+        if rules.len() > 1 && self.steps > 1 && rules.keys().any(sought) {
+            return Err("two rules for what one of them begins to look for");
+        }
         let ranks: BTreeSet<Res> = rules.keys().map(|rule| rule.res).collect();
         let rank = ranks.first().expect("no claim without a rule");
         if ranks.len() > 1 {

@@ -231,6 +231,7 @@ impl Model {
                 object.fields.values_mut().for_each(|field| field.theirs = true);
             }
             Deed::Rule(name, spec) => {
+                self.changed.insert(name.clone());
                 let born = self.rules.get(name).map_or(self.steps, |rule| rule.born);
                 self.rules.insert(name.clone(), Rule { spec: (**spec).clone(), born });
             }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::{Claims, Model, Namespace, Rule, Silence, State};
 use crate::{
     render::{self, Place},
-    select::{labelled, selects},
+    select::selects,
     server::Key,
-    spec::{KINDS, Keep, Selected, Strategy},
+    spec::{KINDS, Keep, Strategy},
     tables::{Coverage, End, Why},
 };
 
@@ -86,11 +86,7 @@ impl Model {
             return self.end(key, Why::Unmatched, &name, keep, coverage);
         }
         if let Some(origin) = origin {
-            let finds = |one: &Selected| {
-                let object = self.objects.get(&origin).filter(|_| one.looks_at(&origin));
-                object.is_some_and(|object| labelled(&one.selector, &object.labels()))
-            };
-            if spec.selected.iter().any(finds) {
+            if spec.selected.iter().any(|selected| self.matches(selected, &origin)) {
                 return Err("a copy of what is passed over now");
             }
             coverage.other("selected no more");

@@ -11,7 +11,7 @@ use crate::{
     tables::{Coverage, Kin},
 };
 
-/// So many sources a rule may have.
+/// So many sources a rule may have, and a namespace's own so many copies, sources times namespaces.
 const MOST: usize = 256;
 /// An object that has come through so many rules no selector takes.
 const THROUGH: usize = 8;
@@ -47,7 +47,9 @@ impl Model {
             let mut found = self.found_by(rule, spec, selected, coverage)?;
             found.retain(|(.., key)| !chosen.sources.contains(key));
             chosen.nothing |= found.is_empty();
-            let room = MOST - chosen.sources.len().min(MOST);
+            let places: usize = spec.targets.iter().map(|target| target.by.exact().len()).sum();
+            let most = if rule.res == Res::Replication { MOST / places.max(1) } else { MOST };
+            let room = most - chosen.sources.len().min(most);
             if found.len() > room {
                 coverage.other("more than a rule may have");
                 chosen.beyond = true;
@@ -87,6 +89,12 @@ impl Model {
             }
         }
         Ok(found)
+    }
+
+    /// Whether the object is there, where the selector looks, and has the labels.
+    pub(super) fn matches(&self, selected: &Selected, key: &Key) -> bool {
+        let object = self.objects.get(key).filter(|_| selected.looks_at(key));
+        object.is_some_and(|object| labelled(&selected.selector, &object.labels()))
     }
 
     /// Whether a rule may look for objects of a kind there.
