@@ -237,8 +237,11 @@ async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> 
     let scene = STAGE.scene("backup").await?;
     let namespace = scene.namespace().await?;
     let cluster = uid(&Api::<Namespace>::all(scene.client.clone()).get("kube-system").await?);
-    // A rule that keeps the watch of Secrets open.
-    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    // A rule that keeps the watch of Secrets open, and has one copied: what is older than the record of kinds may be of a former Mimeo.
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
     let owner = Tenant::editor_of(&scene, &namespace).await?;
     for (name, cluster) in [("here", cluster.as_str()), ("elsewhere", "5b0c3f9e-8a1d-4b52-9d0e-2f6f5d2c7a11")] {
         let restored = json!({

@@ -92,8 +92,10 @@ async fn with_roles_in_a_few_namespaces_all_is_done_there_and_nothing_asked_else
     let mark = control_plane.audit_mark().await?;
     let limits = ["--source-namespaces", "platform", "--target-namespaces", "team-a,team-b", "--kinds", "Secret"];
     let pair = Pair::builder().rights_of(folder.path()).webhook_args(limits);
-    let _pair = pair.reconciler_args(limits).reconciler_args(["--deletion-delay", "1s"]).start(&control_plane).await?;
+    let pair = pair.reconciler_args(limits).reconciler_args(["--deletion-delay", "1s"]);
+    // Before the pair: it ends after it, which is searched at its end.
     let cluster = Cluster { control_plane, rules: Api::all(client.clone()), client };
+    let _pair = pair.start(&cluster.control_plane).await?;
 
     let pull = rule("pull").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
     pull.set("barrier", json!("Required")).create(&cluster.client).await?;
