@@ -61,7 +61,8 @@ mimeo)
         # The builder has no rustup: the library for the target has to be in the toolchain that is mounted.
         [[ $5 != linux/arm64 || -e $(cd "$context" && rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu ]] ||
             { say "this takes: rustup target add aarch64-unknown-linux-gnu"; exit 1; }
-        build "$tag" --platform "$5"
+        # Debian's buildah knows what it builds for, but not what it builds on, and looks for a builder of that other platform.
+        build "$tag" --platform "$5" --build-arg "BUILDPLATFORM=linux/$(dpkg --print-architecture)"
     else
         sources=$(cd "$context" &&
             { rustc --version && find Dockerfile LICENSE licenses.sh Cargo.toml Cargo.lock shared webhook reconciler -type f -print0 | sort -z | xargs -0 sha256sum; } |
