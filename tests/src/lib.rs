@@ -50,7 +50,7 @@ pub use browser::Browser;
 pub use collector::Collector;
 pub use control_plane::{Builder, Component, ControlPlane, Shared};
 pub use objects::{create_namespace, create_secret, install_crd, unique};
-pub use pair::{NAMESPACE, Pair, PairBuilder, Replica};
+pub use pair::{NAMESPACE, Pair, PairBuilder, Replica, rights_added_up};
 pub use program::{Program, Running};
 pub use user::User;
 pub use wait::eventually;

@@ -148,7 +148,7 @@ impl PairBuilder {
                 }
             }
             Rights::Of(folder) => install_rights(control_plane, folder).await?,
-            Rights::Installed => rights_added_up(control_plane).await?,
+            Rights::Installed => rights_added_up(&control_plane.client().await?).await?,
         }
         let balancer = Balancer::start()?;
         let mut pair = Pair {
@@ -425,12 +425,13 @@ async fn install_rights(control_plane: &ControlPlane, folder: &Path) -> Result<(
     let mut file = tempfile::NamedTempFile::with_suffix(".json").context("failed to make a file")?;
     file.write_all(list.to_string().as_bytes()).context("failed to write a file")?;
     run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path()))?;
-    rights_added_up(control_plane).await
+    rights_added_up(&control_plane.client().await?).await
 }
 
-/// Waits until the controller manager has added up the rights on objects.
-async fn rights_added_up(control_plane: &ControlPlane) -> Result<()> {
-    let roles: Api<ClusterRole> = Api::all(control_plane.client().await?);
+/// Waits until the controller manager has added up the rights on objects: a source that a webhook may not watch yet it tries again ever
+/// more seldom, and pods are denied meanwhile.
+pub async fn rights_added_up(client: &kube::Client) -> Result<()> {
+    let roles: Api<ClusterRole> = Api::all(client.clone());
     for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
         eventually(STARTING, format!("the rules of ClusterRole {name}"), || async {
             let rules = roles.get(name).await?.rules.unwrap_or_default();

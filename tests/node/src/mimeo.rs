@@ -3,14 +3,14 @@
 use std::{fs, io::Write, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod, rbac::v1::ClusterRole};
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod};
 use kube::{
     Api, Client,
     api::{ListParams, PostParams},
 };
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
-    NAMESPACE, eventually,
+    NAMESPACE, eventually, rights_added_up,
     scenario::{SOON, of, rule},
 };
 use serde_json::{Value, json};
@@ -148,7 +148,7 @@ impl Mimeo {
         for program in PROGRAMS {
             self.rolled_out(program).await?;
         }
-        self.rights_added_up().await?;
+        rights_added_up(&self.client).await?;
         let question = rule("reached").secret("default", "none").target(json!({"namespaces": ["none"]}));
         let (rules, question) =
             (Api::<ClusterReplication>::all(self.client.clone()), serde_json::from_value(question.object())?);
@@ -156,21 +156,6 @@ impl Mimeo {
         eventually(SOON, "the webhook to be reached", || async { Ok(Some(rules.create(&dry_run, &question).await?)) })
             .await
             .map(drop)
-    }
-
-    /// Waits until the controller manager has added up the rights on objects, where they aren't Roles: a source that a webhook may
-    /// not watch yet it tries again ever more seldom, and pods are denied meanwhile.
-    async fn rights_added_up(&self) -> Result<()> {
-        let roles: Api<ClusterRole> = Api::all(self.client.clone());
-        for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
-            eventually(SOON, format!("the rules of ClusterRole {name}"), || async {
-                let role = roles.get_opt(name).await?.unwrap_or_default();
-                let awaited = role.aggregation_rule.is_some() && role.rules.unwrap_or_default().is_empty();
-                Ok((!awaited).then_some(()))
-            })
-            .await?;
-        }
-        Ok(())
     }
 
     /// The same of one program.
