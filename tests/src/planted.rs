@@ -52,8 +52,8 @@ fn encoded(bytes: &[u8]) -> String {
 }
 
 /// A Secret's value as a test wrote it.
-pub(crate) fn plain(value: &str) -> &str {
-    value.strip_prefix(MARK).unwrap_or(value)
+pub(crate) fn plain(value: &[u8]) -> String {
+    String::from_utf8_lossy(&unplant(value)).into_owned()
 }
 
 /// Whether a planted value is in what was told, in any form, or in the patch of it, if it is a review's answer with one.
@@ -133,7 +133,10 @@ where
         let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
         let secrets = is_of_secrets(&path);
         // What is sent is in memory: nobody has to wait for it.
-        let sent = body.collect_bytes().now_or_never().unwrap_or_else(|| Ok(Vec::new().into()));
+        let sent: Result<_, BoxError> = match body.collect_bytes().now_or_never() {
+            Some(bytes) => bytes.map_err(Into::into),
+            None => Err("a test's request has a body that isn't in memory".into()),
+        };
         let sent = sent.map(|bytes| if secrets { rewritten(&bytes, plant) } else { bytes.to_vec() });
         let request = sent.map(|bytes| Request::from_parts(parts, Body::from(bytes)));
         let answer = request.map(|request| self.0.call(request));
@@ -216,10 +219,6 @@ fn rewrite_operation(operation: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
 }
 
 fn rewrite_secret(secret: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
-    // The API server reads these, and wants JSON.
-    if secret["type"] == "kubernetes.io/dockerconfigjson" {
-        return;
-    }
     for (_, value) in secret.get_mut("data").and_then(Value::as_object_mut).into_iter().flatten() {
         rewrite_data(value, change);
     }
@@ -237,12 +236,28 @@ fn rewrite_data(value: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
     }
 }
 
+/// An object of JSON has the mark as its first key: the API server reads some values (kubernetes.io/dockerconfigjson), and wants JSON.
 fn plant(value: &[u8]) -> Vec<u8> {
-    [MARK.as_bytes(), unplant(value).as_slice()].concat()
+    let value = unplant(value);
+    match object(&value) {
+        Some(b"}") => format!("{{\"{MARK}\":0}}").into_bytes(),
+        Some(rest) => [format!("{{\"{MARK}\":0,").as_bytes(), rest].concat(),
+        None => [MARK.as_bytes(), &value].concat(),
+    }
+}
+
+/// What is behind the first brace, if it is an object of JSON.
+fn object(value: &[u8]) -> Option<&[u8]> {
+    serde_json::from_slice::<serde_json::Map<String, Value>>(value).ok()?;
+    value.strip_prefix(b"{")
 }
 
 fn unplant(value: &[u8]) -> Vec<u8> {
-    value.strip_prefix(MARK.as_bytes()).unwrap_or(value).to_vec()
+    let first = format!("{{\"{MARK}\":0");
+    match value.strip_prefix(first.as_bytes()) {
+        Some(rest) => [b"{", rest.strip_prefix(b",").unwrap_or(rest)].concat(),
+        None => value.strip_prefix(MARK.as_bytes()).unwrap_or(value).to_vec(),
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +298,24 @@ mod tests {
             assert_eq!(written(&stored), stored);
             assert_eq!(read(&stored), sent);
         }
+    }
+
+    #[test]
+    fn an_object_of_json_stays_one() -> Result<(), serde_json::Error> {
+        for text in ["{}", r#"{"auths":{"registry.example.com":{"auth":"b25l"}}}"#, r#"{ "auths": {} }"#] {
+            let planted = plant(text.as_bytes());
+            assert!(has(&String::from_utf8_lossy(&planted)), "{text}");
+            let mut read: Value = serde_json::from_slice(&planted)?;
+            read.as_object_mut().and_then(|object| object.remove(MARK));
+            assert_eq!(read, serde_json::from_str::<Value>(text)?);
+            assert_eq!(plant(&planted), planted);
+            assert_eq!(unplant(&planted), text.as_bytes());
+        }
+        // Whatever else it is, it is text.
+        for text in ["[]", "{", " {}", "1"] {
+            assert_eq!(plant(text.as_bytes()), [MARK.as_bytes(), text.as_bytes()].concat());
+        }
+        Ok(())
     }
 
     #[test]

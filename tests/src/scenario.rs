@@ -410,7 +410,7 @@ pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Optio
 /// The value of a Secret's key, as text and as it was written: one from a watch is planted still.
 pub fn value(secret: &Secret, key: &str) -> Option<String> {
     let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
-    Some(planted::plain(&String::from_utf8_lossy(bytes)).to_owned())
+    Some(planted::plain(bytes))
 }
 
 /// An object's label.

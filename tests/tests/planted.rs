@@ -4,10 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::{ByteString, api::events::v1::Event};
-use kube::{Api, api::ListParams};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
 use mimeo_tests::{
     ControlPlane, Pair, create_secret, eventually,
-    planted::MARK,
+    planted::{MARK, is_in},
     scenario::{SOON, Setting, create, kubectl, rule, value},
 };
 use serde_json::{Value, json};
@@ -25,6 +28,17 @@ async fn what_comes_up_of_a_secret_fails_the_scene_wherever_it_is_told() -> Resu
     let args = ["get", "secret", "registry", "-o", "json", "--namespace", &scene.home];
     let stored: Value = serde_json::from_slice(&setting.control_plane.kubectl()?.args(args).output()?.stdout)?;
     assert_eq!(stored["data"]["token"], json!(ByteString(format!("{MARK}one").into_bytes())));
+    // In what the API server reads, too.
+    let login = r#"{"auths":{"registry.example.com":{"auth":"b25l"}}}"#;
+    let pull = json!({
+        "metadata": {"name": "pull"}, "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": login},
+    });
+    let secrets = scene.secrets(&scene.home);
+    secrets.create(&PostParams::default(), &serde_json::from_value(pull)?).await?;
+    ensure!(value(&secrets.get("pull").await?, ".dockerconfigjson").as_deref() == Some(login));
+    let args = ["get", "secret", "pull", "-o", "json", "--namespace", &scene.home];
+    let stored = setting.control_plane.kubectl()?.args(args).output()?.stdout;
+    ensure!(is_in(&String::from_utf8_lossy(&stored)), "it wasn't planted");
 
     // What it is called is told everywhere, as if it came of a Secret's content.
     let betrayer = rule(&format!("{MARK}-{}", scene.tag)).to_label("scene", &scene.tag);

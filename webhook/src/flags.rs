@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
 use mimeo_api::FailurePolicy;
-use mimeo_core::registration::Endpoint;
+use mimeo_core::{registration::Endpoint, review::GroupVersionResource};
 use mimeo_runtime::{
     certificates::{CertificateArgs, ServingNames},
     client::ClientArgs,
@@ -148,16 +148,17 @@ impl HookArgs {
         }
     }
 
-    /// Group, version and plural of what waits.
-    pub(crate) fn barrier_resources(&self) -> anyhow::Result<Vec<(String, String, String)>> {
+    /// What waits for copies.
+    pub(crate) fn barrier_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
         let parse = |text: &String| {
             let parts: Vec<&str> = text.trim().split('/').collect();
             ensure!(parts.iter().all(|part| !part.is_empty()), "--barrier-resources: {text:?} has an empty part");
-            Ok(match parts[..] {
-                [version, resource] => (String::new(), version.to_owned(), resource.to_owned()),
-                [group, version, resource] => (group.to_owned(), version.to_owned(), resource.to_owned()),
+            let (group, version, resource) = match parts[..] {
+                [version, resource] => ("", version, resource),
+                [group, version, resource] => (group, version, resource),
                 _ => bail!("--barrier-resources: expected version/resource or group/version/resource, not {text:?}"),
-            })
+            };
+            Ok(GroupVersionResource::new(group, version, resource))
         };
         self.barrier_resources.iter().map(parse).collect()
     }
@@ -204,8 +205,8 @@ mod tests {
     #[test]
     fn resources_and_users_are_lists() {
         let hooks = flags(&["--barrier-resources", "v1/pods,batch/v1/jobs", "--mimeo-users", "b,a"]).hooks;
-        let triple = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
-        assert_eq!(hooks.barrier_resources().unwrap(), [triple("", "v1", "pods"), triple("batch", "v1", "jobs")]);
+        let resources = [GroupVersionResource::new("", "v1", "pods"), GroupVersionResource::new("batch", "v1", "jobs")];
+        assert_eq!(hooks.barrier_resources().unwrap(), resources);
         assert_eq!(hooks.mimeo_users("ns", "me".into()), ["a", "b", "me"]);
         assert!(flags(&["--barrier-resources", "pods"]).hooks.barrier_resources().is_err());
         assert_eq!(

@@ -23,6 +23,7 @@ use crate::{
     kind::{GroupVersionKind, Resource},
     names::{DRIFT, DRIFT_DENY, MANAGER, MARK, STRATEGY},
     policy::Policy,
+    review::GroupVersionResource,
     rule::SourceRef,
     selection::{NAMESPACE_NAME, Selector},
 };
@@ -77,11 +78,6 @@ pub fn is_exempt(namespace: &str, own_namespace: &str) -> bool {
     namespace.starts_with(SYSTEM) || namespace == own_namespace
 }
 
-/// Resources that wait for copies unless the operator chooses others.
-pub fn default_barrier_resources() -> Vec<(String, String, String)> {
-    vec![(String::new(), "v1".into(), "pods".into())]
-}
-
 /// Where and how to register.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Registration {
@@ -94,8 +90,8 @@ pub struct Registration {
     /// What happens to a new namespace while no webhook answers. `Ignore`: it is created, and filled later. `Fail`: it
     /// isn't, and so every namespace that exists was marked.
     pub namespaces_failure_policy: FailurePolicy,
-    /// What waits for copies: group, version, resource.
-    pub barrier_resources: Vec<(String, String, String)>,
+    /// What waits for copies.
+    pub barrier_resources: Vec<GroupVersionResource>,
     /// Users that Mimeo's own programs are to the API server: their taking a mark away is asked of nobody.
     pub mimeo_users: Vec<String>,
     /// Owner reference of the configurations: when the owner is deleted, so are they, and nothing asks for Mimeo any more.
@@ -220,7 +216,7 @@ impl Registration {
     /// Only where copies are missing, so failing closed holds up nothing else. Pods of the system's priority classes pass:
     /// what runs the node or the cluster can't wait for what runs on it.
     fn barrier(&self) -> Value {
-        let rule = |(group, version, resource): &(String, String, String)| {
+        let rule = |GroupVersionResource { group, version, resource }: &GroupVersionResource| {
             json!({
                 "apiGroups": [group], "apiVersions": [version], "resources": [resource],
                 "operations": ["CREATE"], "scope": "Namespaced",
@@ -441,7 +437,7 @@ mod tests {
             ca_bundle: None,
             own_namespace: "mimeo-system".into(),
             namespaces_failure_policy: FailurePolicy::Ignore,
-            barrier_resources: default_barrier_resources(),
+            barrier_resources: vec![GroupVersionResource::new("", "v1", "pods")],
             mimeo_users: vec![],
             owner: None,
         }

@@ -101,6 +101,13 @@ pub struct GroupVersionResource {
     pub resource: Box<str>,
 }
 
+impl GroupVersionResource {
+    /// Of these three.
+    pub fn new(group: &str, version: &str, resource: &str) -> Self {
+        Self { group: group.into(), version: version.into(), resource: resource.into() }
+    }
+}
+
 /// What a request does to its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]

@@ -135,7 +135,7 @@ impl Rule {
         let targets = parse_targets(&spec.targets, &sources, &mut refusals);
         let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources.samples());
         let transform = refusals.all(transform);
-        let strategy = Strategy::from(spec.strategy);
+        let strategy = spec.strategy;
         if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
             refusals.add("spec.retentionPolicy", "must be left out: with strategy CreateOnce copies always stay");
         }
@@ -170,7 +170,7 @@ impl Rule {
             targets,
             transform,
             strategy,
-            conflict: spec.conflict_policy.into(),
+            conflict: spec.conflict_policy,
             drift: spec.drift_policy,
             retention,
             barrier: spec.barrier.into(),

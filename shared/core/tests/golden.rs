@@ -14,8 +14,8 @@ use mimeo_api::{FailurePolicy, TransformPolicy, crds};
 use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     policy::Policy,
-    registration::{Endpoint, Registration, default_barrier_resources},
-    review::{self, Verdict},
+    registration::{Endpoint, Registration},
+    review::{self, GroupVersionResource, Verdict},
     rule::SourceRef,
 };
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ fn registration() -> Registration {
         ca_bundle: Some("-----BEGIN CERTIFICATE-----\n".into()),
         own_namespace: "mimeo-system".into(),
         namespaces_failure_policy: FailurePolicy::Ignore,
-        barrier_resources: default_barrier_resources(),
+        barrier_resources: vec![GroupVersionResource::new("", "v1", "pods")],
         mimeo_users: vec!["system:serviceaccount:mimeo-system:mimeo-webhook".into()],
         owner: Some(json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "mimeo-webhook", "uid": "u-1",
@@ -156,8 +156,8 @@ fn webhook_configurations_by_url_and_strict() {
         ca_bundle: None,
         namespaces_failure_policy: FailurePolicy::Fail,
         barrier_resources: vec![
-            (String::new(), "v1".into(), "pods".into()),
-            ("batch".into(), "v1".into(), "jobs".into()),
+            GroupVersionResource::new("", "v1", "pods"),
+            GroupVersionResource::new("batch", "v1", "jobs"),
         ],
         mimeo_users: vec![],
         owner: None,

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Display,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -32,7 +33,7 @@ use crate::{
     limiter::Limiter,
     observer,
     trace::{Began, Parent, Traces},
-    writer::{ErrandResult, KINDS_CONFIG_MAP, Writer},
+    writer::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Writer},
 };
 
 /// A shared engine. Cheap to clone.
@@ -284,7 +285,7 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
         }
         Errand::RecordCrd(kind, uid) => retry("record CRD", || writer.record_crd(kind, &uid)).await,
         Errand::ConfirmRule(id) => {
-            let read = writer.read_rule(&id).await;
+            let read = answered("rule", &id, writer.read_rule(&id).await);
             handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
         }
         Errand::ConfirmSource(source) => {
@@ -292,13 +293,15 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             let read = match tools.discovery.find(&source.gvk).await {
                 Ok(Some(resource)) => writer.read_source(&source, &resource).await,
                 // Without its kind nothing is known of the source.
-                _ => None,
+                Ok(None) => Err(ErrandError::NotFound),
+                Err(error) => Err(ErrandError::Silent(error.to_string())),
             };
             drop(turn);
+            let read = answered("source", &source, read).flatten();
             handle.with(|engine, now| engine.source_read(&source, read, now));
         }
         Errand::ConfirmGrants(namespace) => {
-            let read = writer.read_grants(&namespace).await;
+            let read = answered("grants", &namespace, writer.read_grants(&namespace).await);
             handle.with(|engine, now| engine.grants_read(&namespace, read.as_ref(), now));
         }
         Errand::ReadSource(source) => read_source(handle, tools, &source).await,
@@ -318,6 +321,18 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.unmarked(&namespace, matches!(answer, Ok(true)), now));
         }
     }
+}
+
+/// What a read said of something that seems to be gone. Without an answer nothing is deleted and the engine asks again, ever more
+/// seldom: whoever waits for the deletion finds the cause in the log.
+fn answered<T>(what: &str, name: impl Display, answer: ErrandResult<T>) -> Option<T> {
+    match answer {
+        Ok(read) => return Some(read),
+        // As long as the kind isn't served. Its rules say so.
+        Err(ErrandError::NotFound) => debug!(what, %name, "cannot confirm that it is gone: its kind isn't served"),
+        Err(error) => warn!(what, %name, %error, "cannot confirm that it is gone"),
+    }
+    None
 }
 
 /// Until it works, or isn't asked for any more.
@@ -364,14 +379,13 @@ pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
 
 /// Until it works: what these record must be recorded, and costs nothing while it can't be.
 async fn retry<T, F: Future<Output = ErrandResult<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
-    let mut pause = Duration::from_millis(250);
+    let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
     loop {
         match attempt().await {
             Ok(done) => return done,
             Err(error) => warn!(%error, "cannot {what}"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(30));
+        tokio::time::sleep(backoff.pause()).await;
     }
 }
 

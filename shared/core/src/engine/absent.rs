@@ -183,7 +183,7 @@ impl Engine {
                 Some(read) if read.found => {
                     (state.crd_asked, state.crd_streak) = (false, 0);
                     state.crd.clone_from(&read.crd);
-                    self.work.disturb();
+                    self.work.tidy_later();
                 }
                 // Its watch will say that it is gone. Not answered, it is asked again.
                 _ => {
@@ -247,7 +247,7 @@ impl Engine {
     pub(super) fn reopen_rule(&mut self, id: &RuleId) {
         if let Some(state) = self.rules.get_mut(id) {
             state.crd_asked = false;
-            self.work.disturb();
+            self.work.tidy_later();
         }
         if let Some(gone) = self.gone.get_mut(id) {
             gone.absence.asked = None;

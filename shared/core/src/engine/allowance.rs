@@ -28,16 +28,16 @@ const IN_PASSING: usize = 16 << 10;
 impl Engine {
     /// Finds out which slots of Replications are beyond the allowances. Those that have come to be, or are no more, are rendered
     /// anew, and their sources watched no more or again.
-    pub(super) fn weigh(&mut self) {
+    pub(super) fn apply_allowances(&mut self) {
         // What is made weighs other than what it was taken for. So that this ends, what has no room once has none till something changes.
         let mut again = false;
-        while self.weigh_once(again) {
+        while self.apply_allowances_once(again) {
             again = true;
         }
     }
 
     /// Whether slots have been rendered, and may weigh something else now.
-    fn weigh_once(&mut self, again: bool) -> bool {
+    fn apply_allowances_once(&mut self, again: bool) -> bool {
         if self.within_allowance() {
             return false;
         }
@@ -80,7 +80,7 @@ impl Engine {
         let sources: BTreeSet<SourceRef> =
             changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| slot.source.clone()).collect();
         for source in &sources {
-            self.hold_if_copied(source);
+            self.keep_if_copied(source);
             let held = self.slots.of_source(source).any(|(_, slot)| !slot.shed);
             if let Some(state) = self.sources.get_mut(source).filter(|_| source.is_named() && !held) {
                 *state = Source::NotRead;

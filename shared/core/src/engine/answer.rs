@@ -76,7 +76,7 @@ impl Engine {
         slot.untold = 0;
         if asked {
             let rule = slot.rule.clone();
-            self.concern(&rule);
+            self.replan_rule(&rule);
         }
     }
 
@@ -85,7 +85,7 @@ impl Engine {
         let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.reference == Reference::Asked) else { return };
         slot.reference = Reference::Unknown;
         let rule = slot.rule.clone();
-        self.concern(&rule);
+        self.replan_rule(&rule);
     }
 
     fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
@@ -147,7 +147,7 @@ impl Engine {
             }
         }
         if let Some(id) = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()) {
-            self.touch(&id);
+            self.mark_status_due(&id);
         }
     }
 

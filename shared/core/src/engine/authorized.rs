@@ -180,7 +180,7 @@ impl Engine {
         self.inquiry_version
     }
 
-    pub(super) fn inquire(&mut self) {
+    pub(super) fn ask_about_authors(&mut self) {
         self.inquiry_version += 1;
     }
 
@@ -241,13 +241,13 @@ impl Engine {
         };
         if state.authority != authority {
             state.authority = authority;
-            self.regard(&inquiry.rule.clone());
+            self.authority_changed(&inquiry.rule.clone());
         }
     }
 
     /// A kind has come to be served: rights to it were not asked for before.
     pub(super) fn reopen(&mut self, gvk: &GroupVersionKind) {
-        self.inquire();
+        self.ask_about_authors();
         if self.settings.role == Role::Injector {
             return;
         }
@@ -258,10 +258,10 @@ impl Engine {
     }
 
     /// What a rule may do has changed.
-    pub(super) fn regard(&mut self, id: &Arc<RuleId>) {
-        self.touch(id);
-        self.work.disturb();
-        self.concern(id);
+    pub(super) fn authority_changed(&mut self, id: &Arc<RuleId>) {
+        self.mark_status_due(id);
+        self.work.tidy_later();
+        self.replan_rule(id);
     }
 
     /// The first thing that a rule may not do, though its author may.

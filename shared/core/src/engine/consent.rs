@@ -56,7 +56,7 @@ pub(super) struct Consent {
 
 impl Consent {
     /// What a rule lacks is to be found out anew.
-    pub(super) fn doubt(&mut self, rule: &Arc<RuleId>) {
+    pub(super) fn forget_lacks(&mut self, rule: &Arc<RuleId>) {
         if let Some(known) = self.lacks.get_mut(rule) {
             known.take();
         }
@@ -177,7 +177,7 @@ impl Engine {
             for namespace in namespaces {
                 self.review_grants(&namespace);
             }
-            self.everything_dirty();
+            self.replan_all();
         }
     }
 
@@ -195,7 +195,7 @@ impl Engine {
         self.at(now);
         if self.consent.listing != Listing::Listed {
             self.consent.listing = listing;
-            self.rules.values_mut().for_each(|state| state.status.touch());
+            self.rules.values_mut().for_each(|state| state.status.mark_due());
         }
     }
 
@@ -299,9 +299,9 @@ impl Engine {
     }
 
     /// Something about a rule has changed: the namespaces that it concerns are to be planned anew.
-    pub(super) fn concern(&mut self, id: &RuleId) {
+    pub(super) fn replan_rule(&mut self, id: &RuleId) {
         if id.kind == RuleKind::ClusterReplication {
-            return self.everything_dirty();
+            return self.replan_all();
         }
         let mut places = self.places(id);
         // Of what is a source there more may be left alone, or less.
@@ -315,18 +315,18 @@ impl Engine {
     }
 
     /// The same for every rule with this source, and for those whose selector found it: it may have no slot any more.
-    pub(super) fn concern_source(&mut self, source: &SourceRef) {
+    pub(super) fn replan_rules_of_source(&mut self, source: &SourceRef) {
         let mut rules: BTreeSet<Arc<RuleId>> =
             self.slots.of_source(source).map(|(_, slot)| slot.rule.clone()).collect();
         rules.extend(source.selector().map(|selector| self.rules_selecting(&selector)).into_iter().flatten());
         for id in rules {
-            self.concern(&id);
+            self.replan_rule(&id);
         }
     }
 
     /// What a namespace grants has changed.
     fn review_grants(&mut self, namespace: &str) {
-        self.consent.withdrawals.get_mut(namespace).into_iter().for_each(Withdrawal::doubt);
+        self.consent.withdrawals.get_mut(namespace).into_iter().for_each(Withdrawal::forget_what_was_read);
         for id in self.consent.selecting.get(namespace).cloned().unwrap_or_default() {
             self.review_selectors(&id);
         }
@@ -334,8 +334,8 @@ impl Engine {
         self.review_readers(readers);
         let targeting = self.consent.targeting.get(namespace).cloned().unwrap_or_default();
         for id in targeting.iter().filter(|id| id.namespace.as_deref() != Some(namespace)) {
-            self.consent.doubt(id);
-            self.touch(id);
+            self.consent.forget_lacks(id);
+            self.mark_status_due(id);
         }
         if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
             self.dirty.insert(name.clone());
@@ -355,9 +355,9 @@ impl Engine {
         self.review_readers(readers);
         for id in ids {
             self.review_selectors(&id);
-            self.consent.doubt(&id);
-            self.touch(&id);
-            self.concern(&id);
+            self.consent.forget_lacks(&id);
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
         }
     }
 
@@ -369,10 +369,10 @@ impl Engine {
             // The same for all targets, and for all rules of a namespace.
             let question = (rule.namespace.clone(), slot.source.clone());
             let granted = *answers.entry(question).or_insert_with(|| self.may_read(&rule, &slot.source));
-            self.consent.doubt(&rule);
+            self.consent.forget_lacks(&rule);
             if slot.granted != granted {
                 changed.push(id);
-                self.concern(&rule);
+                self.replan_rule(&rule);
             }
             if let Some(slot) = self.slots.get_mut(&id) {
                 slot.granted = granted;

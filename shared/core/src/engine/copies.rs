@@ -37,7 +37,7 @@ impl Engine {
         }
         self.shown += 1;
         cell.shown = self.shown;
-        cell.release();
+        cell.retry_now();
         self.dirty.insert(namespace);
     }
 
@@ -57,9 +57,9 @@ impl Engine {
                 // It went with a former namespace of the name: in this one it never was.
                 cell.belief = Belief::Unknown;
             }
-            cell.release();
+            cell.retry_now();
             self.dirty.insert(namespace);
-            self.work.disturb();
+            self.work.tidy_later();
         }
     }
 
@@ -71,7 +71,7 @@ impl Engine {
 
 impl Cell {
     /// The world changed: what was put off may be tried at once.
-    pub(super) fn release(&mut self) {
+    pub(super) fn retry_now(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Idle;
         }
@@ -94,6 +94,6 @@ impl Cell {
         self.stuck = false;
         self.content = Content::Unknown;
         self.verify = false;
-        self.release();
+        self.retry_now();
     }
 }

@@ -50,7 +50,7 @@ impl Engine {
             }
         }
         self.forget_unwatched(&demand);
-        self.hold_what_is_copied();
+        self.keep_what_is_copied();
         demand
     }
 
@@ -87,7 +87,7 @@ impl Engine {
         }
         // What they found isn't known any more; their copies are.
         for selector in &unselected {
-            self.refit(selector);
+            self.refit_selecting(selector);
         }
     }
 

@@ -128,14 +128,14 @@ impl Engine {
         let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
         let Some(home) = id.namespace.as_deref().filter(|_| !rule.selectors.is_empty()) else { return };
         let known = self.find_followed(rule, home);
-        self.consent.doubt(id);
-        self.touch(id);
+        self.consent.forget_lacks(id);
+        self.mark_status_due(id);
         if self.consent.follows.known.get(id) == Some(&known) {
             return;
         }
         self.consent.follows.known.insert(id.clone(), known);
-        self.refit_rule(id);
-        self.concern(id);
+        self.refit_slots(id);
+        self.replan_rule(id);
         self.demand_changed();
     }
 }

@@ -165,21 +165,21 @@ impl Engine {
         }
         if never {
             // There can be copies of it neither now nor before: it is the matter of those that name it.
-            self.concern_rules_of(gvk);
+            self.replan_rules_of_kind(gvk);
         } else {
-            self.touch_rules_of(gvk);
-            self.everything_dirty();
+            self.mark_statuses_due_of_kind(gvk);
+            self.replan_all();
         }
         self.demand_changed();
     }
 
-    fn concern_rules_of(&mut self, gvk: &GroupVersionKind) {
+    fn replan_rules_of_kind(&mut self, gvk: &GroupVersionKind) {
         let names = |state: &RuleState| state.rule.as_ref().is_ok_and(|rule| rule.kinds.contains(gvk));
         let rules: Vec<Arc<RuleId>> =
             self.rules.iter().filter(|(_, state)| names(state)).map(|(id, _)| id.clone()).collect();
         for id in rules {
-            self.touch(&id);
-            self.concern(&id);
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
         }
     }
 
@@ -216,8 +216,8 @@ impl Engine {
             return;
         }
         *served = Served::Unanswered(why);
-        self.inquire();
-        self.concern_rules_of(gvk);
+        self.ask_about_authors();
+        self.replan_rules_of_kind(gvk);
     }
 
     /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may exist.
@@ -242,7 +242,7 @@ impl Engine {
         for (_, kind) in self.kinds.iter_mut().filter(|(_, kind)| !named.contains(&kind.group_kind)) {
             kind.note = Note::Absent;
         }
-        self.everything_dirty();
+        self.replan_all();
         self.demand_changed();
     }
 

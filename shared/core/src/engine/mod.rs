@@ -323,7 +323,7 @@ impl Engine {
         self.now = self.now.max(now);
     }
 
-    fn everything_dirty(&mut self) {
+    fn replan_all(&mut self) {
         self.dirty.extend(self.namespaces.keys().cloned());
     }
 }

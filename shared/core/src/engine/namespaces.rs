@@ -42,8 +42,6 @@ pub(super) struct Namespace {
     pub(super) note_streak: u8,
     /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
     ended: bool,
-    /// Which listing of the namespaces showed it last.
-    listing: u8,
     /// Being crowded it isn't planned again until then.
     pub(super) rests: Tick,
     /// Number of its last change that people see.
@@ -77,7 +75,7 @@ impl Engine {
         if former.is_some() {
             // Deleted and created again under its name: nothing that was in it is in it.
             let cells = watched(&mut self.work, &name, entry, self.settings.role);
-            *entry = Namespace { listing: entry.listing, cells, ended: true, ..Namespace::default() };
+            *entry = Namespace { cells, ended: true, ..Namespace::default() };
         }
         if std::mem::take(&mut entry.ended) {
             // Older than what is known of the namespace: most likely a copy in the former one, whose end is yet to be told.
@@ -139,7 +137,7 @@ impl Engine {
         self.dirty.remove(&name);
         self.newcomers.remove(&name);
         self.changes.end(Ended::Namespace(name.clone()));
-        self.work.disturb();
+        self.work.tidy_later();
         if self.settings.reach.targets.is_some() {
             self.demand_changed();
         }
@@ -147,7 +145,7 @@ impl Engine {
         let touched: BTreeSet<Arc<RuleId>> =
             old.cells.iter().filter_map(|cell| self.slots.get(&cell.want?).map(|slot| slot.rule.clone())).collect();
         for id in &touched {
-            self.touch(id);
+            self.mark_status_due(id);
         }
         for id in self.rules_for(&name) {
             if let Some(state) = self.rules.get_mut(&id) {
@@ -174,7 +172,7 @@ impl Engine {
             self.namespace_gone(&name, now);
         }
         self.namespaces_listed = true;
-        self.everything_dirty();
+        self.replan_all();
     }
 
     pub(super) fn namespace_name(&self, name: &str) -> Arc<str> {

@@ -91,7 +91,7 @@ impl Engine {
             cell.phase = Phase::Queued;
             self.work.queue(name, cell, urgent, home.as_deref().and_then(|rule| rule.namespace.as_deref()));
         }
-        self.touch_cell(index, namespace);
+        self.mark_status_of_cell_due(index, namespace);
     }
 
     /// Notes that a cell needs no request now, and why.
@@ -140,7 +140,7 @@ impl Engine {
             _ => cell.failure = None,
         }
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
-            state.status.touch();
+            state.status.mark_due();
         }
     }
 
@@ -163,10 +163,10 @@ impl Engine {
         rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
 
-    fn touch_cell(&mut self, index: usize, namespace: &Namespace) {
+    fn mark_status_of_cell_due(&mut self, index: usize, namespace: &Namespace) {
         let rule = namespace.cells[index].want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
-            state.status.touch();
+            state.status.mark_due();
         }
     }
 
@@ -185,9 +185,9 @@ impl Engine {
     }
 
     /// Marks a rule's status as due.
-    pub(super) fn touch(&mut self, id: &Arc<RuleId>) {
+    pub(super) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
         if let Some(state) = self.rules.get_mut(id) {
-            state.status.touch();
+            state.status.mark_due();
         }
     }
 }

@@ -46,7 +46,7 @@ impl Engine {
         self.at(now);
         let since = created.map(|time| u32::try_from(time.as_second()).unwrap_or_default());
         if std::mem::replace(&mut self.kinds.since, since) != since {
-            self.everything_dirty();
+            self.replan_all();
         }
     }
 
@@ -65,12 +65,12 @@ impl Engine {
         for (_, state) in self.rules.iter_mut().filter(|(id, state)| id.kind == kind && first && state.crd.is_none()) {
             state.crd = known.certain();
         }
-        self.work.disturb();
+        self.work.tidy_later();
         let lost = self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.absence.verdict == Verdict::Lost);
         for (_, gone) in lost {
             gone.absence.verdict = Verdict::Open;
         }
-        self.everything_dirty();
+        self.replan_all();
     }
 
     /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: whoever cleans up later must know
@@ -140,7 +140,7 @@ impl Engine {
         if *note == Note::Removing {
             *note = Note::Kept;
             self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(id));
-            self.everything_dirty();
+            self.replan_all();
         }
     }
 

@@ -97,19 +97,19 @@ impl Engine {
                 state.status.observe(observed);
             }
             if regarded {
-                self.inquire();
-                self.regard(&id);
+                self.ask_about_authors();
+                self.authority_changed(&id);
             }
             // An injector knows from the status what a tenant's selectors find.
             if self.settings.role == Role::Injector && id.kind == RuleKind::Replication {
-                self.refit_rule(&id);
+                self.refit_slots(&id);
             }
             if confirmed {
                 self.confirm_sweep(&id);
             }
             return;
         }
-        self.concern(&id);
+        self.replan_rule(&id);
         self.census.iter_mut().for_each(|census| census.forget(&id));
         let old = self.rules.remove(&id);
         let former = old.as_ref().and_then(|old| old.rule.as_ref().ok());
@@ -160,23 +160,23 @@ impl Engine {
                 changed: self.changes.next(),
             },
         );
-        self.weigh();
-        self.hold_all_copied(&id);
+        self.apply_allowances();
+        self.keep_all_copied(&id);
         self.follow_anew(shift);
-        self.touch(&id);
-        self.inquire();
+        self.mark_status_due(&id);
+        self.ask_about_authors();
         self.remind_of_grace(&id);
         if id.kind == RuleKind::ClusterReplication {
             self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id.clone()));
         }
-        self.concern(&id);
+        self.replan_rule(&id);
         self.demand_changed();
     }
 
     /// A rule doesn't exist any more, as far as its watch says.
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
-        self.concern(id);
+        self.replan_rule(id);
         let Some((id, old)) = self.rules.remove_entry(id) else { return };
         self.census.iter_mut().for_each(|census| census.forget(&id));
         self.crowd.leave(&id);
@@ -185,11 +185,11 @@ impl Engine {
         self.forget_places(&id, former);
         let shift = self.replace_selectors(&id, former, None);
         self.retire(&old.slots.concat(), &[]);
-        self.weigh();
+        self.apply_allowances();
         self.follow_anew(shift);
         self.sweeps.remove(&id);
-        self.inquire();
-        self.work.disturb();
+        self.ask_about_authors();
+        self.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
         if self.settings.role == Role::Keeper {
@@ -208,7 +208,7 @@ impl Engine {
         }
         self.collections[kind].listing = Listing::Listed;
         self.unread(kind, None);
-        self.everything_dirty();
+        self.replan_all();
     }
 
     /// The server doesn't serve rules of the kind: their CRD isn't there (any more). Whoever only fills new namespaces has
@@ -220,7 +220,7 @@ impl Engine {
             self.rules_listed(kind, &BTreeSet::new(), now);
         } else if self.collections[kind].listing != Listing::Listed {
             self.collections[kind].listing = Listing::Unserved;
-            self.everything_dirty();
+            self.replan_all();
         }
     }
 
@@ -232,7 +232,7 @@ impl Engine {
         self.at(now);
         if self.collections[kind].listing != Listing::Listed {
             self.collections[kind].listing = Listing::Unreadable(why);
-            self.everything_dirty();
+            self.replan_all();
         } else if why == Unreadable::Unavailable {
             // That passes by itself, and a status couldn't be written meanwhile.
             return;
@@ -242,7 +242,7 @@ impl Engine {
 
     fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
         if std::mem::replace(&mut self.collections[kind].unread, why) != why {
-            self.rules.values_mut().for_each(|state| state.status.touch());
+            self.rules.values_mut().for_each(|state| state.status.mark_due());
         }
     }
 
@@ -354,28 +354,28 @@ impl Engine {
         Some(gone)
     }
 
-    pub(super) fn touch_rules_of(&mut self, gvk: &GroupVersionKind) {
+    pub(super) fn mark_statuses_due_of_kind(&mut self, gvk: &GroupVersionKind) {
         for state in self.rules.values_mut() {
             if state.rule.as_ref().is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk)) {
-                state.status.touch();
+                state.status.mark_due();
             }
         }
     }
 
     /// Marks the statuses of all rules with this source as due.
-    pub(super) fn touch_rules_with(&mut self, source: &SourceRef) {
+    pub(super) fn mark_statuses_due_of_source(&mut self, source: &SourceRef) {
         for (_, slot) in self.slots.of_source(source) {
             if let Some(state) = self.rules.get_mut(&slot.rule) {
-                state.status.touch();
+                state.status.mark_due();
             }
         }
     }
 
     /// Marks the statuses of all rules that have such a slot as due.
-    pub(super) fn touch_rules(&mut self, concerned: impl Fn(&Slot) -> bool) {
+    pub(super) fn mark_statuses_due_of_slots(&mut self, concerned: impl Fn(&Slot) -> bool) {
         for slot in self.slots.values().filter(|slot| concerned(slot)) {
             if let Some(state) = self.rules.get_mut(&slot.rule) {
-                state.status.touch();
+                state.status.mark_due();
             }
         }
     }

@@ -103,11 +103,11 @@ impl Engine {
             self.take_source(&selector.source(&*name), None);
             news = true;
         }
-        self.refit(selector);
+        self.refit_selecting(selector);
         let shown: Vec<SourceRef> = self.sources_of(selector).map(|(source, _)| source.clone()).collect();
-        shown.iter().for_each(|source| self.hold_if_copied(source));
+        shown.iter().for_each(|source| self.keep_if_copied(source));
         if news {
-            self.concern_selecting(selector);
+            self.replan_rules_of_selector(selector);
         }
     }
 
@@ -116,7 +116,7 @@ impl Engine {
         self.at(now);
         let Some(findings) = self.selectors.get_mut(selector) else { return };
         if findings.unreadable.replace(why) != Some(why) {
-            self.concern_selecting(selector);
+            self.replan_rules_of_selector(selector);
         }
     }
 
@@ -145,11 +145,11 @@ impl Engine {
             self.take_source(source, object);
         }
         if moved || self.seen_as(source) != before {
-            self.refit(selector);
-            self.touch_selecting(selector);
+            self.refit_selecting(selector);
+            self.mark_statuses_due_of_selector(selector);
         }
         self.render_source(source);
-        self.hold_if_copied(source);
+        self.keep_if_copied(source);
     }
 
     /// What decides whether a source is taken: whether it is there, and what is known of it if it was read.
@@ -163,7 +163,7 @@ impl Engine {
 
     /// Holds of what a selector finds what copies are made of, and nothing else: not what no rule takes, nor what is beyond the
     /// allowance of all that do. What has come to be needed is read again.
-    pub(super) fn hold_if_copied(&mut self, source: &SourceRef) {
+    pub(super) fn keep_if_copied(&mut self, source: &SourceRef) {
         let Some(selector) = source.selector() else { return };
         let copied = self.slots.of_source(source).any(|(_, slot)| slot.granted && !slot.shed);
         let waits = !copied && self.has_room_till_listed(&selector);
@@ -192,7 +192,7 @@ impl Engine {
 
     /// Gives every rule that follows the selector a slot for each of its sources, and no other. What is found and isn't held, since
     /// there was no room for it when it was shown, is read.
-    pub(super) fn refit(&mut self, selector: &SourceSelector) {
+    pub(super) fn refit_selecting(&mut self, selector: &SourceSelector) {
         let Some(findings) = self.selectors.get(selector) else { return };
         let first: Vec<SourceRef> = findings.members.first().map(|member| selector.source(&*member.name)).collect();
         for source in first {
@@ -201,11 +201,11 @@ impl Engine {
             }
         }
         for id in self.rules_selecting(selector) {
-            self.refit_rule(&id);
+            self.refit_slots(&id);
         }
     }
 
-    pub(super) fn refit_rule(&mut self, id: &Arc<RuleId>) {
+    pub(super) fn refit_slots(&mut self, id: &Arc<RuleId>) {
         let Some((state, Ok(rule))) = self.rules.get(id).map(|state| (state, &state.rule)) else { return };
         let sources = self.sources_of_rule(rule, state.status.shown());
         let has = |slots: &Vec<SlotId>| {
@@ -225,36 +225,36 @@ impl Engine {
             let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
             for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
                 self.remove_slot(*gone);
-                self.hold_if_copied(source);
+                self.keep_if_copied(source);
             }
             state.slots = slots;
-            state.status.touch();
-            self.work.disturb();
+            state.status.mark_due();
+            self.work.tidy_later();
         }
         self.rules.insert(id.clone(), state);
-        self.consent.doubt(&id);
+        self.consent.forget_lacks(&id);
         if id.kind == RuleKind::Replication {
-            self.weigh();
+            self.apply_allowances();
         }
-        self.hold_all_copied(&id);
-        self.concern(&id);
+        self.keep_all_copied(&id);
+        self.replan_rule(&id);
     }
 
     /// Lets go what was copied by rules that there were.
-    pub(super) fn hold_what_is_copied(&mut self) {
+    pub(super) fn keep_what_is_copied(&mut self) {
         let listed = |selector| self.selectors.get(&selector).is_some_and(|findings| findings.listed);
         let held =
             self.sources.iter().filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
         let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
-        held.iter().for_each(|source| self.hold_if_copied(source));
+        held.iter().for_each(|source| self.keep_if_copied(source));
     }
 
     /// Has what a rule's selectors find read that it has come to copy, and lets go what it doesn't copy any more.
-    pub(super) fn hold_all_copied(&mut self, id: &RuleId) {
+    pub(super) fn keep_all_copied(&mut self, id: &RuleId) {
         let first = self.rules.get(id).and_then(|state| state.slots.first()).into_iter().flatten();
         let sources: Vec<SourceRef> =
             first.filter_map(|slot| self.slots.get(slot)).map(|slot| slot.source.clone()).collect();
-        sources.iter().for_each(|source| self.hold_if_copied(source));
+        sources.iter().for_each(|source| self.keep_if_copied(source));
     }
 
     /// What a rule copies now, as far as this process knows; `observed` is the status that it carries. No tenant's selectors are
@@ -374,17 +374,17 @@ impl Engine {
         self.followed(rule).into_iter().all(|selector| listed(selector) || self.selector_hindrance(selector).is_some())
     }
 
-    fn touch_selecting(&mut self, selector: &SourceSelector) {
+    fn mark_statuses_due_of_selector(&mut self, selector: &SourceSelector) {
         for id in self.rules_selecting(selector) {
-            self.touch(&id);
+            self.mark_status_due(&id);
         }
     }
 
     /// Something about a selector has changed, whatever it finds.
-    fn concern_selecting(&mut self, selector: &SourceSelector) {
+    fn replan_rules_of_selector(&mut self, selector: &SourceSelector) {
         for id in self.rules_selecting(selector) {
-            self.touch(&id);
-            self.concern(&id);
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
         }
     }
 

@@ -124,8 +124,8 @@ impl Engine {
         if !self.sources.contains_key(source) || self.unreadable.insert(source.clone(), why) == Some(why) {
             return;
         }
-        self.touch_rules_with(source);
-        self.concern_source(source);
+        self.mark_statuses_due_of_source(source);
+        self.replan_rules_of_source(source);
     }
 
     pub(super) fn render_source(&mut self, source: &SourceRef) {
@@ -136,7 +136,7 @@ impl Engine {
     /// Renders the copies of these slots anew, whose sources have changed, or the consent to read them.
     pub(super) fn render_slots(&mut self, slots: Vec<SlotId>) {
         if self.render(slots) {
-            self.weigh();
+            self.apply_allowances();
         }
     }
 
@@ -166,13 +166,13 @@ impl Engine {
             }
         }
         for id in &touched {
-            self.touch(id);
+            self.mark_status_due(id);
             self.remind_of_grace(id);
         }
         let concerned: BTreeSet<Arc<RuleId>> =
             changed.iter().filter_map(|id| self.slots.get(id)).map(|slot| slot.rule.clone()).collect();
         for id in &concerned {
-            self.concern(id);
+            self.replan_rule(id);
         }
         let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
         for name in places {

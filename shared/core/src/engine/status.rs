@@ -55,7 +55,8 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn touch(&mut self) {
+    /// Has it written soon.
+    pub(super) fn mark_due(&mut self) {
         self.due = true;
     }
 
@@ -118,7 +119,7 @@ impl Engine {
         let before = barriers(self);
         self.webhooks = webhooks;
         for ((id, _), _) in barriers(self).into_iter().zip(before).filter(|((_, now), (_, before))| now != before) {
-            self.touch(&id);
+            self.mark_status_due(&id);
         }
     }
 

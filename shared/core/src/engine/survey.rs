@@ -110,14 +110,14 @@ impl Engine {
             for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
                 // Our own write may be newer than the listing.
                 if cell.vanish(None, at) {
-                    cell.release();
+                    cell.retry_now();
                 }
             }
         }
         if readable_again {
-            self.touch_rules(|slot| slot.kind == id);
+            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
         }
-        self.everything_dirty();
+        self.replan_all();
     }
 
     /// Copies can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of them holds.
@@ -125,7 +125,7 @@ impl Engine {
         self.at(now);
         let Some(id) = self.kind_id(&watch.kind) else { return };
         if self.survey(watch).is_some_and(|survey| survey.unreadable.replace(why) != Some(why)) {
-            self.touch_rules(|slot| slot.kind == id);
+            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
         }
     }
 

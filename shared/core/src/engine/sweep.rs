@@ -142,7 +142,7 @@ impl Engine {
             self.sweeps.iter().filter(|(_, sweep)| sweep.cells.is_empty()).map(|(id, _)| id.clone()).collect();
         for id in empty {
             self.sweeps.remove(&id);
-            self.touch(&id);
+            self.mark_status_due(&id);
         }
     }
 
@@ -155,7 +155,7 @@ impl Engine {
         self.review(id);
         let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.cells.is_empty()) else {
             self.sweeps.remove(id);
-            self.touch(id);
+            self.mark_status_due(id);
             return;
         };
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
@@ -185,7 +185,7 @@ impl Engine {
                 self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
             }
             self.show_swept(id);
-            self.touch(id);
+            self.mark_status_due(id);
         }
         if self.confirm_sweep(id) {
             return;
@@ -318,7 +318,7 @@ impl Engine {
     fn let_go(&mut self, id: &Arc<RuleId>) {
         let Some(sweep) = self.sweeps.remove(id) else { return };
         self.condemn(sweep.cells);
-        self.touch(id);
+        self.mark_status_due(id);
     }
 
     /// Lets go what the namespaces concerned are known to have taken back.
@@ -358,7 +358,7 @@ impl Engine {
             let Some(entry) = self.namespaces.get_mut(&namespace) else { continue };
             if let Some(cell) = entry.cell_mut(kind, &name) {
                 cell.condemned = Some(why);
-                cell.release();
+                cell.retry_now();
                 self.dirty.insert(namespace);
             }
         }

@@ -86,12 +86,12 @@ impl Engine {
                         }
                     }
                     state.conflicts.insert(name.clone(), cells.clone());
-                    state.status.touch();
+                    state.status.mark_due();
                 }
                 None if state.conflicts.is_empty() => {}
                 None => {
                     if state.conflicts.remove(name).is_some() {
-                        state.status.touch();
+                        state.status.mark_due();
                     }
                 }
             }
@@ -119,7 +119,7 @@ impl Engine {
             }
             for owner in owners.into_iter().flatten() {
                 if let Some(state) = self.rules.get_mut(&owner) {
-                    state.status.touch();
+                    state.status.mark_due();
                 }
             }
         }

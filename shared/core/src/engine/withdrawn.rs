@@ -68,7 +68,7 @@ pub struct GrantsRead {
 
 impl Withdrawal {
     /// What the namespace grants has changed: what was read says nothing of that.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn forget_what_was_read(&mut self) {
         if matches!(self.word, Word::Meant { .. }) {
             self.word = Word::None;
         }

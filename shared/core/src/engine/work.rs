@@ -185,7 +185,7 @@ impl Work {
     }
 
     /// Something went: what it needed may not be needed any more.
-    pub(super) fn disturb(&mut self) {
+    pub(super) fn tidy_later(&mut self) {
         self.untidy = true;
     }
 
@@ -341,23 +341,23 @@ impl Engine {
             }
             Timer::Learn(id) => self.ask_reference(id),
             Timer::Rule(id) => {
-                self.touch(&id);
-                self.concern(&id);
+                self.mark_status_due(&id);
+                self.replan_rule(&id);
             }
             Timer::AskRule(id) => self.reopen_rule(&id),
             Timer::AskSource(source) => self.reopen_source(&source),
-            Timer::Tidy => self.work.disturb(),
+            Timer::Tidy => self.work.tidy_later(),
             Timer::Everything => {
-                self.work.disturb();
-                self.everything_dirty();
+                self.work.tidy_later();
+                self.replan_all();
             }
-            Timer::Rules => self.rules.values_mut().for_each(|state| state.status.touch()),
+            Timer::Rules => self.rules.values_mut().for_each(|state| state.status.mark_due()),
             Timer::Sweep(id) => self.end_sweep(&id),
             Timer::Kind(id) => {
                 let note = &mut self.kinds[id].note;
                 if *note == Note::Kept {
                     *note = Note::Present { fresh: false };
-                    self.work.disturb();
+                    self.work.tidy_later();
                 }
             }
         }
@@ -373,7 +373,7 @@ impl Engine {
     pub(super) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
         let rule = self.rule_of(cell);
         if let Some(rule) = &rule {
-            self.touch(rule);
+            self.mark_status_due(rule);
         }
         if cell.failure.as_ref().is_none_or(|old| old.failure.reason != failure.reason) {
             if let Some(rule) = &rule {

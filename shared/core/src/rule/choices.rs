@@ -9,65 +9,7 @@ const GRACE: i32 = 86_400;
 /// Grace where none is given, as in an annotation.
 pub(super) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
 
-/// How copies are written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Strategy {
-    /// By server-side apply, whenever they aren't as they should be.
-    Apply,
-    /// The same, and nobody else owns a field of theirs.
-    Replace,
-    /// Once, where nothing is. From then on they are their namespace's owner's.
-    CreateOnce,
-}
-
-impl From<mimeo_api::Strategy> for Strategy {
-    fn from(strategy: mimeo_api::Strategy) -> Self {
-        match strategy {
-            mimeo_api::Strategy::Apply => Self::Apply,
-            mimeo_api::Strategy::Replace => Self::Replace,
-            mimeo_api::Strategy::CreateOnce => Self::CreateOnce,
-        }
-    }
-}
-
-/// What happens to an object in a copy's place that isn't ours.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ConflictPolicy {
-    /// It is left alone and reported.
-    Fail,
-    /// It becomes the copy if it is one already: by its content, or by the mark of another tool that made it as one.
-    Adopt,
-    /// It becomes the copy.
-    Overwrite,
-}
-
-impl From<mimeo_api::ConflictPolicy> for ConflictPolicy {
-    fn from(policy: mimeo_api::ConflictPolicy) -> Self {
-        match policy {
-            mimeo_api::ConflictPolicy::Fail => Self::Fail,
-            mimeo_api::ConflictPolicy::Adopt => Self::Adopt,
-            mimeo_api::ConflictPolicy::Overwrite => Self::Overwrite,
-        }
-    }
-}
-
-/// What becomes of a copy that is no longer wanted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Retain {
-    /// It is deleted.
-    Delete,
-    /// It stays, and nobody updates it any more.
-    Retain,
-}
-
-impl From<mimeo_api::Retention> for Retain {
-    fn from(retention: mimeo_api::Retention) -> Self {
-        match retention {
-            mimeo_api::Retention::Delete => Self::Delete,
-            mimeo_api::Retention::Retain => Self::Retain,
-        }
-    }
-}
+pub use mimeo_api::{ConflictPolicy, Retention as Retain, Strategy};
 
 /// What becomes of copies that are no longer wanted, by the reason why.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,9 +38,9 @@ impl Retention {
         let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
         let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
         Ok(Self {
-            when_rule_deleted: policy.when_rule_deleted.into(),
-            when_unmatched: policy.when_unmatched.into(),
-            when_source_deleted: policy.when_source_deleted.into(),
+            when_rule_deleted: policy.when_rule_deleted,
+            when_unmatched: policy.when_unmatched,
+            when_source_deleted: policy.when_source_deleted,
             source_grace: Duration::from_secs(seconds),
         })
     }

@@ -143,9 +143,11 @@ impl Writer {
         }
     }
 
-    /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too. None if either isn't properly
-    /// answered.
-    pub async fn read_rule(&self, id: &RuleId) -> Option<RuleRead> {
+    /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of the rule then.
+    pub async fn read_rule(&self, id: &RuleId) -> ErrandResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
         let crd = self
             .look(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", id.kind.crd_name()))
@@ -153,45 +155,50 @@ impl Writer {
         let crd = match crd {
             Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => crd.metadata.uid.map(Into::into),
             Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return None,
+            Look::NotServed => return Err(ErrandError::NotFound),
         };
         match rule {
-            Look::Found(_) => Some(RuleRead { found: true, home: None, crd }),
+            Look::Found(_) => Ok(RuleRead { found: true, home: None, crd }),
             Look::Absent => {
                 let home = match &id.namespace {
                     None => None,
                     Some(home) => self.look_home(home).await?,
                 };
-                Some(RuleRead { found: false, home, crd })
+                Ok(RuleRead { found: false, home, crd })
             }
+            Look::NotServed if crd.is_none() => Ok(RuleRead { found: false, home: None, crd }),
             // The CRD is there but not (yet) served by whoever answered: that is no word about the rule.
-            Look::NotServed => crd.is_none().then_some(RuleRead { found: false, home: None, crd }),
+            Look::NotServed => Err(ErrandError::NotFound),
         }
     }
 
     /// Reads a source, and if it is missing its namespace, for [`Engine::source_read`](mimeo_core::engine::Engine::source_read);
-    /// none if it is there, or nobody answers.
-    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> Option<SourceRead> {
+    /// none if it is there after all.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the source then.
+    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> ErrandResult<Option<SourceRead>> {
         match self.look(&resource_path(resource, Some(&source.namespace), Some(&source.name))).await? {
             Look::Found(found) => {
                 let labels = found.metadata.labels.unwrap_or_default();
-                (!source.admits(|key| labels.get(key).map(String::as_str))).then_some(SourceRead::Relabelled)
+                let selected = source.admits(|key| labels.get(key).map(String::as_str));
+                Ok((!selected).then_some(SourceRead::Relabelled))
             }
-            Look::NotServed => None,
+            Look::NotServed => Err(ErrandError::NotFound),
             Look::Absent => {
                 let home = self.look_home(&source.namespace).await?;
-                Some(home.map_or(SourceRead::Homeless, SourceRead::Absent))
+                Ok(Some(home.map_or(SourceRead::Homeless, SourceRead::Absent)))
             }
         }
     }
 
-    /// Reads a namespace; the inner none: it is gone, or going. None if nobody answers.
-    async fn look_home(&self, name: &str) -> Option<Option<Home>> {
+    /// Reads a namespace; none: it is gone, or going.
+    async fn look_home(&self, name: &str) -> ErrandResult<Option<Home>> {
         match self.look(&namespace_path(name)).await? {
-            Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Some(None),
-            Look::Found(home) => Home::of(&home.metadata).map(Some),
-            Look::Absent => Some(None),
-            Look::NotServed => None,
+            Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Ok(None),
+            Look::Found(home) => Home::of(&home.metadata).map(Some).ok_or_else(undecodable),
+            Look::Absent => Ok(None),
+            Look::NotServed => Err(ErrandError::NotFound),
         }
     }
 
@@ -214,12 +221,15 @@ impl Writer {
         Ok(list.pointer("/items/0").cloned())
     }
 
-    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there afterwards was it before, too. None if
-    /// any of it isn't properly answered.
-    pub async fn read_grants(&self, namespace: &str) -> Option<GrantsRead> {
+    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there afterwards was it before, too.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`] if grants aren't served.
+    pub async fn read_grants(&self, namespace: &str) -> ErrandResult<GrantsRead> {
         let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
-        let list = self.read_at::<Value>(&path).await.ok()??;
-        let grants = list.get("items")?.as_array()?.iter().filter_map(|grant| {
+        let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
+        let items = list.get("items").and_then(Value::as_array).ok_or_else(undecodable)?;
+        let grants = items.iter().filter_map(|grant| {
             let name = grant.pointer("/metadata/name")?.as_str()?.into();
             Some((name, parse_grant(grant.clone()).ok()?.version))
         });
@@ -230,9 +240,9 @@ impl Writer {
                 crd.metadata.creation_timestamp.as_ref().map(meta::seconds)
             }
             Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return None,
+            Look::NotServed => return Err(ErrandError::NotFound),
         };
-        Some(GrantsRead { grants, home: self.look_home(namespace).await?, defined })
+        Ok(GrantsRead { grants, home: self.look_home(namespace).await?, defined })
     }
 
     /// Notes that copies of a kind may exist.
@@ -346,19 +356,16 @@ impl Writer {
         if answer.is_absence() {
             return Ok(None);
         }
-        let undecodable = || ErrandError::Silent("the object can't be decoded".into());
         accept(answer)?.parse().map(Some).ok_or_else(undecodable)
     }
 
-    /// Reads an object's metadata from the storage; none if that isn't properly answered.
-    async fn look(&self, path: &str) -> Option<Look> {
-        let answer = self.answer(call::read(Method::GET, path, METADATA)).await.ok()?;
-        match answer.code {
-            StatusCode::OK => answer.parse().map(Box::new).map(Look::Found),
-            StatusCode::NOT_FOUND if answer.is_absence() => Some(Look::Absent),
-            StatusCode::NOT_FOUND => Some(Look::NotServed),
-            _ => None,
+    /// Reads an object's metadata from the storage.
+    async fn look(&self, path: &str) -> ErrandResult<Look> {
+        let answer = self.answer(call::read(Method::GET, path, METADATA)).await?;
+        if answer.code == StatusCode::NOT_FOUND {
+            return Ok(if answer.is_absence() { Look::Absent } else { Look::NotServed });
         }
+        accept(answer)?.parse().map(Box::new).map(Look::Found).ok_or_else(undecodable)
     }
 
     async fn send(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
@@ -372,6 +379,10 @@ impl Writer {
         let permit = self.limiter.acquire().await;
         self.call(request, permit).await.map_err(silent)
     }
+}
+
+fn undecodable() -> ErrandError {
+    ErrandError::Silent("the object can't be decoded".into())
 }
 
 /// What a read found.

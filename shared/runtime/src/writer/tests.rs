@@ -247,6 +247,10 @@ async fn a_mark_is_removed_if_it_is_the_one() {
     }
 }
 
+fn unavailable<T>(code: u16) -> ErrandResult<T> {
+    Err(ErrandError::Unavailable { code, reason: String::new() })
+}
+
 #[tokio::test]
 async fn a_rule_is_gone_only_by_a_clear_answer() {
     let id: RuleId = "ClusterReplication/registry".parse().expect("a rule's identity");
@@ -254,18 +258,18 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
     let going = || Script::json(200, &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let read = |found, crd: Option<&str>| Some(RuleRead { found, home: None, crd: crd.map(Into::into) });
+    let read = |found, crd: Option<&str>| Ok(RuleRead { found, home: None, crd: crd.map(Into::into) });
     let cases = [
         (there(), there(), read(true, Some(UID))),
         (absent(), there(), read(false, Some(UID))),
         (absent(), going(), read(false, None)),
         (absent(), absent(), read(false, None)),
         (page(), absent(), read(false, None)),
-        (page(), there(), None),
-        (page(), page(), None),
-        (status(403, &json!({})), there(), None),
-        (absent(), status(503, &json!({})), None),
-        (absent(), Script::text(200, "{}").hold(), None),
+        (page(), there(), Err(ErrandError::NotFound)),
+        (page(), page(), Err(ErrandError::NotFound)),
+        (status(403, &json!({})), there(), Err(ErrandError::Denied { code: 403 })),
+        (absent(), status(503, &json!({})), unavailable(503)),
+        (absent(), Script::text(200, "{}").hold(), Err(ErrandError::Silent("no answer within the deadline".into()))),
     ];
     for (index, (rule, crd, want)) in cases.into_iter().enumerate() {
         let server = Server::start([rule, crd]).await;
@@ -296,18 +300,18 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
     let home = Some(Home { uid: uid(), created: 60 });
-    let read = |defined, home| Some(GrantsRead { grants: [("g".into(), 7)].into(), home, defined });
+    let read = |defined, home| Ok(GrantsRead { grants: [("g".into(), 7)].into(), home, defined });
     let cases = [
         (list(), stays(), stays(), read(Some(60), home)),
         (list(), going(), stays(), read(None, home)),
         (list(), absent(), stays(), read(None, home)),
         (list(), stays(), going(), read(Some(60), None)),
         (list(), stays(), absent(), read(Some(60), None)),
-        (page(), stays(), stays(), None),
-        (status(403, &json!({})), stays(), stays(), None),
-        (list(), page(), stays(), None),
-        (list(), status(503, &json!({})), stays(), None),
-        (list(), stays(), status(503, &json!({})), None),
+        (page(), stays(), stays(), Err(ErrandError::NotFound)),
+        (status(403, &json!({})), stays(), stays(), Err(ErrandError::Denied { code: 403 })),
+        (list(), page(), stays(), Err(ErrandError::NotFound)),
+        (list(), status(503, &json!({})), stays(), unavailable(503)),
+        (list(), stays(), status(503, &json!({})), unavailable(503)),
     ];
     for (index, (grants, crd, namespace, want)) in cases.into_iter().enumerate() {
         let server = Server::start([grants, crd, namespace]).await;
@@ -323,12 +327,12 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
     let stays = json!({"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"});
     let going = json!({"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"});
     let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
-    let read = |home| Some(RuleRead { found: false, home, crd: Some(UID.into()) });
+    let read = |home| Ok(RuleRead { found: false, home, crd: Some(UID.into()) });
     let cases = [
         (namespace(stays), read(home)),
         (namespace(going), read(None)),
         (status(404, &json!({"name": "team"})), read(None)),
-        (status(403, &json!({})), None),
+        (status(403, &json!({})), Err(ErrandError::Denied { code: 403 })),
     ];
     for (index, (namespace, want)) in cases.into_iter().enumerate() {
         let crd = Script::json(200, &json!({"metadata": {"uid": UID}}));
@@ -346,13 +350,13 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
     let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
-        (there(), there(), None),
-        (absent("secrets"), there(), home.map(SourceRead::Absent)),
-        (absent("secrets"), going(), Some(SourceRead::Homeless)),
-        (absent("secrets"), absent("namespaces"), Some(SourceRead::Homeless)),
-        (absent("secrets"), status(403, &json!({})), None),
-        (Script::text(404, "404 page not found\n"), there(), None),
-        (status(500, &json!({})), there(), None),
+        (there(), there(), Ok(None)),
+        (absent("secrets"), there(), Ok(home.map(SourceRead::Absent))),
+        (absent("secrets"), going(), Ok(Some(SourceRead::Homeless))),
+        (absent("secrets"), absent("namespaces"), Ok(Some(SourceRead::Homeless))),
+        (absent("secrets"), status(403, &json!({})), Err(ErrandError::Denied { code: 403 })),
+        (Script::text(404, "404 page not found\n"), there(), Err(ErrandError::NotFound)),
+        (status(500, &json!({})), there(), unavailable(500)),
     ];
     for (index, (object, namespace, want)) in cases.into_iter().enumerate() {
         let server = Server::start([object, namespace]).await;
