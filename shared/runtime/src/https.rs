@@ -4,8 +4,9 @@
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use axum::{Extension, Router};
+use axum::{Extension, Router, extract::State, middleware, response::Response};
 use clap::Args;
+use http::{HeaderValue, header::CONNECTION};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -60,11 +61,13 @@ pub struct DrainArgs {
     pub drain_timeout: Duration,
 }
 
-/// Serves until the shutdown, with the [`Peer`] as an extension of each request: then goes on as before for the delay, stops
-/// accepting, lets requests in flight end (telling clients to go elsewhere), and after the drain's time gives up on the rest.
+/// Serves until the shutdown, with the [`Peer`] as an extension of each request: then goes on for the delay, telling clients of
+/// HTTP/1.1 with each answer to go elsewhere, stops accepting, lets requests in flight end (telling all clients so), and after the
+/// drain's time gives up on the rest.
 pub async fn serve(listener: TcpListener, router: Router, config: ServerConfig, drain: DrainArgs, shutdown: Shutdown) {
     let draining = Shutdown::new();
-    let server = Server { acceptor: TlsAcceptor::from(Arc::new(config)), router, draining: draining.clone() };
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let server = Server { acceptor, router, leaving: shutdown.clone(), draining: draining.clone() };
     let mut connections = Connections::new(CONNECTIONS);
     let accepting = async {
         shutdown.triggered().await;
@@ -104,6 +107,7 @@ fn waiting(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr
 struct Server {
     acceptor: TlsAcceptor,
     router: Router,
+    leaving: Shutdown,
     draining: Shutdown,
 }
 
@@ -129,8 +133,10 @@ impl Server {
                 Err(_) => return debug!("TLS handshake timed out"),
             },
         };
-        let builder = builder(stream.get_ref().1.alpn_protocol() == Some(b"h2"));
+        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let builder = builder(http2);
         let router = self.router.layer(Extension(peer));
+        let router = if http2 { router } else { router.layer(middleware::map_response_with_state(self.leaving, part)) };
         let (stream, returned) = Lent::new(stream);
         {
             let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), stay.answers(router)));
@@ -150,6 +156,16 @@ impl Server {
             linger::close(stream.into_inner().0).await;
         }
     }
+}
+
+/// Has a client of HTTP/1.1 close its connection once the server is about to end: it is who asks next who knows whether a request is
+/// under way. A server that closes an idle connection loses what was sent to it just then, and the client can't tell whether that was
+/// carried out (RFC 9112, section 9.5): an API server, which speaks HTTP/1.1 with Services, takes it for a failed call.
+async fn part(State(leaving): State<Shutdown>, mut response: Response) -> Response {
+    if leaving.is_triggered() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// Returns when the connection should be given up: the server ends, or nothing was asked for long. HTTP/2 clients that ask

@@ -6,6 +6,7 @@ use axum::{
     routing::{get, post},
 };
 use http_body_util::BodyExt;
+use hyper::client::conn::http1;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     sync::watch,
@@ -102,7 +103,7 @@ async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
     server.shutdown.trigger();
 
     let http1 = connect(server.address, client(&trusted, b"http/1.1")).await.expect("still accepting");
-    let (mut single, connection) = hyper::client::conn::http1::handshake(TokioIo::new(http1)).await.expect("HTTP/1.1");
+    let (mut single, connection) = http1::handshake(TokioIo::new(http1)).await.expect("HTTP/1.1");
     tokio::spawn(connection);
     let second = single.send_request(request("/slow")).await.expect("an answer");
     assert_eq!(second.headers().get("connection").map(http::HeaderValue::as_bytes), Some(&b"close"[..]));
@@ -110,6 +111,39 @@ async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
     assert_eq!(text(first.await.expect("a task").expect("an answer")).await, b"slow");
     timeout(Duration::from_secs(5), server.task).await.expect("it ends by itself").expect("without a panic");
     TcpStream::connect(server.address).await.expect_err("nobody listens");
+}
+
+/// As an API server does with its connections to a Service's webhook.
+#[tokio::test]
+async fn whoever_goes_on_asking_by_http1_is_sent_elsewhere_before_the_drain() {
+    let server = run(DrainArgs { shutdown_delay: Duration::from_mins(1), ..DRAIN }).await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    let ask = async |known: Option<http1::SendRequest<Body>>| {
+        let mut sender = match known {
+            Some(sender) => sender,
+            None => {
+                let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+                tokio::spawn(connection);
+                sender
+            }
+        };
+        let answer = sender.send_request(request("/fast")).await.expect("an answer");
+        let parting = answer.headers().get("connection").is_some_and(|word| word == "close");
+        assert_eq!(text(answer).await, b"fast");
+        (sender, parting)
+    };
+    let (sender, parting) = ask(None).await;
+    assert!(!parting, "the connection is kept");
+    let (sender, parting) = ask(Some(sender)).await;
+    assert!(!parting, "the connection is kept");
+    server.shutdown.trigger();
+    for known in [Some(sender), None] {
+        let (mut sender, parting) = ask(known).await;
+        assert!(parting, "it is told to go elsewhere");
+        timeout(Duration::from_secs(5), sender.ready()).await.expect("at once").expect_err("the connection has ended");
+    }
+    server.task.abort();
 }
 
 #[tokio::test]
@@ -132,8 +166,7 @@ async fn who_had_connected_before_the_drain_is_answered() {
             tokio::spawn(connection);
             sender.send_request(request("/slow")).await
         } else {
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
             tokio::spawn(connection);
             sender.send_request(request("/slow")).await
         };
@@ -176,7 +209,7 @@ async fn a_drain_is_bounded() {
     let server = run(drain).await;
     let trusted = server.publish.borrow().clone().expect("published");
     let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
     tokio::spawn(connection);
     let running = tokio::spawn(async move { sender.send_request(request("/slow")).await });
     sleep(Duration::from_millis(50)).await;
