@@ -36,19 +36,27 @@ impl Observer {
             what: format!("source {source}"),
         };
         let mut seen = false;
-        watch::<Value>(self.watcher.clone(), spec, |event| match event {
+        let tell = |object| self.handle.with(|engine, now| engine.source(&source, object, now));
+        let newest = Newest::default();
+        let watching = watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => seen = false,
             Event::Applied(object) => {
                 seen = true;
-                self.handle.with(|engine, now| engine.source(&source, Some(object), now));
+                newest.put(Some(object));
             }
-            Event::Deleted(_) => self.handle.with(|engine, now| engine.source(&source, None, now)),
-            Event::Listed { .. } if !seen => self.handle.with(|engine, now| engine.source(&source, None, now)),
+            Event::Deleted(_) => newest.put(None),
+            Event::Listed { .. } if !seen => newest.put(None),
             Event::Listed { .. } => {}
-            Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.source_unreadable(&source, why, now)),
-        })
-        .await;
+            Event::NotServed => {
+                newest.take();
+                self.gone(&resource);
+            }
+            Event::Unreadable(why) => {
+                newest.take().into_iter().for_each(tell);
+                self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
+            }
+        });
+        tokio::join!(watching, newest.hand_over(tell));
     }
 
     /// What a selector finds.
@@ -176,6 +184,45 @@ impl Observer {
                 self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
             }
             reads.want_at(source, Instant::now() + streak.backoff.pause());
+        }
+    }
+}
+
+/// How many times as long as it took to hand something over nothing else is.
+const REST: u32 = 10;
+
+/// The newest of what a watch showed. What it costs to take it up may be much: whoever changes one of his objects ten times a second, of
+/// which thousands of copies are rendered, would keep the engine from everybody else. So the first is taken up at once, and after that
+/// the newest, at a pace that leaves most of the time to others.
+struct Newest<T> {
+    value: Mutex<Option<T>>,
+    more: Notify,
+}
+
+impl<T> Default for Newest<T> {
+    fn default() -> Self {
+        Self { value: Mutex::default(), more: Notify::default() }
+    }
+}
+
+impl<T> Newest<T> {
+    fn put(&self, value: T) {
+        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        self.more.notify_one();
+    }
+
+    fn take(&self) -> Option<T> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Runs until dropped.
+    async fn hand_over(&self, mut to: impl FnMut(T)) {
+        loop {
+            self.more.notified().await;
+            let Some(value) = self.take() else { continue };
+            let began = Instant::now();
+            to(value);
+            tokio::time::sleep(began.elapsed() * REST).await;
         }
     }
 }
