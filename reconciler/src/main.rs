@@ -154,7 +154,7 @@ async fn main() -> anyhow::Result<()> {
             namespace: namespace.clone(),
         });
     }
-    let keyring = seal::follow(&clients, namespace, false);
+    let keyring = seal::follow(&clients, namespace, false, shutdown.clone());
     observe(&clients, &handle, &writer, &discovery, namespace, &keyring);
     let authors = Authors::new(handle.clone(), &clients, limiter.clone(), flags.keep.author_check_period);
     tokio::spawn(authors.ask(leading.clone()));

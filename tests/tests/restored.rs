@@ -13,12 +13,14 @@ use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, annotation, any, condition, delete, kubectl, merge, of, put, rule, uid, value,
     version, wait_for, wait_gone,
 };
-use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, install_crd, unique};
+use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, eventually, install_crd, unique};
 use serde_json::{Value, json};
 
 const AUTHOR: &str = "mimeo.dev/author";
 const SEAL: &str = "mimeo.dev/author-seal";
 const KEY: &str = "mimeo-author-key";
+/// The Secrets that webhooks make and put back.
+const KEPT: [&str; 2] = [KEY, "mimeo-webhook-tls"];
 const REGISTRY: &str = "registry";
 
 /// All that a backup tool took along, as it writes it elsewhere: without what the old cluster's server had filled in.
@@ -227,6 +229,41 @@ async fn while_the_webhook_runs(scene: &Scene<'_>, old: &Old) -> Result<()> {
     let [author, _] = stamp(&scene.client, &late.name).await?;
     ensure!(author.is_some_and(|author| author.contains(&tool.name)), "who touches it, with the rights");
     scene.wait_synced(&late.name).await?;
+    Ok(())
+}
+
+/// Whoever replaces what somebody has read deletes it, perhaps while a webhook still finishes its work: that one knows both, and lets
+/// them go.
+#[tokio::test]
+async fn a_webhook_that_stops_puts_back_neither_its_key_nor_its_certificate() -> Result<()> {
+    let cluster = ControlPlane::builder().start().await?;
+    let client = cluster.client().await?;
+    let mut pair = Pair::builder().reconciler(false).start(&cluster).await?;
+    let mut stopping = pair.webhooks.pop().context("no webhook")?;
+    let own = of::<Secret>(&client, NAMESPACE);
+    let contents = async || -> Result<Vec<_>> {
+        let mut contents = Vec::new();
+        for secret in KEPT {
+            contents.push(own.get(secret).await?.data);
+        }
+        Ok(contents)
+    };
+    let before = contents().await?;
+    stopping.program.terminate()?;
+    eventually(SOON, "the shutdown", || async { Ok(stopping.program.log()?.contains("shutting down").then_some(())) })
+        .await?;
+    for secret in KEPT {
+        delete(&own, secret).await?;
+    }
+    ensure!(stopping.program.is_alive()?, "it ended too soon to see that they are gone");
+    assert!(stopping.program.wait(SOON).await?.success());
+    for secret in KEPT {
+        ensure!(own.get_opt(secret).await?.is_none(), "{secret} was put back");
+    }
+    pair.start_webhook().await?;
+    for (before, after) in before.iter().zip(contents().await?) {
+        ensure!(after.is_some() && *before != after, "it is the same");
+    }
     Ok(())
 }
 

@@ -130,7 +130,7 @@ async fn main() -> anyhow::Result<()> {
         client: clients.requests.clone(),
         discovery: Arc::new(Discovery::new(clients.requests.clone())),
         policies: Arc::default(),
-        keyring: seal::follow(&clients, &identity.namespace, true),
+        keyring: seal::follow(&clients, &identity.namespace, true, shutdown.clone()),
         traces,
         metrics: answers,
         barrier_wait: flags.hooks.barrier_wait,
@@ -146,7 +146,7 @@ async fn main() -> anyhow::Result<()> {
     });
     let seen = observe(&clients, &identity, &app, &checks);
 
-    let material = flags.certificate.start(&clients, &identity.namespace, serving_names);
+    let material = flags.certificate.start(&clients, &identity.namespace, serving_names, shutdown.clone());
     metrics.of_watches(&clients.watcher.health);
     debug.of_watches(&clients.watcher.health);
     metrics.of_engine(&handle);

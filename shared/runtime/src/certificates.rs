@@ -19,7 +19,7 @@ pub use self::{
     bundle::{Bundle, Renewal},
     credential::{Credential, PrivateKeyPem},
 };
-use crate::{client::Clients, duration, tls::TlsError};
+use crate::{client::Clients, duration, shutdown::Shutdown, tls::TlsError};
 
 /// Flags of the serving certificate.
 #[derive(Debug, Clone, Args)]
@@ -46,16 +46,18 @@ pub struct CertificateArgs {
 
 impl CertificateArgs {
     /// Keeps a certificate current in the background, for as long as anybody receives it: from the folder if one is
-    /// given, else in the Secret in `namespace`, issued for `names`. `None` until there is one.
+    /// given, else in the Secret in `namespace`, issued for `names`, which nothing is written to after the shutdown. `None` until
+    /// there is one.
     pub fn start(
         &self,
         clients: &Clients,
         namespace: &str,
         names: ServingNames,
+        shutdown: Shutdown,
     ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
         match &self.cert_dir {
             Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
-            None => in_cluster::start(clients, namespace, &self.tls_secret, names, self.lifetimes()),
+            None => in_cluster::start(clients, namespace, &self.tls_secret, names, self.lifetimes(), shutdown),
         }
     }
 

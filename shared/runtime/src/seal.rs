@@ -1,7 +1,8 @@
 //! Sealing: the keyed hash that shows who the author of a rule is, and its key, in a Secret of Mimeo's namespace.
 //!
 //! The webhook seals and verifies, the reconciler verifies. The first webhook replica makes the key; all follow the Secret by a
-//! watch on that one name. A Secret that is deleted comes back as it was: with another key every rule would lose its author.
+//! watch on that one name. A Secret that is deleted comes back as it was: with another key every rule would lose its author. A replica
+//! that stops puts nothing back, so that whoever wants another key can delete it once no other replica runs.
 //!
 //! Needs, in its namespace: `get`, `list` and `watch` on the one name, and `create` on Secrets to make it.
 
@@ -28,6 +29,7 @@ use crate::{
     backoff::Backoff,
     client::{Clients, Fault, status, within},
     follow::Follower,
+    shutdown::Shutdown,
 };
 
 /// Name of the Secret.
@@ -132,8 +134,9 @@ enum SealError {
     Read(Box<kube::Error>),
 }
 
-/// Follows the key until nobody receives it any more. Who `makes` it creates the Secret where there is none.
-pub fn follow(clients: &Clients, namespace: &str, makes: bool) -> watch::Receiver<Keyring> {
+/// Follows the key until nobody receives it any more, or until the shutdown: what was received last stays then. Who `makes` it
+/// creates the Secret where there is none.
+pub fn follow(clients: &Clients, namespace: &str, makes: bool, shutdown: Shutdown) -> watch::Receiver<Keyring> {
     let (publish, receiver) = watch::channel(Keyring::Unread);
     let follower = Follower::new(Api::namespaced(clients.watches.clone(), namespace), SECRET);
     let keeper = Keeper { api: Api::namespaced(clients.requests.clone(), namespace), makes, known: None };
@@ -141,6 +144,8 @@ pub fn follow(clients: &Clients, namespace: &str, makes: bool) -> watch::Receive
         tokio::select! {
             () = publish.closed() => {}
             () = keeper.keep(follower, &publish) => {}
+            // Requests under way are answered by the key that is known.
+            () = shutdown.triggered() => publish.closed().await,
         }
     });
     receiver

@@ -2,7 +2,8 @@
 //!
 //! Whoever is first creates it; every later write carries the resourceVersion it was decided on, and whoever comes
 //! second reads what the first one wrote. Replicas learn of a change by a watch on that one name, so all swap within
-//! moments, and an unchanged Secret costs nothing but that watch.
+//! moments, and an unchanged Secret costs nothing but that watch. A replica that stops writes nothing more: a Secret that is deleted
+//! while it finishes its work is to stay deleted, for a key that somebody has read is replaced that way.
 //!
 //! Needs, in its namespace: `create` on Secrets, and `get`, `list`, `watch`, `update` on the one name.
 
@@ -22,6 +23,7 @@ use crate::{
     backoff::Backoff,
     client::{Clients, Fault, status, within},
     follow::Follower,
+    shutdown::Shutdown,
     tls::TlsError,
 };
 
@@ -32,13 +34,15 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 const LONGEST_SLEEP: Duration = Duration::from_hours(1);
 const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Keeps the Secret due and its material published, until nobody receives it any more.
+/// Keeps the Secret due and its material published, until nobody receives it any more, or until the shutdown: what was received last
+/// stays then.
 pub fn start(
     clients: &Clients,
     namespace: &str,
     name: &str,
     names: ServingNames,
     lifetimes: Lifetimes,
+    shutdown: Shutdown,
 ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     let follower = Follower::new(Api::namespaced(clients.watches.clone(), namespace), name);
@@ -53,6 +57,8 @@ pub fn start(
         tokio::select! {
             () = publish.closed() => {}
             () = keeper.keep(follower, &publish) => {}
+            // Connections that still come are served what is known.
+            () = shutdown.triggered() => publish.closed().await,
         }
     });
     receiver
