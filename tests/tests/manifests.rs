@@ -9,11 +9,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
+use k8s_openapi::api::{
+    admissionregistration::v1::MutatingWebhookConfiguration, coordination::v1::Lease, core::v1::Pod,
+};
 use kube::{Api, api::PostParams};
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, Program, create_namespace, eventually,
-    scenario::{SOON, kubectl},
+    scenario::{SOON, delete, kubectl, of, wait_for, wait_gone},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -260,6 +262,41 @@ async fn the_programs_begin_as_the_chart_tells_them_with_every_switch_turned() -
         .await?;
     }
     Ok(())
+}
+
+/// Nobody is left to delete it then, and one that stays looks like a replica. The program stands for the Pod's container, and is told
+/// what a node would look up.
+#[tokio::test]
+async fn the_lease_of_a_killed_replica_goes_with_its_pod() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let client = control_plane.client().await?;
+    let crds = workspace().join("manifests/crds").display().to_string();
+    kubectl(&control_plane, ["apply", "-k", &crds])?;
+    create_namespace(&client, NAMESPACE, &[]).await?;
+    let pods = of::<Pod>(&client, NAMESPACE);
+    let pod = json!({"metadata": {"name": "replica"}, "spec": {"containers": [{"name": "webhook", "image": "mimeo"}]}});
+    let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+
+    let defaults = parsed(&fs::read_to_string(workspace().join("tests/tests/chart/defaults.yaml"))?)?;
+    let is_webhook = |object: &&Value| object["kind"] == "Deployment" && object["metadata"]["name"] == "mimeo-webhook";
+    let told = containers(defaults.iter().find(is_webhook).context("no Deployment")?)?.remove(0);
+    let mut program = Program::new(told.program).env("KUBECONFIG", control_plane.kubeconfig().display().to_string());
+    for (variable, value) in told.env {
+        let value = match &*variable {
+            "POD_NAME" => "replica".to_owned(),
+            "POD_UID" => pod.metadata.uid.clone().context("no uid")?,
+            _ => value,
+        };
+        program = program.env(variable, value);
+    }
+    let anywhere = ["--listen=127.0.0.1:0", "--ops-listen=127.0.0.1:0", "--namespace", NAMESPACE];
+    let mut replica = program.args(anywhere).start()?;
+    let leases = of::<Lease>(&client, NAMESPACE);
+    wait_for(leases.clone(), "mimeo-webhook-replica".into(), |_: &Lease| true).await?;
+    replica.kill()?;
+    replica.wait(SOON).await?;
+    delete(&pods, "replica").await?;
+    wait_gone(leases, "mimeo-webhook-replica").await
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_api::FailurePolicy;
 use mimeo_core::{registration::Endpoint, review::GroupVersionResource};
 use mimeo_runtime::{
@@ -31,6 +32,8 @@ pub(crate) struct Flags {
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
     #[command(flatten)]
+    pub(crate) pod: PodArgs,
+    #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
     #[command(flatten)]
     pub(crate) hooks: HookArgs,
@@ -46,6 +49,25 @@ pub(crate) struct Flags {
     pub(crate) telemetry: TelemetryArgs,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
+}
+
+/// In which Pod this process is.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Identity")]
+pub(crate) struct PodArgs {
+    /// Uid of the Pod that --replica-name names, in Mimeo's namespace: the replica's Lease then goes with that Pod. Default: the Lease of
+    /// a replica that is killed stays
+    #[arg(long, env = "POD_UID", value_name = "UID", requires = "replica_name")]
+    pod_uid: Option<String>,
+}
+
+impl PodArgs {
+    /// What says so on an object.
+    pub(crate) fn owner(&self, identity: &IdentityArgs) -> Option<OwnerReference> {
+        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+        let (name, uid) = given(&identity.replica_name).zip(given(&self.pod_uid))?;
+        Some(OwnerReference { api_version: "v1".into(), kind: "Pod".into(), name, uid, ..OwnerReference::default() })
+    }
 }
 
 /// Where the webhook listens, and where API servers find it.
@@ -200,6 +222,22 @@ mod tests {
         for bad in [["--service", "a"], ["--url", "http://a"], ["--url", "https://a/b"], ["--url", "https://"]] {
             assert!(endpoint(&bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn an_owner_is_a_pod_of_known_name_and_uid() {
+        let owner = |args: &[&str]| {
+            let flags = flags(args);
+            flags
+                .pod
+                .owner(&flags.identity)
+                .map(|owner| [owner.api_version, owner.kind, owner.name, owner.uid].join(" "))
+        };
+        assert_eq!(owner(&["--replica-name", "Pod.1", "--pod-uid", "u"]).unwrap(), "v1 Pod Pod.1 u", "to the letter");
+        for none in [&["--replica-name", "pod"][..], &["--replica-name", "pod", "--pod-uid", ""]] {
+            assert_eq!(owner(none), None, "{none:?}");
+        }
+        assert!(Flags::try_parse_from(["mimeo-webhook", "--pod-uid", "u"]).is_err(), "the uid of which one?");
     }
 
     #[test]

@@ -24,6 +24,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_core::{
     engine::{Engine, Role, Settings},
     names,
@@ -165,7 +166,7 @@ async fn main() -> anyhow::Result<()> {
         () = shutdown.triggered() => false,
     };
     if ready {
-        beat(&clients, &identity, seen, &shutdown).await;
+        beat(&clients, &identity, flags.pod.owner(&flags.identity), seen, &shutdown).await;
     }
     serving.await.context("server")
 }
@@ -307,7 +308,13 @@ async fn register(
 }
 
 /// Shows on this replica's Lease that it lives, and which rules it has taken in; ends with the shutdown, and the Lease with it.
-async fn beat(clients: &Clients, identity: &Identity, mut seen: watch::Receiver<Seen>, shutdown: &Shutdown) {
+async fn beat(
+    clients: &Clients,
+    identity: &Identity,
+    owner: Option<OwnerReference>,
+    mut seen: watch::Receiver<Seen>,
+    shutdown: &Shutdown,
+) {
     let heartbeat = Heartbeat::start(
         clients,
         HeartbeatSpec {
@@ -315,6 +322,7 @@ async fn beat(clients: &Clients, identity: &Identity, mut seen: watch::Receiver<
             name: format!("mimeo-webhook-{}", identity.replica),
             holder: identity.replica.clone(),
             labels: [(names::REPLICA.to_owned(), names::REPLICA_WEBHOOK.to_owned())].into(),
+            owner,
             period: HEARTBEAT,
             field_manager: MANAGER.to_owned(),
         },

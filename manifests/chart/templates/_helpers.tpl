@@ -207,6 +207,7 @@ containers:
   (list "--namespace" "MIMEO_NAMESPACE" "nothing else")
   (list "--service" "MIMEO_SERVICE" "nothing else")
   (list "--replica-name" "POD_NAME" "nothing else")
+  (list "--pod-uid" "POD_UID" "nothing else")
   (list "--log-level" "MIMEO_LOG" "log.level")
   (list "--log-format" "MIMEO_LOG_FORMAT" "log.format")
   (list "--barrier-budget" "MIMEO_BARRIER_BUDGET" "barrier.budget")

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::MicroTime,
+    apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
 };
 use kube::{
     Api,
@@ -40,6 +40,8 @@ pub struct HeartbeatSpec {
     pub holder: String,
     /// By which readers find the Lease.
     pub labels: BTreeMap<String, String>,
+    /// With which the Lease goes, be it that nobody told the replica to stop.
+    pub owner: Option<OwnerReference>,
     /// Between renewals; the Lease's duration is three times as long.
     pub period: Duration,
     /// Server-side apply's field manager.
@@ -47,7 +49,7 @@ pub struct HeartbeatSpec {
 }
 
 /// A replica's own Lease, renewed as long as this lives and deleted by [`stop`](Self::stop). Readers judge a Lease by how
-/// long they have seen no change of it; one whose replica was killed stays, and counts for nothing.
+/// long they have seen no change of it; one whose replica was killed counts for nothing, and stays until its owner is gone.
 ///
 /// Needs the verbs `create`, `patch` and `delete` on Leases.
 #[derive(Debug)]
@@ -130,6 +132,7 @@ impl Renewal {
                 name: Some(self.spec.name.clone()),
                 labels: Some(self.spec.labels.clone()),
                 annotations: Some(annotations),
+                owner_references: self.spec.owner.clone().map(|owner| vec![owner]),
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec {
