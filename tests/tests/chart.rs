@@ -199,6 +199,20 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
             &["webhook.tls.certManager.duration=24h", "webhook.tls.certManager.renewBefore=1440m"],
             "renewBefore 1440m is no less than duration 24h",
         ),
+        (
+            &["webhook.tls.mode=CertManager", "webhook.tls.certManager.duration=3641h"],
+            "served for more than 2920h, and may outlive the chart's own CA",
+        ),
+        (
+            &[
+                "webhook.tls.mode=CertManager",
+                "webhook.tls.certManager.renewBefore=167h59m",
+                "metrics.prometheusRule.enabled=true",
+            ],
+            "certificateDays: 7 days are more than webhook.tls.certManager.renewBefore",
+        ),
+        (&["metrics.prometheusRule.thresholds.copyLagSeconds=1800"], "exclusiveMaximum: got 1,800, want 1,800"),
+        (&["metrics.prometheusRule.thresholds.namespaceLagSeconds=3600"], "exclusiveMaximum: got 3,600, want 1,800"),
         (&["reconciler.extraArgs={--log-level=debug}"], "reconciler.extraArgs: --log-level is set by log.level"),
         (
             &["webhook.extraEnv[0].name=MIMEO_CERT_DIR", "webhook.extraEnv[0].value=/x"],
@@ -226,6 +240,58 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
         let refusal = ask_helm(&["template", "mimeo"], &["--set", &values.join(",")])?;
         let refusal = refusal.err().with_context(|| format!("{values:?} was taken"))?;
         ensure!(refusal.contains(told), "{values:?}: {refusal}");
+    }
+    Ok(())
+}
+
+/// Beside those that are just too much.
+#[test]
+fn certificates_of_cert_managers_may_last_as_long_as_nothing_breaks() -> Result<()> {
+    let monitored = "metrics.prometheusRule.enabled=true,webhook.tls.certManager.renewBefore=";
+    for values in [
+        "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=3640h",
+        "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=9000h,webhook.tls.certManager.issuerRef.name=own",
+        &format!("webhook.tls.mode=CertManager,{monitored}168h"),
+        // The webhook's own are renewed by another measure.
+        &format!("{monitored}1h"),
+    ] {
+        rendered(&["--set", values, "--show-only", "templates/webhook.yaml"]).context(values.to_owned())?;
+    }
+    Ok(())
+}
+
+/// An errand runs where the webhook can: but where none of Mimeo's pods may share a node it is still to find one.
+#[test]
+fn errands_run_where_the_webhook_does() -> Result<()> {
+    let anywhere =
+        json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
+    let nodes = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]});
+    let webhook = json!({
+        "hostNetwork": true, "nodeSelector": {"pool": "system"}, "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": nodes, "podAntiAffinity": anywhere}, "priorityClassName": "mine",
+    });
+    let values = json!({"webhook": webhook, "podSecurityContext": {"runAsUser": null, "runAsGroup": null}});
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("values.json");
+    fs::write(&file, values.to_string())?;
+    let objects = objects(&rendered(&["--set", "crds.enabled=false", "--values", &file.display().to_string()])?)?;
+    let pod = |kind: &str, name: &str| -> Result<Value> {
+        let found = &find(&objects, kind, name)?["spec"];
+        Ok(if kind == "Pod" { found.clone() } else { found["template"]["spec"].clone() })
+    };
+    let deployed = pod("Deployment", "mimeo-webhook")?;
+    assert_eq!(deployed["affinity"]["podAntiAffinity"], anywhere);
+    assert_eq!(
+        deployed["securityContext"],
+        json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}})
+    );
+    for errand in [pod("Job", "mimeo-unregister")?, pod("Pod", "mimeo-verify")?] {
+        for same in ["hostNetwork", "dnsPolicy", "nodeSelector", "tolerations", "priorityClassName", "securityContext"]
+        {
+            assert_eq!(errand[same], deployed[same], "{same}");
+        }
+        assert_eq!(errand["affinity"], json!({"nodeAffinity": nodes}));
+        ensure!(errand["topologySpreadConstraints"].is_null());
     }
     Ok(())
 }
@@ -261,6 +327,7 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
         ("webhook.namespacesFailurePolicy=Fail,webhook.replicas=1", "WARNING: strict, with webhook.replicas 1"),
         ("log.level=info", "WARNING: no image.repository was given"),
         ("webhook.replicas=0", "WARNING: webhook.replicas is 0"),
+        ("metrics.prometheusRule.enabled=true", "WARNING: metrics.prometheusRule without metrics.serviceMonitor"),
         ("networkPolicy.enabled=true,webhook.hostNetwork=true", "says nothing about pods in their node's network"),
         ("rbac.sourceNamespaces={platform}", "Sources are read in platform alone by the programs' own choice"),
     ] {
@@ -268,7 +335,10 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
         let notes = notes.map_err(|refusal| anyhow::anyhow!("{values}: {refusal}"))?;
         ensure!(notes.contains(told), "{values}: {notes}");
     }
-    let pulled = ["--set", "image.repository=registry.example.com/mimeo"];
+    let pulled = [
+        "--set",
+        "image.repository=registry.example.com/mimeo,metrics.prometheusRule.enabled=true,metrics.podMonitor.enabled=true",
+    ];
     let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &pulled)?.unwrap_or_default();
     ensure!(notes.contains("keeps copies where rules say so") && !notes.contains("WARNING"), "{notes}");
     Ok(())

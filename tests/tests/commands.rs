@@ -57,8 +57,8 @@ fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
     Ok(commands)
 }
 
-/// A cluster on which the chart is installed and both programs run, and that has kinds of others.
-async fn at_work() -> Result<(ControlPlane, Pair)> {
+/// A cluster on which the chart is installed and both programs run, and that has kinds of others; and what Helm said after it.
+async fn at_work() -> Result<(ControlPlane, Pair, String)> {
     let control_plane = ControlPlane::start().await?;
     for file in definitions_of_others()? {
         let file = file.display().to_string();
@@ -70,7 +70,7 @@ async fn at_work() -> Result<(ControlPlane, Pair)> {
     let output = install.args(["--set", "guardedLabels.enabled=true"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let pair = Pair::builder().installed_rights().start(&control_plane).await?;
-    Ok((control_plane, pair))
+    Ok((control_plane, pair, String::from_utf8(output.stdout)?))
 }
 
 /// Both of the name `registry`; the rule has a copy in `team-a`.
@@ -120,7 +120,7 @@ fn filled_in(command: &str) -> String {
 
 #[tokio::test]
 async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -> Result<()> {
-    let (control_plane, _pair) = at_work().await?;
+    let (control_plane, _pair, _) = at_work().await?;
     with_a_rule_and_a_policy(&control_plane).await?;
     let mut all = Vec::new();
     for document in ["docs/runbook.md", "docs/lifecycle.md", "docs/operations.md"] {
@@ -138,10 +138,27 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     Ok(())
 }
 
+/// Whoever installs pastes what they are shown.
+#[tokio::test]
+async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
+    let (control_plane, _pair, notes) = at_work().await?;
+    let (_, notes) = notes.split_once("\nNOTES:\n").context("no notes")?;
+    let is_apply = |line: &&str| line.trim_start().starts_with("kubectl apply");
+    let pasted: Vec<&str> =
+        notes.lines().skip_while(|line| !is_apply(line)).take_while(|line| !line.is_empty()).collect();
+    let told = typed(&control_plane, &pasted.join("\n"))?;
+    // The shell warns of a text that goes on to the end, for which a terminal would wait.
+    ensure!(
+        told.contains("clusterreplication.mimeo.dev/registry created") && !told.contains("here-document"),
+        "{told}"
+    );
+    Ok(())
+}
+
 /// As it is told there, to the word: but for ages, which are what they are.
 #[tokio::test]
 async fn the_quick_start_goes_as_it_says() -> Result<()> {
-    let (control_plane, _pair) = at_work().await?;
+    let (control_plane, _pair, _) = at_work().await?;
     let client = control_plane.client().await?;
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let all = commands("docs/quick-start.md")?;

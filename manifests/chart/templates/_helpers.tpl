@@ -92,23 +92,8 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* Of every pod. */}}
-{{- define "mimeo.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
-{{- end }}
-
-{{/* Of every container. */}}
-{{- define "mimeo.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- end }}
-
 {{/* The pod of an errand, which the webhook's program runs besides: where the webhook's pods run, and before whom: a full cluster must let
-Mimeo go, too. */}}
+Mimeo go, too. How pods are to stand to each other is left out: that may be that none of Mimeo's shares a node. */}}
 {{- define "mimeo.errand" -}}
 {{- $webhook := .root.Values.webhook -}}
 serviceAccountName: mimeo-{{ .name }}
@@ -119,18 +104,9 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
-  {{- include "mimeo.podSecurity" .root | nindent 2 }}
-{{- with $webhook.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with $webhook.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $webhook.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- $placed := merge (dict "affinity" (pick $webhook.affinity "nodeAffinity")) (omit $webhook "affinity" "topologySpreadConstraints") }}
+{{- include "mimeo.placement" (dict "values" $placed "name" .name) }}
 containers:
 - name: {{ .name }}
   image: {{ include "mimeo.image" .root | quote }}
@@ -142,7 +118,7 @@ containers:
     requests: {cpu: 10m, memory: 32Mi}
     limits: {memory: 64Mi}
   securityContext:
-    {{- include "mimeo.containerSecurity" .root | nindent 4 }}
+    {{- toYaml .root.Values.securityContext | nindent 4 }}
 {{- end }}
 
 {{/* What both programs are told alike. */}}
@@ -267,8 +243,21 @@ containers:
 {{- end }}
 {{- end }}
 {{- with .Values.webhook.tls.certManager }}
-{{- if ge (include "mimeo.seconds" .renewBefore | int) (include "mimeo.seconds" .duration | int) }}
+{{- $renewed := include "mimeo.seconds" .renewBefore | int }}
+{{- $served := sub (include "mimeo.seconds" .duration | int) $renewed }}
+{{- if le $served 0 }}
 {{- fail (printf "webhook.tls.certManager: renewBefore %s is no less than duration %s, so it would be renewed without end" .renewBefore .duration) }}
+{{- end }}
+{{- if eq $.Values.webhook.tls.mode "CertManager" }}
+{{- /* The last third of the CA's life, see certificate.yaml. */}}
+{{- if and (not .issuerRef) (gt $served (mul 2920 3600)) }}
+{{- fail (printf "webhook.tls.certManager: with duration %s and renewBefore %s a certificate is served for more than 2920h, and may outlive the chart's own CA: renew it sooner, or name an issuerRef" .duration .renewBefore) }}
+{{- end }}
+{{- with $.Values.metrics.prometheusRule }}
+{{- if and .enabled (lt (float64 $renewed) (mulf .thresholds.certificateDays 86400)) }}
+{{- fail (printf "metrics.prometheusRule.thresholds.certificateDays: %v days are more than webhook.tls.certManager.renewBefore, so MimeoCertificateExpires would fire before every renewal" .thresholds.certificateDays) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if and .Values.rbac.targetNamespaces (not .Values.rbac.kinds) }}
