@@ -226,6 +226,135 @@ async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
     Ok(())
 }
 
+/// A restored cluster has the definitions before Mimeo: they are nobody's then, and the release's once it is told so.
+#[tokio::test]
+async fn definitions_that_are_there_before_are_taken_over_or_left_alone() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let definitions = format!("{CHART}/../crds");
+    kubectl(&cluster.control_plane, ["apply", "-k", &definitions])?;
+    let refused = cluster.helm(&["install", "mimeo", CHART, "--create-namespace"])?.await?;
+    ensure!(format!("{:?}", refused.err().context("it was installed")?).contains("ownership"));
+    let alone = ["--set", "crds.enabled=false,webhook.replicas=0,reconciler.replicas=0"];
+    cluster.helm(&[&["install", "mimeo", CHART, "--create-namespace"][..], &alone].concat())?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(0));
+    // Once what is to be there before the programs is there.
+    let take = ["--reset-values", "--take-ownership", "--force-conflicts"];
+    cluster.helm(&[&["upgrade", "mimeo", CHART][..], &take].concat())?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    let label = "--output=jsonpath={.metadata.labels.app\\.kubernetes\\.io/managed-by}";
+    let definition = "clusterreplications.mimeo.dev";
+    assert_eq!(kubectl(&cluster.control_plane, ["get", "customresourcedefinition", definition, label])?, "Helm");
+    Ok(())
+}
+
+/// kubectl takes the field from Helm, which doesn't take it back unasked: as the runbook says.
+#[tokio::test]
+async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherwise() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let scale = |replicas: &str| {
+        let deployment = ["scale", "deployment/mimeo-webhook", "--namespace", NAMESPACE, "--replicas"];
+        kubectl(&cluster.control_plane, [&deployment[..], &[replicas]].concat())
+    };
+    let upgrade = async |args: &[&str]| -> Result<Result<String>> {
+        Ok(cluster.helm(&[&["upgrade", "mimeo", CHART][..], args].concat())?.await?)
+    };
+    let refused = |told: Result<String>| -> Result<()> {
+        let told = format!("{:?}", told.err().context("it was done")?);
+        ensure!(told.contains("conflict") && told.contains("kubectl"), "{told}");
+        Ok(())
+    };
+    cluster.helm(&["install", "mimeo", CHART, "--create-namespace"])?.await??;
+
+    scale("4")?;
+    refused(upgrade(&[]).await?)?;
+    upgrade(&["--reuse-values", "--set", "webhook.replicas=4"]).await??;
+    // Away and back, as in several recipes: the same number is no conflict.
+    scale("0")?;
+    scale("4")?;
+    upgrade(&["--reuse-values"]).await??;
+    scale("3")?;
+    refused(upgrade(&["--reuse-values"]).await?)?;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    upgrade(&["--reuse-values", "--force-conflicts"]).await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(4));
+    upgrade(&["--reuse-values", "--set", "webhook.replicas=2"]).await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    Ok(())
+}
+
+/// What the chart's README says of a Job that fails: how to keep Mimeo, and how to go on without the Job. It has done all its work here, which is
+/// the most that can be missing afterwards.
+#[tokio::test]
+async fn an_uninstallation_that_fails_can_be_taken_back_and_gone_on_with() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let Cluster { control_plane, .. } = &cluster;
+    let values = ["--set", "guardedLabels.enabled=true,networkPolicy.enabled=true"];
+    cluster.helm(&[&["install", "mimeo", CHART, "--create-namespace"][..], &values].concat())?.await??;
+    let mut pair = Pair::builder().reconciler(false).installed_rights().start(control_plane).await?;
+    let registered = async || {
+        eventually(SOON, "the registrations", || async {
+            let there = cluster.registrations().await?;
+            if there.len() >= 2 { Ok(Some(())) } else { bail!("{there:?}") }
+        })
+        .await
+    };
+    registered().await?;
+
+    its_job_fails(&cluster).await?;
+    let refused = cluster.helm(&["upgrade", "mimeo", CHART])?.await?;
+    let refused = format!("{:?}", refused.err().context("it was upgraded")?);
+    ensure!(refused.contains("has no deployed releases"), "{refused}");
+    let history = cluster.helm(&["history", "mimeo"])?.await??;
+    ensure!(history.contains("uninstalling"), "{history}");
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    registered().await?;
+    let policy = "validatingadmissionpolicybinding/mimeo-guarded-labels";
+    kubectl(control_plane, ["get", policy])?;
+    cluster.helm(&[&["upgrade", "mimeo", CHART][..], &values].concat())?.await??;
+
+    its_job_fails(&cluster).await?;
+    pair.stop_webhooks().await?;
+    cluster.helm(&["uninstall", "mimeo", "--no-hooks"])?.await??;
+    let left = ["clusterrolebinding,clusterrole", "job,serviceaccount,networkpolicy"];
+    ensure!(kubectl(control_plane, ["get", left[1], "--namespace", NAMESPACE, "--output=name"])?.contains("mimeo"));
+    for kinds in left {
+        kubectl(control_plane, ["delete", kinds, "mimeo-unregister", "--namespace", NAMESPACE, "--ignore-not-found"])?;
+    }
+    cluster.nothing_is_left().await?;
+    cluster.helm(&["install", "mimeo", CHART])?.await?.map(drop)
+}
+
+/// Uninstalls, and has the Job fail after it has done what it is for.
+async fn its_job_fails(cluster: &Cluster) -> Result<()> {
+    let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
+    let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    // One that failed before is deleted first.
+    let fresh = |job: &Job| job.status.as_ref().is_none_or(|status| status.conditions.is_none());
+    let job = wait_for(jobs.clone(), "mimeo-unregister".into(), fresh).await?;
+    cluster.run(&serde_json::to_value(job.spec)?["template"]["spec"]).await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    ended(&jobs, ["FailureTarget", "Failed"], "failed").await?;
+    let told = format!("{:?}", uninstalling.await?.err().context("it succeeded")?);
+    ensure!(told.contains("mimeo-unregister"), "{told}");
+    Ok(())
+}
+
+/// Says of the Job what its controller would.
+async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()> {
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let conditions = conditions.map(|name| json!({"type": name, "status": "True", "lastTransitionTime": now}));
+    let mut status = json!({"startTime": now, "conditions": conditions, pods: 1});
+    if pods == "succeeded" {
+        status["completionTime"] = json!(now);
+    }
+    let status = Patch::Merge(json!({"status": status}));
+    jobs.patch_status("mimeo-unregister", &PatchParams::default(), &status).await?;
+    Ok(())
+}
+
 /// As `docs/operations.md` says; copies and namespaces are as before.
 #[tokio::test]
 async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()> {
@@ -426,13 +555,7 @@ async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
     assert_eq!(cluster.registrations().await?, Vec::<String>::new());
     Api::<ClusterRole>::all(client.clone()).get("mimeo-webhook").await?;
     ensure!(Api::<ClusterRoleBinding>::all(client.clone()).get_opt("mimeo-webhook").await?.is_none(), "it may");
-    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let condition = |name: &str| json!({"type": name, "status": "True", "lastTransitionTime": now});
-    let complete = json!({"status": {
-        "startTime": now, "completionTime": now, "succeeded": 1,
-        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
-    }});
-    jobs.patch_status("mimeo-unregister", &PatchParams::default(), &Patch::Merge(complete)).await?;
+    ended(&jobs, ["SuccessCriteriaMet", "Complete"], "succeeded").await?;
     assert_eq!(kubectl(&cluster.control_plane, ["get", "validatingadmissionpolicybindings", "--output=name"])?, "");
     uninstalling.await??;
     cluster.nothing_is_left().await
