@@ -1,4 +1,4 @@
-//! Which copies nobody wants, and whether they may go.
+//! Whether copies may go that are to.
 //!
 //! Deleting is the one thing that can't be mended, and silence is easily mistaken for a wish. So a loss counts as meant only
 //! when a read that no cache answers says so; every other loss is collected for a while first, and held when it is large.
@@ -9,12 +9,19 @@ use std::{
     time::Duration,
 };
 
-use super::{Engine, Namespace, Role, Tick, absent::Fate, kinds::Note, record::CrdState, work::Errand};
+use super::{
+    Engine, Namespace, Role, RuleState, Source, Tick,
+    absent::{Absence, Fate},
+    doom::{Doom, is_heir},
+    kinds::Note,
+    record::CrdState,
+    work::{Errand, Timer},
+};
 use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
-    meta::source_hash,
-    rule::{Retain, RuleId, RuleKind, SourceRef},
-    slot::{KindId, NoRendering, Slot},
+    meta::{Seen, source_hash},
+    rule::{RuleId, RuleKind, SourceRef},
+    slot::{KindId, NoRendering},
 };
 
 /// Where there are this many cells, tidying takes a while,
@@ -23,68 +30,45 @@ const MANY: usize = 1024;
 const EACH: Duration = Duration::from_micros(5);
 
 impl Engine {
+    /// What to do about a cell in which nobody wants a copy (any more).
     pub(super) fn decide_unwanted(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
         if matches!(cell.belief, Belief::Taken(_)) && self.settings.role == Role::Keeper {
             return Step::Look;
         }
-        // Without our label no watch shows it, and what nobody sees nobody cleans up: seen by chance it is left alone, too.
-        let Some(seen) = cell.ours().filter(|seen| seen.labelled) else { return Step::Leave(Leave::Nothing) };
-        if self.settings.role == Role::Injector || seen.deleting {
-            return Step::Leave(Leave::Deleting);
-        }
-        if seen.elsewhere {
-            return Step::Leave(Leave::Elsewhere);
-        }
-        let Some(id) = seen.rule.clone() else { return Step::Leave(Leave::Nothing) };
-        if self.remembers(namespace, &id, cell.kind, &cell.name) {
-            // Kept by its rule once, which has come to create once since: the marks on it are older than that.
-            return Step::Leave(Leave::Retained);
-        }
-        let undecided = Step::Leave(Leave::Undecided);
-        if !self.all_rules() || !self.all_rules_of(id.kind) {
-            return undecided;
-        }
-        // Once a copy, now what others are copied from: its own copies would go with it.
-        let feeds = self.is_named(id.kind, cell.kind, name, &cell.name);
-        let state = match self.rules.get(&id) {
-            None if feeds => return Step::Leave(Leave::Retained),
-            None => return self.decide_ruleless(&id, name, cell),
-            Some(state) => state,
-        };
-        if state.acting().is_none() {
-            return Step::Leave(Leave::Suspended);
-        }
-        // Without a source of its own it goes all the same.
-        if let Some(step) = self.decide_unselected(&id, name, namespace, cell) {
-            return step;
-        }
-        if feeds {
-            return Step::Leave(Leave::Retained);
-        }
-        let Some((state, Ok(rule))) = self.rules.get(&id).map(|state| (state, &state.rule)) else { return undecided };
-        if rule.retention.when_unmatched == Retain::Retain {
-            return Step::Leave(Leave::Retained);
-        }
-        if id.kind == RuleKind::Replication && !self.grants_known() {
-            return undecided;
-        }
-        let mut slots = state.slots.iter().flatten().filter_map(|slot| self.slots.get(slot));
-        let makes = slots.any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
-        let withheld = self.origin(cell).is_some_and(|source| self.is_withheld(rule, source));
-        if makes || withheld || !rule.matches(name, &namespace.labels) {
-            // A copy that the rule still makes, elsewhere, or would make: what has changed is the namespace, or the selection, or
-            // what is granted.
-            return self.sweep(&id, name, cell, Why::Unmatched);
-        }
-        self.decide_superseded(&id, name, namespace, cell)
+        let Some(id) = cell.ours().and_then(|seen| seen.rule.clone()) else { return Step::Leave(Leave::Nothing) };
+        let doom = self.doom(name, namespace, cell);
+        self.decide_doomed(doom, &id, (name, namespace), cell)
     }
 
-    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule names it. What a selector
-    /// finds it takes as it comes and goes.
-    pub(super) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
-        let kind = &self.kinds[kind].group_kind;
-        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
-        self.slots.of_object(kind, namespace, name).any(counts)
+    /// What to do about a copy that counts with this rule, by what is to become of it.
+    pub(super) fn decide_doomed(
+        &mut self,
+        doom: Doom,
+        id: &Arc<RuleId>,
+        (name, namespace): (&Arc<str>, &Namespace),
+        cell: &Cell,
+    ) -> Step {
+        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
+        match doom {
+            Doom::Keep(why) => Step::Leave(why),
+            // Deleting is the keeper's.
+            _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
+            _ if self.rules.get(id).is_some_and(|state| state.acting().is_none()) => Step::Leave(Leave::Suspended),
+            Doom::RuleLost => {
+                let fate = self.rule_fate(id, cell);
+                self.decide_lost(fate, id, name, cell, Why::RuleDeleted)
+            }
+            // As long as it is new.
+            Doom::SourceLost(sources) if self.is_new_loss(id, &sources) => Step::Leave(Leave::NoSource),
+            Doom::SourceLost(sources) => {
+                let fate = self.fate_of_sources(&sources, cell);
+                self.decide_lost(fate, id, name, cell, Why::SourceDeleted)
+            }
+            Doom::Unmatched => self.sweep(id, name, cell, Why::Unmatched),
+            // First the new copies, then away with the old one.
+            Doom::Superseded if self.awaits_successors(id, namespace, seen) => Step::Leave(Leave::Undecided),
+            Doom::Superseded => Step::Delete(seen.uid, seen.version, Why::Superseded),
+        }
     }
 
     /// Whether this object is a source that a rule of the kind `by` must leave alone. To the platform's rules a tenant's sources
@@ -95,56 +79,57 @@ impl Engine {
         self.slots.of_object(kind, namespace, name).any(|slot| slot.granted && slot.rule.kind <= by)
     }
 
-    /// A copy that its rule, which still matches the namespace, wants no more: renamed, of another kind, or of a source that the
-    /// rule no longer has. First the new copies, then away with the old one; but what can't come is not waited for.
-    fn decide_superseded(&mut self, id: &Arc<RuleId>, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
-        let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
-        let undecided = Step::Leave(Leave::Undecided);
-        let mut sourceless = None;
-        for other in namespace.cells.iter().filter(|other| other.good.is_none()) {
-            let slot = other.want.and_then(|want| Some((want, self.slots.get(&want)?)));
-            let Some((want, slot)) = slot.filter(|(_, slot)| slot.rule == *id) else { continue };
-            let heir = seen.source == source_hash(&slot.source.to_string());
-            match &slot.rendering {
-                Err(NoRendering::SourceMissing) if heir => sourceless = Some(want),
-                Err(NoRendering::NotRead) if self.hindrance(slot).is_none() => return undecided,
-                // The heir of this very copy is waited for, come what may.
-                _ if heir => return undecided,
-                Ok(_) if other.failure.is_none() => return undecided,
-                _ => {}
+    /// Whether a source was lost so shortly ago that what its rule copied of it stays.
+    fn is_new_loss(&mut self, id: &Arc<RuleId>, sources: &[SourceRef]) -> bool {
+        let Some(rule) = self.rules.get(id).and_then(RuleState::acting) else { return true };
+        let grace = rule.retention.source_grace;
+        let mut new = false;
+        for source in sources {
+            // What a selector found before this process began is lost from now on.
+            let lost = Source::Missing { since: self.now, absence: Absence::from(None) };
+            if let Source::Missing { since, .. } = self.sources.entry(source.clone()).or_insert(lost)
+                && self.now < *since + grace
+            {
+                self.work.timer(*since + grace, Timer::Rule(id.clone()));
+                new = true;
             }
         }
-        match sourceless {
-            Some(want) => self.decide_sourceless(want, name, cell),
-            None => Step::Delete(seen.uid, seen.version, Why::Superseded),
-        }
+        new
     }
 
-    fn decide_ruleless(&mut self, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell) -> Step {
+    /// What became of the sources that this copy may have been made of; none: that isn't known of all.
+    fn fate_of_sources(&mut self, sources: &[SourceRef], cell: &Cell) -> Option<Fate> {
+        let mut all = Fate::Meant;
+        for source in sources {
+            // What is there is not deleted: it has come of this copy's own rule.
+            let missing = self.sources.get(source).is_some_and(Source::is_missing);
+            let fate = if missing { self.source_fate(source, cell)? } else { Fate::Lost };
+            if fate != Fate::Meant {
+                all = fate;
+            }
+        }
+        Some(all)
+    }
+
+    /// A copy of a rule that has lost what it was for: it goes if that was meant, and with all others if it wasn't.
+    fn decide_lost(&mut self, fate: Option<Fate>, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
-        if seen.retention().is_some_and(|retention| retention.when_rule_deleted == Retain::Retain) {
-            return Step::Leave(Leave::Retained);
-        }
-        match self.rule_fate(id, cell) {
+        match fate {
             None => Step::Leave(Leave::Undecided),
-            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, Why::RuleDeleted),
-            Some(Fate::Homeless | Fate::Lost) => self.sweep(id, name, cell, Why::RuleDeleted),
+            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, why),
+            Some(Fate::Homeless | Fate::Lost) => self.sweep(id, name, cell, why),
         }
     }
 
-    pub(super) fn decide_lost_source(
-        &mut self,
-        source: &SourceRef,
-        rule: &Arc<RuleId>,
-        name: &Arc<str>,
-        cell: &Cell,
-    ) -> Step {
-        let Some(seen) = cell.ours() else { return Step::Leave(Leave::NoSource) };
-        match self.source_fate(source, cell) {
-            None => Step::Leave(Leave::Undecided),
-            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, Why::SourceDeleted),
-            Some(Fate::Homeless | Fate::Lost) => self.sweep(rule, name, cell, Why::SourceDeleted),
-        }
+    /// Whether copies are yet to come that this one is left for. What can't come is not waited for.
+    fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
+        self.successors(id, namespace).any(|(other, slot)| match &slot.rendering {
+            Err(NoRendering::NotRead) => self.hindrance(slot).is_none(),
+            // Its heir, come what may.
+            _ if is_heir(slot, seen) => true,
+            Ok(_) => other.failure.is_none(),
+            Err(_) => false,
+        })
     }
 
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. Called when the queue is empty.

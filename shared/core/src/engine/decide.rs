@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Listing, Namespace, Role, RuleState, Source, absent::Fate};
+use super::{Engine, Listing, Namespace, Role, RuleState, absent::Fate};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
-    meta::{Checksum, source_hash},
-    rule::{Barrier, Retain, Rule, RuleId, RuleKind, Strategy},
+    meta::Checksum,
+    rule::{Barrier, Rule, RuleId, RuleKind, Strategy},
     slot::{NoRendering, Slot, SlotId},
 };
 
@@ -20,7 +20,7 @@ impl Engine {
         let Some(id) = cell.want else { return self.decide_unwanted(name, namespace, cell) };
         let step = self.decide_wanted(id, name, namespace, cell);
         if matches!(step, Step::Leave(Leave::NoSource)) {
-            return self.decide_sourceless(id, name, cell);
+            return self.decide_sourceless(id, name, namespace, cell);
         }
         if matches!(step, Step::Leave(_)) {
             return step;
@@ -32,6 +32,14 @@ impl Engine {
             return step;
         }
         Step::Leave(Leave::Undecided)
+    }
+
+    fn decide_sourceless(&mut self, id: SlotId, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        let keep = Step::Leave(Leave::NoSource);
+        let Some(slot) = self.slots.get(&id) else { return keep };
+        let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { return keep };
+        let (doom, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
+        self.decide_doomed(doom, &rule, (name, namespace), cell)
     }
 
     /// The rule of the platform's that keeps its copy from this slot's, though it does nothing with it: what it wants isn't known while it
@@ -85,33 +93,31 @@ impl Engine {
 
     pub(super) fn decide_wanted(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Step {
         let Some(slot) = self.slots.get(&id) else { return Step::Leave(Leave::Nothing) };
-        let state = self.rules.get(&slot.rule);
-        let rule = state.and_then(|state| state.rule.as_ref().ok());
-        let acting = state.is_some_and(|state| state.acting().is_some());
-        if rule.is_some_and(|rule| self.seeded(slot, rule, namespace, cell)) {
+        let Some(state) = self.rules.get(&slot.rule) else { return Step::Leave(Leave::Nothing) };
+        let Ok(rule) = &state.rule else { return Step::Leave(Leave::Suspended) };
+        let acting = state.acting().is_some();
+        let step = self.aim(slot, rule, (name, namespace), cell);
+        if step == Step::Leave(Leave::Seeded) {
             let keeps = self.settings.role == Role::Keeper && acting;
             // Nothing that is only thought to be here is remembered for good.
             let doubted = keeps && !self.is_of_now(name, namespace, cell) && self.kinds.resource(slot.gvk()).is_some();
-            return if doubted { Step::Look } else { Step::Leave(Leave::Seeded) };
+            return if doubted { Step::Look } else { step };
         }
-        if state.is_some_and(|state| !state.authorized()) {
+        if !state.authorized() {
             return Step::Leave(Leave::Unauthorized);
         }
-        let checksum = match &slot.rendering {
-            Ok(copies) => copies.checksum_at(namespace.place(name)),
-            Err(NoRendering::Refused(_)) => return Step::Leave(Leave::SourceRefused),
-            Err(_) => return Step::Leave(Leave::NoSource),
-        };
+        if matches!(step, Step::Leave(Leave::NoSource | Leave::SourceRefused)) {
+            return step;
+        }
         if self.kinds.resource(slot.gvk()).is_none() {
             return Step::Leave(Leave::KindNotServed);
         }
-        let Ok(checksum) = checksum else { return Step::Leave(Leave::Unfillable) };
+        if step == Step::Leave(Leave::Unfillable) {
+            return step;
+        }
         let kind = &self.kinds[slot.kind];
         let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
-        let step = match rule {
-            Some(rule) if listed => self.compare(slot, checksum, rule, (name, namespace), cell),
-            _ => Step::Leave(Leave::NotListed),
-        };
+        let step = if listed { step } else { Step::Leave(Leave::NotListed) };
         if !acting {
             // The preview must tell a create from a conflict, and only a read can.
             let unknown =
@@ -136,8 +142,25 @@ impl Engine {
         step
     }
 
+    /// What would make of a cell what its slot wants it to be, as far as everybody's wishes go: whether the rule acts now, and what has
+    /// to be known before, is another matter.
+    pub(super) fn aim(&self, slot: &Slot, rule: &Rule, place: (&str, &Namespace), cell: &Cell) -> Step {
+        let (name, namespace) = place;
+        if self.seeded(slot, rule, namespace, cell) {
+            return Step::Leave(Leave::Seeded);
+        }
+        match &slot.rendering {
+            Ok(copies) => match copies.checksum_at(namespace.place(name)) {
+                Ok(checksum) => self.compare(slot, checksum, rule, place, cell),
+                Err(_) => Step::Leave(Leave::Unfillable),
+            },
+            Err(NoRendering::Refused(_)) => Step::Leave(Leave::SourceRefused),
+            Err(_) => Step::Leave(Leave::NoSource),
+        }
+    }
+
     /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
-    pub(super) fn compare(
+    fn compare(
         &self,
         slot: &Slot,
         checksum: Checksum,
@@ -160,27 +183,6 @@ impl Engine {
             }
             _ => step,
         }
-    }
-
-    /// A cell whose source isn't there: its copy stays through the grace, and until the loss is known to be meant.
-    pub(super) fn decide_sourceless(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> Step {
-        let keep = Step::Leave(Leave::NoSource);
-        let Some(slot) = self.slots.get(&id) else { return keep };
-        let Some(seen) = cell.ours() else { return keep };
-        // A copy of another source stays: the rule may just have been pointed at one that is yet to come.
-        if seen.deleting || seen.source != source_hash(&slot.source.to_string()) {
-            return keep;
-        }
-        let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { return keep };
-        let Some(Source::Missing { since, .. }) = self.sources.get(&slot.source) else { return keep };
-        if self.settings.role == Role::Injector || self.now < *since + rule.retention.source_grace {
-            return keep;
-        }
-        if rule.retention.when_source_deleted == Retain::Retain {
-            return Step::Leave(Leave::Retained);
-        }
-        let (source, rule) = (slot.source.clone(), slot.rule.clone());
-        self.decide_lost_source(&source, &rule, name, cell)
     }
 
     /// The strictest barrier that holds a namespace's pods for this slot.

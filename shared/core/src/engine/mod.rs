@@ -63,6 +63,7 @@ mod copies;
 mod crowd;
 mod decide;
 mod demand;
+mod doom;
 mod follow;
 mod grants;
 mod hindrance;

@@ -11,19 +11,13 @@ use std::{
 
 use serde_json::Value;
 
-use super::{
-    Engine, Member, Members, Namespace, Observed, Role, Source,
-    absent::{Absence, Fate},
-    sources::Facts,
-    work::{Errand, Timer},
-};
+use super::{Engine, Member, Members, Observed, Role, Source, sources::Facts, work::Errand};
 use crate::{
-    cell::{Cell, Leave, Step, Why},
+    cell::Cell,
     kind::GroupVersionKind,
     outcome::Unreadable,
     render::SourceRefused,
-    rule::{MOST_SOURCES, Retain, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
-    selection::Labels,
+    rule::{MOST_SOURCES, Rule, RuleId, RuleKind, SourceRef, SourceSelector},
     slot::SlotId,
 };
 
@@ -393,76 +387,10 @@ impl Engine {
         cell.ours().and_then(|seen| self.origins.get(&seen.source))
     }
 
-    /// The selectors of its rule that could have found the source of an unwanted copy, if none does any more. Not those that
-    /// nobody grants: what they would find isn't known.
-    pub(super) fn unselected(&self, id: &RuleId, name: &str, labels: &Labels, cell: &Cell) -> Vec<SourceSelector> {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return vec![] };
-        let Some(source) = self.origin(cell).filter(|source| !self.is_withheld(rule, source)) else {
-            return vec![];
-        };
-        let could = rule.selectors.iter().filter(|selector| selector.could_find(source));
-        let selectors: Vec<SourceSelector> = could.cloned().collect();
-        if selectors.is_empty() || !rule.matches(name, labels) {
-            return vec![];
-        }
-        let kind = source.gvk.group_kind();
-        let mut slots = self.slots.of_object(&kind, &source.namespace, &source.name);
-        if slots.any(|slot| *slot.rule == *id) { vec![] } else { selectors }
-    }
-
-    /// A copy whose source the rule's selectors find no more: as with one that is named it stays through the grace, and until the
-    /// loss is known to be meant. That it has other labels now is nobody's word for a deletion: such losses are collected.
-    pub(super) fn decide_unselected(
-        &mut self,
-        id: &Arc<RuleId>,
-        name: &Arc<str>,
-        namespace: &Namespace,
-        cell: &Cell,
-    ) -> Option<Step> {
-        let selectors = self.unselected(id, name, &namespace.labels, cell);
-        let seen = cell.ours().filter(|_| !selectors.is_empty())?;
-        let source = self.origins.get(&seen.source)?.clone();
-        let rule = self.rules.get(id)?.rule.as_ref().ok()?;
-        if !self.counts_selectors(rule) {
-            return Some(Step::Leave(Leave::Undecided));
-        }
-        if rule.retention.when_source_deleted == Retain::Retain {
-            return Some(Step::Leave(Leave::Retained));
-        }
-        let (grace, undecided) = (rule.retention.source_grace, Step::Leave(Leave::Undecided));
-        let mut meant = true;
-        for selector in &selectors {
-            let Some(findings) = self.selectors.get(selector).filter(|findings| findings.listed) else {
-                return Some(undecided);
-            };
-            let found = findings.members.get(&source.name).is_some();
-            let source = selector.source(source.name.clone());
-            if found && !self.sources.contains_key(&source) {
-                // One of too many.
-                return Some(Step::Leave(Leave::Retained));
-            }
-            let lost = Source::Missing { since: self.now, absence: Absence::from(None) };
-            match self.sources.entry(source.clone()).or_insert(lost) {
-                Source::Missing { since, .. } if self.now < *since + grace => {
-                    self.work.timer(*since + grace, Timer::Rule(id.clone()));
-                    return Some(undecided);
-                }
-                Source::NotRead => return Some(undecided),
-                Source::Missing { .. } => match self.source_fate(&source, cell) {
-                    None => return Some(undecided),
-                    Some(fate) => meant &= fate == Fate::Meant,
-                },
-                // In its place is what comes of it by this very rule.
-                Source::Found { facts, .. } if !facts.kin.admits(id) => meant = false,
-                // Never copied, or one of too many.
-                Source::Found { .. } => return Some(Step::Leave(Leave::Retained)),
-            }
-        }
-        Some(if meant {
-            Step::Delete(seen.uid, seen.version, Why::SourceDeleted)
-        } else {
-            self.sweep(id, name, cell, Why::SourceDeleted)
-        })
+    /// Whether a selector finds an object of this name; none: not all that it finds was shown.
+    pub(super) fn finds(&self, selector: &SourceSelector, name: &str) -> Option<bool> {
+        let findings = self.selectors.get(selector).filter(|findings| findings.listed)?;
+        Some(findings.members.get(name).is_some())
     }
 
     /// Remembers what a copy says it was copied from.

@@ -7,10 +7,10 @@ use mimeo_api::{CopyCounts, Plan, PlannedCopy};
 use super::{CopyNumbers, Engine, Namespace, RuleState};
 use crate::{
     cell::{Cell, Leave, Step, Why},
-    meta::{Seen, source_hash},
+    meta::Seen,
     outcome::FailureReason,
-    rule::{Retain, Rule, RuleId, RuleKind},
-    slot::{KindId, NoRendering, Slot},
+    rule::{Rule, RuleId},
+    slot::KindId,
 };
 
 /// What is to be done about a cell, as a plan tells it.
@@ -144,16 +144,8 @@ impl Engine {
         cell: &'a Cell,
     ) -> Option<Standing<'a>> {
         let slot = cell.want.and_then(|want| self.slots.get(&want)).filter(|slot| *slot.rule == *id);
-        let Some(slot) = slot else { return self.standing_unwanted(id, rule, (name, namespace), cell) };
-        let seeded = self.seeded(slot, rule, namespace, cell);
-        let step = match &slot.rendering {
-            _ if seeded => Step::Leave(Leave::Seeded),
-            Ok(copies) => match copies.checksum_at(namespace.place(name)) {
-                Ok(checksum) => self.compare(slot, checksum, rule, (name, namespace), cell),
-                Err(_) => Step::Leave(Leave::Unfillable),
-            },
-            Err(_) => Step::Leave(Leave::NoSource),
-        };
+        let Some(slot) = slot else { return self.standing_unwanted(id, (name, namespace), cell) };
+        let step = self.aim(slot, rule, (name, namespace), cell);
         let synced = matches!(
             step,
             Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
@@ -162,7 +154,7 @@ impl Engine {
         );
         let action = match step {
             _ if synced => None,
-            Step::Leave(Leave::NoSource) => goes_with_source(rule, slot, cell).then_some(PlannedAction::Delete),
+            Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell).goes().then_some(PlannedAction::Delete),
             Step::Leave(Leave::Foreign(_)) => Some(PlannedAction::Conflict),
             Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.keeper(id, cell)).is_some() => {
                 Some(PlannedAction::Conflict)
@@ -171,7 +163,7 @@ impl Engine {
             Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(PlannedAction::Update),
             _ => None,
         };
-        let failure = failure(cell, slot.rendering.is_ok() && !seeded);
+        let failure = failure(cell, slot.rendering.is_ok() && step != Step::Leave(Leave::Seeded));
         Some(Standing { wanted: true, synced, action, failure })
     }
 
@@ -179,19 +171,12 @@ impl Engine {
     fn standing_unwanted<'a>(
         &self,
         id: &RuleId,
-        rule: &Rule,
         (name, namespace): (&str, &Namespace),
         cell: &'a Cell,
     ) -> Option<Standing<'a>> {
         let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
         cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive())?;
-        let unselected = !self.unselected(id, name, &namespace.labels, cell).is_empty();
-        let retention = &rule.retention;
-        let fate = if unselected { retention.when_source_deleted } else { retention.when_unmatched };
-        let goes = fate == Retain::Delete
-            && (id.kind == RuleKind::ClusterReplication || self.grants_known())
-            && !self.is_named(id.kind, cell.kind, name, &cell.name)
-            && !self.remembers(namespace, id, cell.kind, &cell.name);
+        let goes = self.doom(name, namespace, cell).goes();
         let failure = failure(cell, false);
         Some(Standing { wanted: false, synced: false, action: goes.then_some(PlannedAction::Delete), failure })
     }
@@ -235,12 +220,4 @@ fn failure(cell: &Cell, wanted: bool) -> Option<(FailureReason, Cow<'_, str>)> {
         None => going
             .then(|| (FailureReason::Conflict, "what has its name is being deleted, and a finalizer keeps it".into())),
     }
-}
-
-/// Whether a copy whose source is missing is deleted with it once the grace is over.
-fn goes_with_source(rule: &Rule, slot: &Slot, cell: &Cell) -> bool {
-    let hash = source_hash(&slot.source.to_string());
-    slot.rendering.as_ref().err() == Some(&NoRendering::SourceMissing)
-        && rule.retention.when_source_deleted == Retain::Delete
-        && cell.ours().is_some_and(|seen| seen.source == hash && !seen.deleting)
 }

@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod inline;
+mod planned;
 mod world;
 
 use std::collections::BTreeSet;

@@ -209,6 +209,15 @@ impl World {
         self.copies.keys().map(String::as_str).collect()
     }
 
+    /// What that rule's status says by now.
+    pub(crate) fn status_of(&mut self, name: &str) -> ClusterReplicationStatus {
+        self.now += Duration::from_secs(5);
+        vouch(&mut self.engine, self.now);
+        let mut told = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        told.retain(|update| *update.id.name == *name);
+        told.pop().unwrap().status
+    }
+
     pub(crate) fn status(&mut self) -> ClusterReplicationStatus {
         self.now += Duration::from_secs(5);
         vouch(&mut self.engine, self.now);
