@@ -119,14 +119,13 @@ async fn whoever_goes_on_asking_by_http1_is_sent_elsewhere_before_the_drain() {
     let server = run(DrainArgs { shutdown_delay: Duration::from_mins(1), ..DRAIN }).await;
     let trusted = server.publish.borrow().clone().expect("published");
     let ask = async |known: Option<http1::SendRequest<Body>>| {
-        let mut sender = match known {
-            Some(sender) => sender,
-            None => {
-                let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
-                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
-                tokio::spawn(connection);
-                sender
-            }
+        let mut sender = if let Some(sender) = known {
+            sender
+        } else {
+            let stream = connect(server.address, client(&trusted, b"http/1.1")).await.expect("trusted");
+            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+            tokio::spawn(connection);
+            sender
         };
         let answer = sender.send_request(request("/fast")).await.expect("an answer");
         let parting = answer.headers().get("connection").is_some_and(|word| word == "close");
