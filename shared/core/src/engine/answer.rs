@@ -264,7 +264,9 @@ impl Engine {
     }
 
     fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
-        Seen::read(meta, &self.kinds[kind].group_kind, &self.settings.cluster)
+        let mut seen = Seen::read(meta, &self.kinds[kind].group_kind, &self.settings.cluster)?;
+        seen.rule = seen.rule.map(|rule| self.rule_name(&rule));
+        Some(seen)
     }
 
     /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to overwrite, where nothing hangs by

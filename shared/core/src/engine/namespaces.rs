@@ -195,6 +195,10 @@ impl Namespace {
 
     pub(super) fn cell_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut Cell {
         let at = self.position(kind, name).unwrap_or_else(|at| {
+            // There are many namespaces, with few cells each: were their room doubled each time, much of all memory would be nothing.
+            if self.cells.len() == self.cells.capacity() {
+                self.cells.reserve_exact(1 + self.cells.len() / 8);
+            }
             self.cells.insert(at, Cell::new(kind, name.clone()));
             at
         });

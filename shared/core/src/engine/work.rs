@@ -89,6 +89,9 @@ pub struct Notice {
     pub failure: Failure,
 }
 
+/// So many cells may wait in a queue that keeps its room.
+const FEW: usize = 64;
+
 #[derive(Debug, Default)]
 pub(super) struct Work {
     urgent: VecDeque<CellRef>,
@@ -175,6 +178,12 @@ impl Work {
         self.urgent.pop_front().or_else(|| self.normal.pop_front()).or_else(|| self.tenants.pop())
     }
 
+    /// All has been done. The room that a large fan-out took isn't kept for the next one.
+    fn rest(&mut self) {
+        self.urgent.shrink_to(FEW);
+        self.normal.shrink_to(FEW);
+    }
+
     pub(super) fn timers(&self) -> usize {
         self.timers.len()
     }
@@ -253,6 +262,7 @@ impl Engine {
                 return Some(Action::Request(Box::new(request)));
             }
         }
+        self.work.rest();
         if self.work.untidy {
             if self.now < self.work.tidy_after {
                 self.work.timer(self.work.tidy_after, Timer::Tidy);
