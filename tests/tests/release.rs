@@ -284,6 +284,28 @@ async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherw
     Ok(())
 }
 
+/// A RoleBinding is written where its namespace is, or not at all.
+#[tokio::test]
+async fn a_namespace_that_is_gone_has_to_leave_the_values_before_anything_is_upgraded() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster { client: control_plane.client().await?, control_plane };
+    let of = |namespaces: &str| format!("rbac.targetNamespaces={{{namespaces}}}");
+    for namespace in ["team-a", "team-b"] {
+        create_namespace(&cluster.client, namespace, &[]).await?;
+    }
+    let both = of("team-a,team-b");
+    cluster.helm(&["install", "mimeo", CHART, "--create-namespace", "--set", &both])?.await??;
+    kubectl(&cluster.control_plane, ["delete", "namespace", "team-b"])?;
+    let refused = cluster.helm(&["upgrade", "mimeo", CHART, "--set", &format!("{both},webhook.replicas=3")])?.await?;
+    let refused = format!("{:?}", refused.err().context("it was upgraded")?);
+    ensure!(refused.contains("namespaces \"team-b\" not found"), "{refused}");
+    cluster.helm(&["upgrade", "mimeo", CHART, "--set", &format!("{},webhook.replicas=3", of("team-a"))])?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    let refused = cluster.helm(&["rollback", "mimeo", "1"])?.await?;
+    ensure!(refused.is_err(), "there is no such namespace");
+    Ok(())
+}
+
 /// What the chart's README says of a Job that fails: how to keep Mimeo, and how to go on without the Job. It has done all its work here, which is
 /// the most that can be missing afterwards.
 #[tokio::test]
