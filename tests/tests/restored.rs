@@ -267,6 +267,50 @@ async fn a_webhook_that_stops_puts_back_neither_its_key_nor_its_certificate() ->
     Ok(())
 }
 
+/// Into a cluster in which Mimeo is at work, by a tool that knows no order: programs and hooks are out of the way meanwhile. Without the
+/// programs alone nothing could be restored.
+#[tokio::test]
+async fn what_is_restored_while_programs_and_hooks_are_away_is_in_force_when_they_are_back() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
+    let mut backup = Backup::default();
+    let (client, home, namespace, kept) = {
+        let scene = setting.scene("away").await?;
+        scene.secret(REGISTRY, &[("token", "one")]).await?;
+        let namespace = scene.namespace().await?;
+        let kept = rule(&unique(&scene.tag)).secret(&scene.home, REGISTRY).to_label("scene", &scene.tag).named("kept");
+        let ann = Author::new(&scene, &[]).await?;
+        ann.may(None, &secrets(&[&WRITE[..], &["get"]].concat())).await?;
+        ann.accepted(&kept).await?;
+        scene.wait_synced(&kept.name).await?;
+        (scene.client.clone(), scene.home.clone(), namespace, kept)
+    };
+    backup.take(&client, "Secret", Some(NAMESPACE), KEY).await?;
+    backup.take(&client, "ClusterReplication", None, &kept.name).await?;
+    let before = stamp(&client, &kept.name).await?;
+
+    setting.pair.stop_webhooks().await?;
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    kept.delete(&client).await?;
+    let rule = backup.find("ClusterReplication", &kept.name)?;
+    ensure!(restore(&client, rule).await.is_err(), "the hooks fail closed");
+    for (kind, names) in [("mutating", ["mimeo", "mimeo-policies"]), ("validating", ["mimeo", "mimeo-sources"])] {
+        let configurations = format!("{kind}webhookconfigurations");
+        kubectl(&setting.control_plane, ["delete", &configurations, names[0], names[1], "--ignore-not-found"])?;
+    }
+    delete(&of::<Secret>(&client, NAMESPACE), KEY).await?;
+    // API servers forget a hook a moment after it is gone.
+    eventually(SOON, "the rule to be restored", || async { restore(&client, rule).await.map(Some) }).await?;
+    restore_key(&setting.control_plane, backup.find("Secret", KEY)?)?;
+
+    setting.pair.start_webhook().await?;
+    setting.pair.start_reconciler().await?;
+    put(&of::<Secret>(&client, &home), REGISTRY, &[("token", "two")]).await?;
+    wait_for(of::<Secret>(&client, &namespace), "kept".into(), has("two")).await?;
+    assert_eq!(stamp(&client, &kept.name).await?, before, "hers as before");
+    Ok(())
+}
+
 /// The key is lost, and another one is made: nobody is known to have written any rule. Copies stay as they are.
 async fn without_the_key(setting: &mut Setting, old: &Old, client: &Client) -> Result<()> {
     let kept = &old.rules[0];
