@@ -252,8 +252,8 @@ async fn follow(watcher: Watcher, plural: &'static str, changed: Arc<Notify>, sh
             // What happened since the last watch broke.
             changed.notify_one();
         }
-        Event::Applied(_) | Event::Deleted(_) if !listing => changed.notify_one(),
-        Event::Applied(_) | Event::Deleted(_) | Event::NotServed | Event::Unreadable(_) => {}
+        Event::Applied(_) | Event::Undecodable(_) | Event::Deleted(_) if !listing => changed.notify_one(),
+        Event::Applied(_) | Event::Undecodable(_) | Event::Deleted(_) | Event::NotServed | Event::Unreadable(_) => {}
     })
     .await;
 }

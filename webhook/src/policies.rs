@@ -117,6 +117,8 @@ impl Policies {
                 let known = Arc::new(Known::new(object));
                 self.change(|all| all.insert(name, known));
             }
+            // What it was before holds.
+            Event::Undecodable(part) => shown.extend(part["metadata"]["name"].as_str().map(Box::from)),
             Event::Deleted(object) => {
                 let name = object.metadata.name.as_deref().unwrap_or_default();
                 shown.remove(name);

@@ -275,6 +275,9 @@ pub enum SourceRefused {
         allowance::OF_ALL >> 20
     )]
     TooMuch,
+    /// What a client can make the API server store isn't always what a decoder takes.
+    #[error("the source can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes")]
+    Undecodable,
     /// Not an object at all.
     #[error("the source is not a JSON object")]
     NotAnObject,

@@ -128,6 +128,27 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
     }
 }
 
+/// No copy is made of half an object, and what there is of the former one stays.
+#[test]
+fn nobody_waits_for_a_source_that_cannot_be_decoded() {
+    let part = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "type": "Opaque"});
+    let mut world = World::new(Role::Injector, "Required").served();
+    world.engine.source_undecodable(&world.source, part.clone(), world.now);
+    assert!(world.engine.informed());
+    assert_eq!(world.progress().denied, ["Secret registry (SourceRefused)"]);
+    assert_eq!(world.requests(), []);
+    world.show_source();
+    assert_eq!(world.progress().waiting, ["Secret registry"]);
+
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.list_copies();
+    world.show_source();
+    world.expect("SourcesFound", "Found", "");
+    world.engine.source_undecodable(&world.source, part, world.now);
+    world.expect("SourcesFound", "SourceRefused", "v1/Secret/platform/registry: the source can't be decoded");
+    assert_eq!(world.requests(), []);
+}
+
 #[test]
 fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_served() {
     let mut world = World::new(Role::Injector, "Required");

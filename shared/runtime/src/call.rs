@@ -14,7 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::{Client, client::Body};
 use serde::de::DeserializeOwned;
 
-use crate::client::Fault;
+use crate::{
+    client::Fault,
+    object::{self, Decoded},
+};
 
 /// Asks for an object's metadata alone; servers that can't reduce objects send them whole.
 pub(crate) const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
@@ -57,7 +60,15 @@ pub(crate) struct Answer {
 impl Answer {
     /// What a 2xx holds; none if it isn't JSON of that shape.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Option<T> {
-        serde_json::from_slice(&self.body).ok()
+        match self.object()? {
+            Decoded::Whole(object) => Some(object),
+            Decoded::Part(_) => None,
+        }
+    }
+
+    /// The object that a 2xx holds, as far as it can be decoded; none if it is no object.
+    pub(crate) fn object<T: DeserializeOwned>(&self) -> Option<Decoded<T>> {
+        object::decode(&self.body)
     }
 
     /// What the server says of an error; empty where a proxy or a bare HTTP error page answers.

@@ -57,7 +57,11 @@ pub async fn follow(watcher: Watcher, check: Check) {
             }
             Event::Listed { .. } if seen => {}
             // What can't be read is nothing to wait for either: the watch says why. What was found holds till there is another one.
-            Event::Listed { .. } | Event::Deleted(_) | Event::NotServed | Event::Unreadable(_) => tell(name, None),
+            Event::Listed { .. }
+            | Event::Undecodable(_)
+            | Event::Deleted(_)
+            | Event::NotServed
+            | Event::Unreadable(_) => tell(name, None),
         })
     });
     join_all(watches).await;

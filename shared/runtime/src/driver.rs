@@ -31,6 +31,7 @@ use crate::{
     backoff::Backoff,
     discovery::Discovery,
     limiter::Limiter,
+    object::Decoded,
     observer,
     trace::{Began, Parent, Traces},
     writer::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Writer},
@@ -154,6 +155,15 @@ impl Handle {
             if matches!(outcome, Outcome::Refused(_) | Outcome::Immutable(_) | Outcome::Unavailable { .. }) {
                 span.fail();
             }
+        });
+    }
+
+    /// A source is as it was just read; none: it isn't there.
+    pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
+        self.with(|engine, now| match object {
+            Some(Decoded::Whole(object)) => engine.source(source, Some(object), now),
+            Some(Decoded::Part(part)) => engine.source_undecodable(source, part, now),
+            None => engine.source(source, None, now),
         });
     }
 
@@ -345,8 +355,7 @@ async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
             let answer = tools.writer.read(&resource, &source.namespace, &source.name).await;
             match answer {
                 Ok(object) => {
-                    let object = object.filter(|object| admits(source, object));
-                    handle.with(|engine, now| engine.source(source, object, now));
+                    handle.source(source, object.filter(|object| admits(source, object.value())));
                     return drop(turn);
                 }
                 Err(error) => warn!(%source, %error, "cannot read a source"),

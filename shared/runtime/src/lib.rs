@@ -24,6 +24,7 @@ mod linger;
 pub mod listen;
 pub mod metrics;
 pub mod named;
+mod object;
 pub mod observer;
 pub mod operations;
 pub mod reach;

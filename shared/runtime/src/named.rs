@@ -7,13 +7,18 @@ use std::{fmt::Debug, io};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
-    Api, Resource,
-    api::{Patch, PatchParams},
+    Api, Client, Resource,
+    api::{GetParams, Patch, PatchParams},
+    core::{Request, request},
 };
 use mimeo_core::review::is_name;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::call::encode;
+use crate::{
+    call::encode,
+    object::{self, Decoded},
+    watch::Meta,
+};
 
 /// The object of that name; none if there isn't one.
 ///
@@ -31,12 +36,12 @@ where
 ///
 /// # Errors
 /// As for [`read`].
-pub async fn read_metadata<K>(api: &Api<K>, name: &str) -> kube::Result<Option<ObjectMeta>>
-where
-    K: Clone + DeserializeOwned + Debug,
-{
-    let found = api.get_metadata_opt(&segment(name)?).await?;
-    found.map(|object| meant(name, &object.metadata).map(|()| object.metadata)).transpose()
+pub async fn read_metadata<K: Resource + Clone>(api: &Api<K>, name: &str) -> kube::Result<Option<ObjectMeta>> {
+    let request = Request::new(api.resource_url()).get_metadata(&segment(name)?, &GetParams::default());
+    match metadata(api, name, request).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 /// Changes the object of that name.
@@ -45,11 +50,25 @@ where
 /// As for [`read`].
 pub async fn patch<K, P>(api: &Api<K>, name: &str, params: &PatchParams, patch: &Patch<P>) -> kube::Result<ObjectMeta>
 where
-    K: Clone + DeserializeOwned + Debug,
-    P: Serialize + Debug,
+    K: Resource + Clone,
+    P: Serialize,
 {
-    let written = api.patch_metadata(&segment(name)?, params, patch).await?;
-    meant(name, &written.metadata).map(|()| written.metadata)
+    let request = Request::new(api.resource_url()).patch_metadata(&segment(name)?, params, patch);
+    metadata(api, name, request).await
+}
+
+/// Sends a request whose answer is the metadata of the object of that name. It is read whatever somebody wrote into it: a namespace
+/// that couldn't be would be guarded by nobody.
+async fn metadata<K: Clone>(
+    api: &Api<K>,
+    name: &str,
+    request: Result<http::Request<Vec<u8>>, request::Error>,
+) -> kube::Result<ObjectMeta> {
+    let answer = Client::from(api.clone()).request_text(request.map_err(kube::Error::BuildRequest)?).await?;
+    let Some(Decoded::Whole(Meta { metadata })) = object::decode(answer.as_bytes()) else {
+        return Err(refused("the answer can't be decoded"));
+    };
+    meant(name, &metadata).map(|()| metadata)
 }
 
 /// A name as it stands in a path. A slash can't be written in it: API servers look at the path as it is once decoded.
@@ -74,7 +93,24 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{Script, Server};
+    use crate::{
+        object::tests::{object as text_of, undecodable},
+        testing::{Script, Server},
+    };
+
+    /// Else the owner of a namespace would be rid of whatever depends on its being read.
+    #[tokio::test]
+    async fn what_is_in_managed_fields_keeps_nobody_from_reading() {
+        for bad in undecodable() {
+            let answer = || Script::text(200, text_of("team", 7, &[&bad], ""));
+            let server = Server::start([answer(), answer()]).await;
+            let api: Api<Namespace> = Api::all(server.client());
+            let read = read_metadata(&api, "team").await.expect("read").expect("there");
+            let change: Patch<Value> = Patch::Merge(json!({}));
+            let written = patch(&api, "team", &PatchParams::default(), &change).await.expect("written");
+            assert_eq!((read.resource_version.as_deref(), written.resource_version.as_deref()), (Some("7"), Some("7")));
+        }
+    }
 
     fn object(name: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

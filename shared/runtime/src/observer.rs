@@ -17,7 +17,7 @@ use mimeo_core::{
     outcome::Unreadable,
     rule::{Refusal, Refused, Rule, RuleId, RuleKind},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
     sync::{Notify, watch::Receiver},
@@ -28,6 +28,7 @@ use crate::{
     backoff::Backoff,
     discovery::{Discovery, resource_path},
     driver::Handle,
+    object::Decoded,
     seal::Keyring,
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
     writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
@@ -88,17 +89,10 @@ impl Observer {
         let mut listed = BTreeSet::new();
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => listed.clear(),
-            Event::Applied(object) => {
-                let Some(id) = rule_id(kind, &object) else { return };
-                listed.insert(id.clone());
-                let at = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
-                let author = ring.author(&kind.to_string(), &object);
-                let (parsed, status) = parse(kind, object);
-                self.handle.with(|engine, now| engine.rule_applied(id, parsed, author, status, now));
-                also(at);
-            }
-            Event::Deleted(object) => {
-                let Some(id) = rule_id(kind, &object) else { return };
+            Event::Applied(object) => listed.extend(self.rule(ring, kind, Decoded::Whole(object), also)),
+            Event::Undecodable(part) => listed.extend(self.rule(ring, kind, Decoded::Part(part), also)),
+            Event::Deleted(Meta { metadata }) => {
+                let Some(id) = rule_id(kind, metadata.namespace.as_deref(), metadata.name.as_deref()) else { return };
                 listed.remove(&id);
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
             }
@@ -112,24 +106,34 @@ impl Observer {
         .await;
     }
 
+    /// Tells of a rule as it is. Returns which it is.
+    fn rule(
+        &self,
+        ring: &Keyring,
+        kind: RuleKind,
+        object: Decoded<Value>,
+        also: &(impl Fn(u64) + Send + Sync),
+    ) -> Option<RuleId> {
+        let text = |at| object.value().pointer(at).and_then(Value::as_str);
+        let id = rule_id(kind, text("/metadata/namespace"), text("/metadata/name"))?;
+        let at = version(text("/metadata/resourceVersion"));
+        let author = ring.author(&kind.to_string(), object.value());
+        let (parsed, status) = parse(kind, object);
+        self.handle.with(|engine, now| engine.rule_applied(id.clone(), parsed, author, status, now));
+        also(at);
+        Some(id)
+    }
+
     /// What namespaces grant each other's rules.
     pub async fn grants(self) {
         let spec = cluster_wide(&format!("/apis/{API_VERSION}/replicationgrants"), false, None, "grants");
         let mut listed: BTreeSet<(Box<str>, Box<str>)> = BTreeSet::new();
-        let key = |object: &Value| {
-            let text = |at| object.pointer(at).and_then(Value::as_str).map(Box::<str>::from);
-            text("/metadata/namespace").zip(text("/metadata/name"))
-        };
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => listed.clear(),
-            Event::Applied(object) => {
-                let Some((namespace, name)) = key(&object) else { return };
-                listed.insert((namespace.clone(), name.clone()));
-                let grant = parse_grant(object);
-                self.handle.with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
-            }
-            Event::Deleted(object) => {
-                let Some((namespace, name)) = key(&object) else { return };
+            Event::Applied(object) => listed.extend(self.grant(Decoded::Whole(object))),
+            Event::Undecodable(part) => listed.extend(self.grant(Decoded::Part(part))),
+            Event::Deleted(Meta { metadata }) => {
+                let Some((namespace, name)) = metadata.namespace.zip(metadata.name) else { return };
                 self.handle.with(|engine, now| engine.grant_gone(&namespace, &name, now));
             }
             Event::Listed { .. } => {
@@ -140,6 +144,15 @@ impl Observer {
             Event::Unreadable(why) => self.handle.with(|engine, now| engine.grants_unreadable(why, now)),
         })
         .await;
+    }
+
+    /// Tells of a grant as it is. Returns its namespace and name.
+    fn grant(&self, object: Decoded<Value>) -> Option<(Box<str>, Box<str>)> {
+        let text = |at| object.value().pointer(at).and_then(Value::as_str).map(Box::<str>::from);
+        let (namespace, name) = text("/metadata/namespace").zip(text("/metadata/name"))?;
+        let grant = parse_grant(object);
+        self.handle.with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
+        Some((namespace, name))
     }
 
     /// Namespaces, by their metadata.
@@ -160,7 +173,8 @@ impl Observer {
                 self.handle.with(|engine, now| engine.namespaces_listed(&listed, now));
                 listed.clear();
             }
-            Event::NotServed | Event::Unreadable(_) => {}
+            // Whose metadata alone is watched can be decoded if anything can.
+            Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => {}
         })
         .await;
     }
@@ -181,6 +195,8 @@ impl Observer {
                 seen = true;
                 self.kinds_are(Some(&map));
             }
+            // What it said before holds.
+            Event::Undecodable(_) => seen = true,
             Event::Deleted(_) => self.kinds_are(None),
             Event::Listing => seen = false,
             Event::Listed { .. } if !seen => self.kinds_are(None),
@@ -268,6 +284,7 @@ impl Observer {
         let path = resource_path(&resource, copies.namespace.as_deref(), None);
         let kind = &copies.kind;
         watch::<Meta>(self.watcher.clone(), cluster_wide(&path, true, Some(selector), "copies"), |event| match event {
+            Event::Undecodable(_) => {}
             Event::Listing => self.handle.with(|engine, now| engine.copies_listing(&copies, now)),
             Event::Applied(object) => self.handle.with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
             Event::Deleted(object) => self.handle.with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
@@ -312,16 +329,15 @@ fn cluster_wide(path: &str, metadata_only: bool, label_selector: Option<String>,
     WatchSpec { path: path.into(), metadata_only, label_selector, name: None, what: what.into() }
 }
 
-fn rule_id(kind: RuleKind, object: &Value) -> Option<RuleId> {
-    let text = |at| object.pointer(at).and_then(Value::as_str).map(Box::from);
-    Some(RuleId { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name")? })
+fn rule_id(kind: RuleKind, namespace: Option<&str>, name: Option<&str>) -> Option<RuleId> {
+    Some(RuleId { kind, namespace: namespace.map(Box::from), name: name?.into() })
 }
 
 /// One that can't even be decoded, as a newer version may have stored it, is that rule's trouble alone. Its status is read by
 /// itself, so that what is already said isn't said again and again.
-fn parse(kind: RuleKind, mut object: Value) -> (Result<Rule, Refused>, Observed) {
-    let observed = object.get_mut("status").map(Value::take).and_then(|status| serde_json::from_value(status).ok());
-    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
+fn parse(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
+    let observed = object.value().get("status").and_then(|status| Deserialize::deserialize(status).ok());
+    let generation = object.value().pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
     let parsed = match kind {
         RuleKind::ClusterReplication => decode(object).and_then(|object: ClusterReplication| Rule::parse(&object)),
         RuleKind::Replication => decode(object).and_then(|object: Replication| Rule::parse_replication(&object)),
@@ -330,10 +346,23 @@ fn parse(kind: RuleKind, mut object: Value) -> (Result<Rule, Refused>, Observed)
 }
 
 /// A grant, as the API server has it.
-pub(crate) fn parse_grant(object: Value) -> Result<Grant, Vec<Refusal>> {
+pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, Vec<Refusal>> {
     decode::<ReplicationGrant>(object).and_then(|object| Grant::parse(&object))
 }
 
-fn decode<T: DeserializeOwned>(object: Value) -> Result<T, Vec<Refusal>> {
-    serde_json::from_value(object).map_err(|error| vec![Refusal { field: "spec".into(), message: error.to_string() }])
+fn decode<T: DeserializeOwned>(object: Decoded<Value>) -> Result<T, Vec<Refusal>> {
+    let message = match object {
+        Decoded::Whole(mut object) => {
+            // Nobody asks who manages a rule or a grant, and a client may have put there what isn't to be decoded.
+            if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                metadata.remove("managedFields");
+            }
+            match serde_json::from_value(object) {
+                Ok(object) => return Ok(object),
+                Err(error) => error.to_string(),
+            }
+        }
+        Decoded::Part(_) => "can't be decoded: it is nested too deeply".into(),
+    };
+    Err(vec![Refusal { field: "spec".into(), message }])
 }

@@ -14,18 +14,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
 use mimeo_core::{meta, outcome::Unreadable};
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 pub use self::health::Health;
 use self::{
     health::Pulse,
-    wire::{BookmarkMeta, Dated, Line, Lines, List, Refusal},
+    wire::{BookmarkMeta, Dated, Line, Lines, Page, Refusal},
 };
 use crate::{
     backoff::{Backoff, random},
     call::{self, encode},
     client::Fault,
+    object::Decoded,
 };
 
 /// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead.
@@ -44,6 +46,8 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page where the server can't stream its list.
 const PAGE: u32 = 500;
+
+const NOT_EVEN_METADATA: &str = "an object is passed over: not even its metadata can be decoded";
 
 /// Opens watches, and knows how they fare. Cheap to clone.
 #[derive(Clone)]
@@ -82,15 +86,18 @@ pub struct WatchSpec {
 }
 
 /// What a watch says, in order.
+#[allow(clippy::large_enum_variant)] // There is one at a time, and what is applied is mostly as large.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
     /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off begins again. A named object
     /// may have been shown before.
     Listing,
-    /// The object is there, new or changed, or shown again.
+    /// The object is there, new or changed, or shown again. What its `managedFields` have that can't be decoded isn't in it.
     Applied(T),
-    /// The object was deleted, or the selectors no longer match it. This is its last state.
-    Deleted(T),
+    /// The same of an object that can't be decoded: its metadata, and which of its other fields can be.
+    Undecodable(Value),
+    /// The object was deleted, or the selectors no longer match it. This is the metadata of its last state.
+    Deleted(Meta),
     /// The listing is complete: what wasn't shown since [`Event::Listing`] wasn't there.
     Listed {
         /// resourceVersion that the listing is as of.
@@ -116,7 +123,8 @@ pub struct Meta {
 /// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (of at
 /// most 0.75 s first, 30 s last) and the watch goes on from where it was, without a listing: there is a new one only after the server
 /// has forgotten that version (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and
-/// [`Event::Unreadable`], and after an event that can't be decoded.
+/// [`Event::Unreadable`], and after what is no event at all. An object that can't be decoded is no reason for one: whoever may
+/// write one could keep everybody from hearing of theirs.
 ///
 /// Events that follow a break may repeat what was said before it, never take it back.
 pub async fn watch<T: DeserializeOwned>(watcher: Watcher, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
@@ -266,11 +274,10 @@ impl<S> Watch<S> {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            // The decoder's own words are left out here and below: they may quote.
-            let event = serde_json::from_slice(line).map_err(|_| End::Undecodable("an event"))?;
-            match event {
-                Line::Added(object) | Line::Modified(object) => (self.sink)(Event::Applied(object)),
-                Line::Deleted(object) => (self.sink)(Event::Deleted(object)),
+            match Line::read(line).ok_or(End::Undecodable("an event"))? {
+                Line::Shown(object) => self.show(object),
+                Line::Deleted(Some(object)) => (self.sink)(Event::Deleted(object)),
+                Line::Deleted(None) => warn!(what = self.spec.what, "{NOT_EVEN_METADATA}"),
                 Line::Bookmark(bookmark) => {
                     self.mark::<T>(bookmark.metadata)?;
                     self.thrive();
@@ -280,11 +287,35 @@ impl<S> Watch<S> {
             }
             // The events of a streamed list come in no order of time, so they are no place to go on from.
             if let Some(version) = &mut self.version {
-                let dated: Dated<'_> =
-                    serde_json::from_slice(line).map_err(|_| End::Undecodable("an event's version"))?;
-                dated.object.metadata.version.clone_into(version);
+                // From an earlier one the watch goes on as well: it shows some of it again.
+                if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(line) {
+                    dated.object.metadata.version.clone_into(version);
+                }
                 self.thrive();
             }
+        }
+    }
+
+    /// Tells of an object. That it can't be decoded is no secret, what the decoder has to say of it may be: it quotes.
+    fn show<T>(&mut self, object: Option<Decoded<T>>)
+    where
+        S: FnMut(Event<T>) + Send,
+    {
+        let what = &*self.spec.what;
+        match object {
+            Some(Decoded::Whole(object)) => (self.sink)(Event::Applied(object)),
+            Some(Decoded::Part(part)) => {
+                let text = |at| part.pointer(at).and_then(Value::as_str);
+                let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+                warn!(
+                    what,
+                    namespace,
+                    name,
+                    "an object can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
+                );
+                (self.sink)(Event::Undecodable(part));
+            }
+            None => warn!(what, "{NOT_EVEN_METADATA}"),
         }
     }
 
@@ -323,12 +354,11 @@ impl<S> Watch<S> {
             let body = timeout(self.patience.silence, response.into_body().collect()).await;
             let body = body.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
             self.pulse.beat();
-            let List { metadata, items } =
-                serde_json::from_slice(&body.to_bytes()).map_err(|_| End::Undecodable("a list"))?;
+            let Page { metadata, items } = Page::read(&body.to_bytes()).ok_or(End::Undecodable("a list"))?;
             if std::mem::take(&mut first) {
                 (self.sink)(Event::Listing);
             }
-            items.into_iter().flatten().for_each(|item| (self.sink)(Event::Applied(item)));
+            items.into_iter().for_each(|item| self.show(item));
             next = metadata.continue_.unwrap_or_default();
             if next.is_empty() {
                 let version = metadata.resource_version.ok_or(End::Undecodable("a list's version"))?;

@@ -9,9 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use serde_json::Value;
-
-use super::{Engine, Member, Members, Observed, Role, Source, sources::Facts, work::Errand};
+use super::{
+    Engine, Member, Members, Observed, Role, Source,
+    sources::{Facts, Shown},
+    work::Errand,
+};
 use crate::{
     cell::Cell,
     kind::GroupVersionKind,
@@ -115,10 +117,10 @@ impl Engine {
     }
 
     /// A selector finds an object, or doesn't find it any more.
-    pub(super) fn selected_source(&mut self, selector: &SourceSelector, source: &SourceRef, object: Option<Value>) {
+    pub(super) fn selected_source(&mut self, selector: &SourceSelector, source: &SourceRef, object: Option<Shown>) {
         let before = self.seen_as(source);
         let Some(findings) = self.selectors.get_mut(selector).filter(|findings| findings.watched) else { return };
-        let moved = match object.as_ref().and_then(Member::of) {
+        let moved = match object.as_ref().and_then(|object| Member::of(object.value())) {
             Some(member) => findings.members.put(member),
             None => findings.members.take(&source.name),
         };
@@ -297,8 +299,10 @@ impl Engine {
                 if facts.is_some_and(|facts| !facts.kin.admits(&rule.id)) || taken.contains(&object) {
                     continue;
                 }
-                let as_it_is = facts.filter(|_| rule.transform.secret_type().is_none());
-                if let Some(why) = as_it_is.and_then(|facts| facts.never.clone()) {
+                // As another type it may be copied, if there is anything to copy.
+                let retyped = rule.transform.secret_type().is_some();
+                let never = facts.and_then(|facts| facts.never.as_ref());
+                if let Some(why) = never.filter(|why| !retyped || **why == SourceRefused::Undecodable).cloned() {
                     choice.passed.push((source, why));
                 } else if choice.sources.len() < rule.most_sources {
                     taken.insert(object);

@@ -35,8 +35,19 @@ pub(super) enum Source {
 impl Source {
     /// It is there, and held.
     pub(super) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
-        let version = version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str));
-        Self::Found { facts: Facts::of(source, &object), object: Some(object), version, home: None }
+        Self::Found {
+            version: version_of(&object),
+            facts: Facts::of(source, &object),
+            object: Some(object),
+            home: None,
+        }
+    }
+
+    /// It is there, and no more than this can be decoded of it: there are no copies of half an object.
+    fn undecodable(rest: &Value) -> Self {
+        let kin = (&Lineage::of(rest.get("metadata"))).into();
+        let facts = Facts { kin, never: Some(SourceRefused::Undecodable), memory: 0 };
+        Self::Found { facts, object: None, version: version_of(rest), home: None }
     }
 
     pub(super) fn is_missing(&self) -> bool {
@@ -45,6 +56,25 @@ impl Source {
 
     pub(super) fn is_held(&self) -> bool {
         matches!(self, Self::Found { object: Some(_), .. })
+    }
+}
+
+fn version_of(object: &Value) -> u64 {
+    version(object.pointer("/metadata/resourceVersion").and_then(Value::as_str))
+}
+
+/// An object that is shown to be there.
+#[derive(Clone)]
+pub(super) enum Shown {
+    Whole(Value),
+    /// As much of it as can be decoded, its metadata at least.
+    Part(Value),
+}
+
+impl Shown {
+    pub(super) fn value(&self) -> &Value {
+        let (Self::Whole(object) | Self::Part(object)) = self;
+        object
     }
 }
 
@@ -79,6 +109,15 @@ impl std::fmt::Debug for Source {
 impl Engine {
     /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
+        self.source_shown(source, object.map(Shown::Whole), now);
+    }
+
+    /// A source is there, and this is all of it that can be decoded: its metadata, at least. It is refused, and nobody waits for it.
+    pub fn source_undecodable(&mut self, source: &SourceRef, rest: Value, now: Tick) {
+        self.source_shown(source, Some(Shown::Part(rest)), now);
+    }
+
+    fn source_shown(&mut self, source: &SourceRef, object: Option<Shown>, now: Tick) {
         self.at(now);
         if let Some(selector) = source.selector() {
             self.selected_source(&selector, source, object);
@@ -93,7 +132,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn take_source(&mut self, source: &SourceRef, object: Option<Value>) {
+    pub(super) fn take_source(&mut self, source: &SourceRef, object: Option<Shown>) {
         let Some(state) = self.sources.get_mut(source) else { return };
         let readable_again = self.unreadable.remove(source).is_some();
         let was_there = matches!(state, Source::Found { .. });
@@ -109,9 +148,8 @@ impl Engine {
                 };
                 *state = Source::Missing { since: self.now, absence: absent::Absence::from(home) };
             }
-            (Some(object), _) => {
-                *state = Source::found(source, Arc::new(object));
-            }
+            (Some(Shown::Whole(object)), _) => *state = Source::found(source, Arc::new(object)),
+            (Some(Shown::Part(rest)), _) => *state = Source::undecodable(&rest),
         }
         if lost {
             self.source_lost(source, was_there);
@@ -226,6 +264,9 @@ impl Press {
     ) -> Result<Copies, NoRendering> {
         match state {
             _ if !slot.granted => Err(NoRendering::NotGranted),
+            Source::Found { facts: Facts { never: Some(SourceRefused::Undecodable), .. }, .. } => {
+                Err(NoRendering::Refused(SourceRefused::Undecodable))
+            }
             Source::NotRead | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
             Source::Missing { .. } => Err(NoRendering::SourceMissing),
             Source::Found { object: Some(object), .. } => {

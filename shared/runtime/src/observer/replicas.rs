@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_core::{engine::Webhooks, meta::version, names};
 use tokio::time::Instant;
 
@@ -38,9 +38,9 @@ impl Observer {
             match event {
                 Event::Listing => lock().listed.clear(),
                 Event::Applied(lease) => lock().show(lease, Instant::now()),
-                Event::Deleted(lease) => lock().lose(&lease),
+                Event::Deleted(lease) => lock().lose(&lease.metadata),
                 Event::Listed { .. } => lock().complete(),
-                Event::NotServed | Event::Unreadable(_) => return,
+                Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => return,
             }
             tell();
         });
@@ -74,8 +74,8 @@ impl Replicas {
         }
     }
 
-    fn lose(&mut self, lease: &Lease) {
-        self.leases.remove(lease.metadata.name.as_deref().unwrap_or_default());
+    fn lose(&mut self, lease: &ObjectMeta) {
+        self.leases.remove(lease.name.as_deref().unwrap_or_default());
     }
 
     fn complete(&mut self) {

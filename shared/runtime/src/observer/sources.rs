@@ -19,6 +19,7 @@ use super::{Failing, Observer, cluster_wide};
 use crate::{
     discovery::resource_path,
     driver::admits,
+    object::Decoded,
     watch::{Event, Meta, WatchSpec, watch},
     writer::ErrandError,
 };
@@ -36,13 +37,17 @@ impl Observer {
             what: format!("source {source}"),
         };
         let mut seen = false;
-        let tell = |object| self.handle.with(|engine, now| engine.source(&source, object, now));
+        let tell = |object| self.handle.source(&source, object);
         let newest = Newest::default();
         let watching = watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => seen = false,
             Event::Applied(object) => {
                 seen = true;
-                newest.put(Some(object));
+                newest.put(Some(Decoded::Whole(object)));
+            }
+            Event::Undecodable(part) => {
+                seen = true;
+                newest.put(Some(Decoded::Part(part)));
             }
             Event::Deleted(_) => newest.put(None),
             Event::Listed { .. } if !seen => newest.put(None),
@@ -70,19 +75,21 @@ impl Observer {
         };
         // Of a listing that is under way.
         let mut found = Some(Found::default());
-        let source = |object: &Value| Some(selector.source(object.pointer("/metadata/name")?.as_str()?));
+        let show = |found: &mut Option<Found>, object: Decoded<Value>| {
+            let Some(name) = object.value().pointer("/metadata/name").and_then(Value::as_str) else { return };
+            let source = selector.source(name);
+            if let Some(found) = found {
+                found.extend(Member::of(object.value()));
+            }
+            self.handle.source(&source, Some(object));
+        };
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => found = Some(Found::default()),
-            Event::Applied(object) => {
-                let Some(source) = source(&object) else { return };
-                if let Some(found) = &mut found {
-                    found.extend(Member::of(&object));
-                }
-                self.handle.with(|engine, now| engine.source(&source, Some(object), now));
-            }
+            Event::Applied(object) => show(&mut found, Decoded::Whole(object)),
+            Event::Undecodable(part) => show(&mut found, Decoded::Part(part)),
             Event::Deleted(object) => {
-                let Some(source) = source(&object) else { return };
-                self.handle.with(|engine, now| engine.source(&source, None, now));
+                let Some(name) = object.metadata.name else { return };
+                self.handle.source(&selector.source(name), None);
             }
             Event::Listed { .. } => {
                 let found = found.take().unwrap_or_default();
@@ -144,6 +151,7 @@ impl Observer {
                     }
                 });
             }
+            Event::Undecodable(_) => {}
             Event::NotServed => self.gone(&resource),
             Event::Unreadable(why) => self.handle.with(|engine, now| {
                 for source in members.wanted().iter() {
@@ -170,8 +178,7 @@ impl Observer {
             let error = match self.writer.read(resource, &source.namespace, &source.name).await {
                 Ok(object) => {
                     failing.remove(&source);
-                    let object = object.filter(|object| admits(&source, object));
-                    self.handle.with(|engine, now| engine.source(&source, object, now));
+                    self.handle.source(&source, object.filter(|object| admits(&source, object.value())));
                     continue;
                 }
                 Err(error) => error,

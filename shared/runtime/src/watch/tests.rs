@@ -3,7 +3,10 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use super::{wire::INITIAL_EVENTS_END, *};
-use crate::testing::{Script, Server};
+use crate::{
+    object::tests::{nested, object as text_of, undecodable},
+    testing::{Script, Server},
+};
 
 const PATIENCE: Patience = Patience { silence: SILENCE, lasting: LASTING };
 
@@ -19,6 +22,7 @@ impl Heard {
             let line = match event {
                 Event::Listing => "listing".into(),
                 Event::Applied(object) => format!("+{}", name(object)),
+                Event::Undecodable(part) => format!("?{}", part["metadata"]["name"]),
                 Event::Deleted(object) => format!("-{}", name(object)),
                 Event::Listed { version } => format!("listed {version}"),
                 Event::NotServed => "not served".into(),
@@ -358,18 +362,89 @@ async fn a_busy_server_is_given_the_time_it_wants() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_decoded_means_a_new_listing() {
-    let nonsense =
-        ["hunter2\n", "{\"type\":\"MOVED\",\"object\":{}}\n", "{\"type\":\"ADDED\",\"object\":{\"metadata\":{}}}\n"];
-    let cases = nonsense.map(|nonsense| async move {
+async fn what_is_no_event_means_a_new_listing() {
+    let nonsense = ["hunter2\n", "{\"type\":\"MOVED\",\"object\":{}}\n", "{\"type\":\"BOOKMARK\",\"object\":{}}\n"];
+    for nonsense in nonsense {
         let scripts = [Script::lines([listed(2)]).send(nonsense), Script::lines([listed(3)]).hold()];
         let server = Server::start(scripts).await;
-        let heard = Heard::default();
-        let _ = timeout(Duration::from_secs(2), watch(server.client().into(), spec(), heard.sink())).await;
-        let mut lines = heard.0.lock().expect("no panic").clone();
-        // An object without a version may be shown; it is no place to go on from.
-        lines.retain(|line| line != "+");
-        assert_eq!(lines, ["listing", "listed 2", "listing", "listed 3"], "{nonsense}");
-    });
-    futures::future::join_all(cases).await;
+        Heard::default().expect(&server, spec(), &["listing", "listed 2", "listing", "listed 3"]).await;
+    }
+}
+
+fn line(what: &str, object: &str) -> String {
+    format!("{{\"type\":\"{what}\",\"object\":{object}}}\n")
+}
+
+/// Whoever may write one object could otherwise keep everybody from hearing of theirs.
+#[tokio::test]
+async fn an_object_that_cannot_be_decoded_stops_no_watch() {
+    for bad in undecodable() {
+        let bad = |version| text_of("bad", version, &[&bad], "");
+        let last = line("DELETED", &bad(14));
+        let server = Server::start([
+            Script::lines([event("ADDED", "a", 1)])
+                .send(line("ADDED", &bad(2)))
+                .send(format!("{}\n", listed(10)))
+                .send(line("MODIFIED", &bad(11))),
+            Script::lines([event("ADDED", "b", 12)]).send(line("MODIFIED", &bad(13))).send(last),
+            Script::lines([event("DELETED", "b", 15)]).hold(),
+        ])
+        .await;
+        let want = ["listing", "+a", "+bad", "listed 10", "+bad", "+b", "+bad", "-bad", "-b"];
+        Heard::default().expect(&server, spec(), &want).await;
+        assert_eq!(origins(&server), ["stream", "11", "14"], "it goes on after it");
+
+        let page = |items: &str, next: &str| {
+            Script::text(
+                200,
+                format!(r#"{{"metadata":{{"resourceVersion":"20","continue":"{next}"}},"items":[{items}]}}"#),
+            )
+        };
+        let server = Server::start([
+            error(400, "resourceVersionMatch is forbidden for watch"),
+            page(&format!("{},{}", bad(3), object("a", 3)), "next"),
+            page(&object("b", 3).to_string(), ""),
+            Script::lines([event("ADDED", "c", 21)]).hold(),
+        ])
+        .await;
+        Heard::default().expect(&server, spec(), &["listing", "+bad", "+a", "+b", "listed 20", "+c"]).await;
+    }
+}
+
+#[tokio::test]
+async fn of_what_cannot_be_decoded_as_a_whole_the_rest_is_told() {
+    let more = format!(r#","spec":{},"status":{{}}"#, nested(130));
+    let server = Server::start([Script::lines([])
+        .send(line("ADDED", &text_of("deep", 2, &[], &more)))
+        .send(format!("{}\n", listed(10)))
+        .send(line("DELETED", &text_of("deep", 11, &[], &more)))
+        // Not even its metadata makes sense.
+        .send(line("ADDED", r#"{"metadata":1e999}"#))
+        .send(line("DELETED", r#"{"metadata":1e999}"#))
+        .send(format!("{}\n", event("ADDED", "a", 12)))
+        .hold()])
+    .await;
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let watching = watch::<Value>(server.client().into(), spec(), move |event| drop(told.send(event)));
+    let mut want = vec![
+        Event::Listing,
+        Event::Undecodable(json!({
+            "apiVersion": "v1", "kind": "Secret", "status": {},
+            "metadata": {"name": "deep", "namespace": "team", "resourceVersion": "2", "managedFields": []},
+        })),
+        Event::Listed { version: 10 },
+        Event::Deleted(serde_json::from_str(&text_of("deep", 11, &[], "")).expect("metadata")),
+        Event::Applied(object("a", 12)),
+    ]
+    .into_iter();
+    let listening = async {
+        for want in want.by_ref() {
+            assert_eq!(heard.recv().await, Some(want));
+        }
+    };
+    tokio::select! {
+        () = watching => {}
+        done = timeout(Duration::from_secs(20), listening) => assert!(done.is_ok()),
+    }
+    assert_eq!((want.len(), server.requests().len()), (0, 1));
 }

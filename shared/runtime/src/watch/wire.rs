@@ -5,25 +5,62 @@ use std::{collections::BTreeMap, time::Duration};
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::client::Body;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use super::{End, broken};
+use super::{End, Meta, broken};
+use crate::object::{self, Decoded};
 
 /// On the bookmark that ends a streamed list.
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// What the buffer keeps between events; one large object doesn't cost memory for ever.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// A line of a watch. The server writes `type` first, so `object` is read straight into what it is.
-#[derive(Deserialize)]
-#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+/// A line of a watch. Of an object it has nothing if not even the metadata can be decoded.
+#[allow(clippy::large_enum_variant)] // There is one at a time.
 pub(super) enum Line<T> {
-    Added(T),
-    Modified(T),
-    Deleted(T),
+    Shown(Option<Decoded<T>>),
+    Deleted(Option<Meta>),
     Bookmark(Bookmark),
     Error(Refusal),
+}
+
+/// The server writes `type` first, so `object` is read straight into what it is.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+enum Event<T, M> {
+    Added(T),
+    Modified(T),
+    Deleted(M),
+    Bookmark(Bookmark),
+    Error(Refusal),
+}
+
+impl<T: DeserializeOwned> Line<T> {
+    /// None if it is no event.
+    pub(super) fn read(line: &[u8]) -> Option<Self> {
+        if let Ok(event) = serde_json::from_slice::<Event<T, Meta>>(line) {
+            return Some(event.map(|object| Some(Decoded::Whole(object)), Some));
+        }
+        let event: Event<&RawValue, &RawValue> = serde_json::from_slice(line).ok()?;
+        let deleted = |object: &RawValue| match object::decode(object.get().as_bytes())? {
+            Decoded::Whole(meta) => Some(meta),
+            Decoded::Part(_) => None,
+        };
+        Some(event.map(|object| object::decode(object.get().as_bytes()), deleted))
+    }
+}
+
+impl<O, M> Event<O, M> {
+    fn map<T>(self, shown: impl FnOnce(O) -> Option<Decoded<T>>, deleted: impl FnOnce(M) -> Option<Meta>) -> Line<T> {
+        match self {
+            Self::Added(object) | Self::Modified(object) => Line::Shown(shown(object)),
+            Self::Deleted(object) => Line::Deleted(deleted(object)),
+            Self::Bookmark(bookmark) => Line::Bookmark(bookmark),
+            Self::Error(refusal) => Line::Error(refusal),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -71,11 +108,30 @@ pub(super) struct DatedMeta<'a> {
     pub(super) version: &'a str,
 }
 
-#[derive(Deserialize)]
-pub(super) struct List<T> {
+/// A page of a list. Of an object it has nothing if not even the metadata can be decoded.
+pub(super) struct Page<T> {
     pub(super) metadata: ListMeta,
+    pub(super) items: Vec<Option<Decoded<T>>>,
+}
+
+#[derive(Deserialize)]
+struct List<T> {
+    metadata: ListMeta,
     /// An empty list of metadata has null here.
-    pub(super) items: Option<Vec<T>>,
+    items: Option<Vec<T>>,
+}
+
+impl<T: DeserializeOwned> Page<T> {
+    /// None if it is no list.
+    pub(super) fn read(page: &[u8]) -> Option<Self> {
+        if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
+            let items = items.into_iter().flatten().map(|object| Some(Decoded::Whole(object))).collect();
+            return Some(Self { metadata, items });
+        }
+        let List::<&RawValue> { metadata, items } = serde_json::from_slice(page).ok()?;
+        let items = items.into_iter().flatten().map(|object| object::decode(object.get().as_bytes())).collect();
+        Some(Self { metadata, items })
+    }
 }
 
 /// Splits a body into lines. One buffer serves all of them.

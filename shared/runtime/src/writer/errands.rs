@@ -24,13 +24,14 @@ use serde::{
     Deserialize,
     de::{DeserializeOwned, IgnoredAny},
 };
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 use tracing::warn;
 
 use super::{Writer, Written};
 use crate::{
     call::{self, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
+    object::{self, Decoded},
     observer::parse_grant,
 };
 
@@ -112,6 +113,11 @@ struct Page {
     metadata: ListMeta,
     /// An empty list of metadata has null here.
     items: Option<Vec<IgnoredAny>>,
+}
+
+#[derive(Deserialize)]
+struct Grants {
+    items: Vec<Box<RawValue>>,
 }
 
 impl Writer {
@@ -206,19 +212,24 @@ impl Writer {
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the object then.
-    pub async fn read(&self, resource: &Resource, namespace: &str, name: &str) -> ErrandResult<Option<Value>> {
-        self.read_at(&resource_path(resource, Some(namespace), Some(name))).await
+    pub(crate) async fn read(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> ErrandResult<Option<Decoded<Value>>> {
+        self.object_at(&resource_path(resource, Some(namespace), Some(name))).await
     }
 
     /// A grant, from the storage; none if it isn't there. Asked for as a list of one: who may watch grants may do that.
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if grants aren't served.
-    pub async fn read_grant(&self, namespace: &str, name: &str) -> ErrandResult<Option<Value>> {
-        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
-        let path = format!("{path}?fieldSelector={}", encode(&format!("metadata.name={name}")));
-        let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
-        Ok(list.pointer("/items/0").cloned())
+    pub(crate) async fn read_grant(&self, namespace: &str, name: &str) -> ErrandResult<Option<Decoded<Value>>> {
+        let query = format!("?fieldSelector={}", encode(&format!("metadata.name={name}")));
+        let mut found = self.list_grants(namespace, &query).await?;
+        // Nothing that can be read of it is no word that it isn't there.
+        found.pop().map(|grant| grant.ok_or_else(undecodable)).transpose()
     }
 
     /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there afterwards was it before, too.
@@ -226,12 +237,11 @@ impl Writer {
     /// # Errors
     /// [`ErrandError::NotFound`] if grants aren't served.
     pub async fn read_grants(&self, namespace: &str) -> ErrandResult<GrantsRead> {
-        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants", encode(namespace));
-        let list = self.read_at::<Value>(&path).await?.ok_or(ErrandError::NotFound)?;
-        let items = list.get("items").and_then(Value::as_array).ok_or_else(undecodable)?;
-        let grants = items.iter().filter_map(|grant| {
-            let name = grant.pointer("/metadata/name")?.as_str()?.into();
-            Some((name, parse_grant(grant.clone()).ok()?.version))
+        let found = self.list_grants(namespace, "").await?;
+        // One that can't be decoded grants nothing, and keeps none of the others from it.
+        let grants = found.into_iter().flatten().filter_map(|grant| {
+            let name = grant.value().pointer("/metadata/name")?.as_str()?.into();
+            Some((name, parse_grant(grant).ok()?.version))
         });
         let grants = grants.collect();
         let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicationgrants.mimeo.dev";
@@ -243,6 +253,13 @@ impl Writer {
             Look::NotServed => return Err(ErrandError::NotFound),
         };
         Ok(GrantsRead { grants, home: self.look_home(namespace).await?, defined })
+    }
+
+    /// A namespace's grants, each as far as it can be decoded.
+    async fn list_grants(&self, namespace: &str, query: &str) -> ErrandResult<Vec<Option<Decoded<Value>>>> {
+        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants{query}", encode(namespace));
+        let list: Grants = self.read_at(&path).await?.ok_or(ErrandError::NotFound)?;
+        Ok(list.items.iter().map(|grant| object::decode(grant.get().as_bytes())).collect())
     }
 
     /// Notes that copies of a kind may exist.
@@ -352,11 +369,20 @@ impl Writer {
     }
 
     async fn read_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<T>> {
+        match self.object_at(path).await? {
+            None => Ok(None),
+            Some(Decoded::Whole(object)) => Ok(Some(object)),
+            Some(Decoded::Part(_)) => Err(undecodable()),
+        }
+    }
+
+    /// A whole object from the storage, as far as it can be decoded.
+    async fn object_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<Decoded<T>>> {
         let answer = self.answer(call::read(Method::GET, path, call::JSON)).await?;
         if answer.is_absence() {
             return Ok(None);
         }
-        accept(answer)?.parse().map(Some).ok_or_else(undecodable)
+        accept(answer)?.object().map(Some).ok_or_else(undecodable)
     }
 
     /// Reads an object's metadata from the storage.

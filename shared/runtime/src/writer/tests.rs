@@ -16,6 +16,8 @@ use serde_json::{Value, from_value, json};
 use super::*;
 use crate::{
     limiter::Limiter,
+    object::tests::{nested, object as text_of, undecodable},
+    observer::parse_grant,
     testing::{Script, Server},
 };
 
@@ -320,6 +322,43 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
     }
 }
 
+/// One of them can't be decoded: it grants nothing, and the others what they did.
+#[tokio::test]
+async fn a_grant_that_cannot_be_decoded_takes_nothing_from_others() {
+    let spec = r#","spec":{"from":[{"namespaces":["a"]}],"to":[{"apiVersion":"v1","kind":"Secret"}]}"#;
+    let deep = text_of("deep", 9, &[], &format!(r#","spec":{}"#, nested(130)));
+    for bad in undecodable() {
+        let bad = text_of("bad", 8, &[&bad], spec);
+        let list = format!(r#"{{"items":[{bad},{deep},{}]}}"#, text_of("good", 7, &[], spec));
+        let there =
+            || Script::json(200, &json!({"metadata": {"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"}}));
+        let server = Server::start([Script::text(200, list), there(), there()]).await;
+        let read = writer(&server).read_grants("team").await.expect("an answer");
+        assert_eq!(read.grants, [("bad".into(), 8), ("good".into(), 7)].into());
+
+        let one = |grant: &str| Script::text(200, format!(r#"{{"items":[{grant}]}}"#));
+        let server = Server::start([one(&bad), one(&deep), one(""), one(r#"{"metadata":1e999}"#)]).await;
+        let writer = writer(&server);
+        let read = async || writer.read_grant("team", "g").await.map(|grant| grant.map(|one| parse_grant(one).is_ok()));
+        assert_eq!((read().await, read().await, read().await), (Ok(Some(true)), Ok(Some(false)), Ok(None)));
+        assert!(read().await.is_err(), "no word that it isn't there");
+    }
+}
+
+#[tokio::test]
+async fn what_others_write_into_the_book_of_managers_hides_no_copy() {
+    let own = r#"{"manager":"mimeo","operation":"Apply","apiVersion":"v1","fieldsV1":{"f:data":{"f:a":{}}}}"#;
+    for bad in undecodable() {
+        for verb in [Verb::Look, Verb::Apply(uid())] {
+            let server = Server::start([Script::text(200, text_of("registry", 8, &[&bad, own], ""))]).await;
+            let outcome = carry_out(&server, &request(verb), &Limiter::new(1, 1)).await;
+            let Outcome::Object(meta) = outcome else { panic!("{outcome:?}") };
+            let managers = meta.managed_fields.iter().flatten().filter_map(|entry| entry.manager.as_deref());
+            assert_eq!(managers.collect::<Vec<_>>(), ["m", "mimeo"]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_a_tenants_rule_lived_in_is_read_too() {
     let id: RuleId = "Replication/team/registry".parse().expect("a rule's identity");
@@ -425,7 +464,8 @@ async fn an_object_is_missing_only_by_a_clear_answer() {
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
-        assert_eq!(writer(&server).read(&secrets(), "platform", "registry").await, want);
+        let read = writer(&server).read(&secrets(), "platform", "registry").await;
+        assert_eq!(read.map(|object| object.map(|object| object.value().clone())), want);
         assert_eq!(server.requests(), ["GET /api/v1/namespaces/platform/secrets/registry"]);
     }
 }

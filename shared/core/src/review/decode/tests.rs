@@ -41,6 +41,17 @@ fn decode_reads_every_field() {
     assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
 }
 
+/// A client may write what it likes there, and the API server sends it along.
+#[test]
+fn however_deep_managed_fields_are_a_review_is_read() {
+    let deep = format!("{}1{}", r#"{"f:x":"#.repeat(100_000), "}".repeat(100_000));
+    let body = review()
+        .to_string()
+        .replace(r#""manager":"m""#, &format!(r#""time":"9999-12-31T23:59:59Z","fieldsV1":{deep}"#));
+    assert!(body.len() > deep.len(), "no test of anything");
+    assert_eq!(decode(body.as_bytes()).unwrap().request, decoded(&review()));
+}
+
 #[test]
 fn a_name_that_is_yet_to_be_made_up_is_none() {
     let mut review = review();

@@ -14,6 +14,7 @@ use crate::{
     discovery::Discovery,
     driver::{CopyRequests, Handle},
     limiter::Limiter,
+    object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
     trace::Traces,
     writer::Writer,
@@ -117,11 +118,15 @@ fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {
 }
 
 fn listing(names: &[&str]) -> Script {
+    let line = |name: &&str| format!("{}\n", json!({"type": "ADDED", "object": object(name, 9)}));
+    Script::text(200, names.iter().map(line).collect::<String>() + &end())
+}
+
+/// What ends a streamed list.
+fn end() -> String {
     let annotations = json!({"k8s.io/initial-events-end": "true"});
-    let end = json!({"metadata": {"resourceVersion": "10", "annotations": annotations}});
-    let lines = names.iter().map(|name| json!({"type": "ADDED", "object": object(name, 9)}));
-    let lines = lines.chain([json!({"type": "BOOKMARK", "object": end})]);
-    Script::text(200, lines.flat_map(|line| [line.to_string(), "\n".into()]).collect::<String>())
+    let object = json!({"metadata": {"resourceVersion": "10", "annotations": annotations}});
+    format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
 }
 
 #[tokio::test]
@@ -141,6 +146,38 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
     let paths: Vec<String> = server.requests().split_off(1);
     assert_eq!(paths, ["a", "b", "c"].map(|name| format!("GET /api/v1/namespaces/platform/secrets/{name}")));
     assert_eq!(held(&handle), ["Secret b", "Secret a (Forbidden)", "Secret c (SourceNotFound)"]);
+}
+
+/// Of what is in the way of a decoder nothing is copied, and nobody waits for it; what else there is isn't concerned.
+#[tokio::test]
+async fn a_source_that_cannot_be_decoded_is_refused_alone() {
+    let deep = || text_of("a", 9, &[], &format!(r#","spec":{}"#, nested(130)));
+    let added = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
+    let refused = |engine: &mut Engine, now| engine.progress("team", now).denied == ["Secret a (SourceRefused)"];
+
+    let server = Server::start([refusal(503), Script::text(200, "").send(added(&deep())).send(end()).hold()]).await;
+    let alone = observer(&server, &["a"]);
+    let handle = alone.handle.clone();
+    until(alone.source(source("a"), secrets()), &handle, refused).await;
+
+    let answers = [listing(&["a", "b"]).hold(), Script::text(200, deep()), Script::json(200, &object("b", 9))];
+    let server = Server::start(answers).await;
+    let names = ["a", "b"];
+    let beside = observer(&server, &names);
+    let handle = beside.handle.clone();
+    until(many(beside, &names), &handle, |engine, _| engine.informed()).await;
+    assert_eq!(held(&handle), ["Secret b", "Secret a (SourceRefused)"]);
+    assert_eq!(server.requests().len(), 3, "it is read again when it changes");
+
+    // A client's managedFields make no difference.
+    for bad in undecodable() {
+        let object = text_of("a", 9, &[&bad], "");
+        let server = Server::start([refusal(503), Script::text(200, "").send(added(&object)).send(end()).hold()]).await;
+        let observer = observer(&server, &["a"]);
+        let handle = observer.handle.clone();
+        until(observer.source(source("a"), secrets()), &handle, |engine, _| engine.informed()).await;
+        assert_eq!(held(&handle), ["Secret a"]);
+    }
 }
 
 /// Its last state is still being read when it is deleted.
