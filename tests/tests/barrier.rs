@@ -614,6 +614,26 @@ async fn pods_of_system_priority_classes_pass() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn nobody_waits_for_a_rule_that_is_suspended_or_has_no_barrier_any_more() -> Result<()> {
+    let setting = stage().await?.read().await;
+    for (about, field, value) in [("resting", "suspend", json!(true)), ("lifted", "barrier", json!("None"))] {
+        let scene = setting.scene(about).await?;
+        let namespace = pending(&scene, "Required").await?;
+        refusal(&scene.client, &namespace).await?;
+        let rule = scene.rule().secret(&scene.home, REGISTRY).set("barrier", json!("Required")).set(field, value);
+        rule.replace(&scene.client).await?;
+        scene.wait_condition(&rule.name, "BarrierActive", "False", "Disabled").await?;
+        mark_gone(&scene.client, &namespace).await?;
+        create_patiently(&of(&scene.client, &namespace), &pod("first")).await?;
+        // Nor in a namespace that comes now.
+        let later = scene.namespace().await?;
+        create_patiently(&of(&scene.client, &later), &pod("first")).await?;
+        ensure!(scene.secrets(&later).get_opt(REGISTRY).await?.is_none(), "there is no source");
+    }
+    Ok(())
+}
+
 // --- Copies that take long ---
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use http::Request;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Api, Client, api::ListParams};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
-use mimeo_tests::refused::{Case, changed, misjudged};
+use mimeo_tests::refused::{Case, changed, misjudged, passes_schemas};
 use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule,
     stranger, uid, value, version,
@@ -372,6 +372,71 @@ fn bad_choices() -> Vec<Case> {
         ),
         ("suspend that is no boolean", json!({"suspend": "yes"}), &["spec.suspend"]),
     ]
+}
+
+/// What the definition of rules can't say.
+const BY_THE_WEBHOOK: &[&str] = &[
+    "a cluster-scoped kind",
+    "a cluster-scoped kind of a group, behind a good one",
+    "a kind of Mimeo's own",
+    "a source twice",
+    "two sources of one name",
+    "an inline object of a cluster-scoped kind",
+    "an inline object of Mimeo's own kinds",
+    "a variable in an inline object's name",
+    "another namespace",
+    "owner references",
+    "finalizers",
+    "a mark of Mimeo's",
+    "a status",
+    "a variable that there isn't",
+    "an inline object's namespace in a name",
+    "an inline object twice",
+    "an invalid pattern",
+    "a pattern that looks around",
+    "a pattern too large to run",
+    "an invalid pattern in an exclusion",
+    "In without values",
+    "Exists with values",
+    "an invalid key",
+    "an invalid value",
+    "a copy name that is no DNS name",
+    "a copy name with a slash",
+    "a copy name too long",
+    "a copy name that becomes too long",
+    "an unknown variable of the source",
+    "an unknown variable of the namespace",
+    "a label without quotes",
+    "a label with an odd key",
+    "a name that no value makes right",
+    "a label key",
+    "a variable in a label",
+    "a label that no value makes right",
+    "a variable in an annotation",
+    "an annotation key",
+    "annotations over the limit",
+    "our label",
+    "a label of ours",
+    "an annotation of ours",
+    "a finalizer of ours",
+    "a patch of the kind",
+    "a patch of the name",
+    "a patch of all labels",
+    "a patch of a mark",
+    "a patch of the type",
+    "a patch without its value",
+    "a patch without its origin",
+    "an unknown variable in a patch",
+    "an invalid type",
+];
+
+#[tokio::test]
+async fn most_bad_rules_are_refused_by_their_definition_too() -> Result<()> {
+    let good = rule("good").to_label("scene", "a").secret("platform", "registry");
+    let cases = [bad_sources(), bad_objects(), bad_targets(), bad_transforms(), bad_choices()].concat();
+    let passed = passes_schemas("ClusterReplication", "clusterreplications", &good.spec, cases).await?;
+    assert_eq!(passed, BY_THE_WEBHOOK);
+    Ok(())
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use mimeo_api::{ClusterReplicationStatus, Replication};
 use mimeo_tests::author::secrets;
-use mimeo_tests::scenario::{SOON, Stage, annotation, delete, kubectl, label, merge, of, rule, wait_gone};
+use mimeo_tests::scenario::{SOON, Stage, annotation, delete, kubectl, label, merge, of, relabel, rule, wait_gone};
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::{ControlPlane, Pair, eventually};
 use serde_json::{Value, json};
@@ -100,6 +100,33 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "g").await?;
     wait_gone(scene.secrets(&tenant.home), "db").await?;
     tenant.status("pull", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// Whom a grant is for can be said by labels, which are given by whoever may change namespaces: a tenant can't come under it by himself.
+#[tokio::test]
+async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
+    let scene = STAGE.scene("by-label").await?;
+    let (owner, taker) = (Tenant::editor(&scene).await?, Tenant::editor(&scene).await?);
+    owner.secret("db", "one").await?;
+    let label = json!({"matchLabels": {"trusted-by": owner.home}});
+    let from = json!([{"namespaceSelector": label}]);
+    let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db"]}]);
+    owner.writes("replicationgrants", "g", &json!({"access": "Read", "from": from, "to": to})).await?;
+    taker.writes("replications", "r", &copying(Some(&owner.home), "db", &[])).await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
+
+    let labels = json!({"metadata": {"labels": {"trusted-by": owner.home}}});
+    match merge(&Api::<Namespace>::all(taker.client.clone()), &taker.home, labels).await {
+        Err(error) if format!("{error:#}").contains("forbidden") => {}
+        answer => bail!("a tenant labels his namespace: {:?}", answer.map(drop)),
+    }
+    relabel(&scene.client, &taker.home, "trusted-by", Some(&owner.home)).await?;
+    scene.wait_secret(&taker.home, "db", has("one")).await?;
+    taker.status("r", "Ready", "Synced").await?;
+    relabel(&scene.client, &taker.home, "trusted-by", None).await?;
+    wait_gone(scene.secrets(&taker.home), "db").await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{Patch, PatchParams, ValidationDirective};
 use kube::core::DynamicObject;
-use mimeo_tests::refused::{Case, changed, misjudged};
+use mimeo_tests::refused::{Case, changed, misjudged, passes_schemas};
 use mimeo_tests::scenario::{Scene, Stage, any, delete, of, version, wait_for};
 use mimeo_tests::{ControlPlane, Pair, create_secret, unique};
 use serde_json::{Value, json};
@@ -300,6 +300,45 @@ impl Objects<'_> {
         assert_eq!(api.get("good").await?.metadata.generation, Some(1));
         Ok(wrong)
     }
+}
+
+/// What the definitions can't say, of rules and of grants.
+const BY_THE_WEBHOOK: [&[&str]; 2] = [
+    &[
+        "a cluster-scoped kind",
+        "a kind of Mimeo's own",
+        "a name that is no DNS name",
+        "a source twice",
+        "a selector that is compared with too much",
+        "a name that is no DNS name",
+        "an unknown variable",
+        "a label of the namespace in a name",
+        "more copies than one rule may have",
+        "Overwrite in another namespace",
+        "Adopt in another namespace",
+        "Deny in another namespace",
+        "finalizers in another namespace",
+        "the type of service account tokens",
+        "a mark of Mimeo's",
+        "a glob that is slow to compare",
+        "a patch of the identity",
+    ],
+    &[
+        "an invalid pattern",
+        "a pattern too large to run",
+        "an invalid label",
+        "a name that is slow to ask",
+        "more names than one namespace may grant",
+    ],
+];
+
+#[tokio::test]
+async fn most_bad_rules_and_grants_are_refused_by_their_definitions_too() -> Result<()> {
+    let rules = [bad_sources(), bad_targets(), bad_choices()].concat();
+    let rules = passes_schemas("Replication", "replications", &good_rule("team"), rules).await?;
+    let grants = passes_schemas("ReplicationGrant", "replicationgrants", &good_grant(), bad_grants()).await?;
+    assert_eq!([&rules[..], &grants[..]], BY_THE_WEBHOOK);
+    Ok(())
 }
 
 #[tokio::test]

@@ -1,18 +1,23 @@
-//! A rule names a kind that Mimeo isn't granted: that is said, and nobody waits for it. Granted, it works.
+//! Rights that Mimeo hasn't got, or has lost. A rule names a kind that Mimeo isn't granted: that is said, and nobody waits for it; granted,
+//! it works. What Mimeo may not read any more isn't taken for gone.
 
-use anyhow::{Result, bail, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
-    core::v1::{Pod, PodTemplate},
+    core::v1::{Pod, PodTemplate, Secret},
     rbac::v1::ClusterRole,
 };
 use kube::{Api, Client, api::PostParams};
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
-    ControlPlane, Pair, create_namespace, eventually,
-    scenario::SOON,
+    ControlPlane, Pair, create_namespace, create_secret, eventually,
+    scenario::{SOON, merge, put, rule, value, wait_for},
     traffic::{pod, stubbornly},
 };
 use serde_json::{Value, json};
+
+const STOPPING: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> Result<()> {
@@ -81,6 +86,59 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     condition(&client, "Authorized", "Allowed").await?;
     let second = pod("second");
     stubbornly(|| pods.create(&params, &second)).await?;
+    Ok(())
+}
+
+/// Design: every loss but a deletion that a quorum read confirms deletes nothing, and a 403 is never read as "gone".
+#[tokio::test]
+async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let mut pair = Pair::builder().shipped_rights().start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    let copies: Api<Secret> = Api::namespaced(client.clone(), "team-a");
+    create_namespace(&client, "platform", &[]).await?;
+    create_namespace(&client, "team-a", &[]).await?;
+    create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
+    // Gone sources would take their copies along at once.
+    let spec = rule("templates").secret("platform", "registry").target(json!({"namespaces": ["team-*"]}));
+    let spec = spec.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}));
+    spec.create(&client).await?;
+    condition(&client, "Ready", "Synced").await?;
+    let before = copies.get("registry").await?.metadata;
+
+    // Somebody takes Secrets out of what Mimeo may read and write, and it starts again.
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let mut taken = Vec::new();
+    for name in ["mimeo-copied-kinds", "mimeo-copied-kinds-delete"] {
+        let role = roles.get(name).await?;
+        taken.push(json!({"rules": role.rules}));
+        merge(&roles, name, json!({"rules": []})).await?;
+    }
+    let reconciler = pair.reconciler_user().client().await?;
+    eventually(SOON, "the rights to be gone", || async {
+        match reconciler.request_text(http::Request::get("/api/v1/secrets?limit=1").body(Vec::new())?).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(Some(())),
+            answer => bail!("{:?}", answer.map(drop)),
+        }
+    })
+    .await?;
+    pair.reconciler.take().context("no reconciler runs")?.program.stop(STOPPING).await?;
+    pair.start_reconciler().await?;
+    condition(&client, "Authorized", "ControllerForbidden").await?;
+    condition(&client, "Ready", "NotAuthorized").await?;
+    // What happens to the source meanwhile nobody can tell it; another rule's edit has everything planned anew.
+    put(&Api::namespaced(client.clone(), "platform"), "registry", &[("token", "two")]).await?;
+    spec.clone().target(json!({"namespaces": ["other"]})).replace(&client).await?;
+    told(&client, "Authorized", "ControllerForbidden", "").await?;
+    let now = copies.get("registry").await?.metadata;
+    assert_eq!((&now.uid, &now.resource_version), (&before.uid, &before.resource_version));
+
+    for (name, rules) in ["mimeo-copied-kinds", "mimeo-copied-kinds-delete"].into_iter().zip(taken) {
+        merge(&roles, name, rules).await?;
+    }
+    let copy = wait_for(copies, "registry".into(), |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    assert_eq!(copy.metadata.uid, before.uid, "it is the same copy, rotated");
+    condition(&client, "Ready", "Synced").await?;
     Ok(())
 }
 

@@ -352,3 +352,34 @@ fn label_value(id: &RuleId) -> String {
     let beginning: String = name.chars().take(54).collect();
     format!("{beginning}-{:08x}", Checksum::of(name.as_bytes()).short() >> 32)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::rule::syntax;
+
+    #[test]
+    fn a_label_says_which_rule_however_long_its_name_is() {
+        let (namespace, long) = ("n".repeat(63), "r".repeat(253));
+        let ids = [
+            "ClusterReplication/registry".to_owned(),
+            format!("ClusterReplication/{}", &long[..63]),
+            format!("ClusterReplication/{}", &long[..64]),
+            format!("ClusterReplication/{long}"),
+            // Cut off where a label must not end.
+            format!("ClusterReplication/{}.{long}", &long[..53]),
+            format!("Replication/{namespace}/{long}"),
+            format!("Replication/{namespace}/{}", &long[..252]),
+            format!("Replication/{namespace}/a"),
+        ];
+        let labels: BTreeSet<String> = ids.iter().map(|id| label_value(&id.parse().unwrap())).collect();
+        assert_eq!(labels.len(), ids.len(), "{labels:?}");
+        for label in &labels {
+            syntax::label_value(label).unwrap();
+        }
+        assert!(labels.contains("registry") && labels.contains(&long[..63]), "{labels:?}");
+    }
+}

@@ -45,6 +45,11 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     create_namespace(client, &closed, &[("mimeo.dev/copies", "waits")]).await?;
     let refusal = refused(client, &closed).await?;
     ensure!(refusal.contains("barrier.mimeo.dev"), "{refusal}");
+    // What runs the node can't wait for what runs on it: the API server lets it pass by itself, with nobody to ask.
+    let mut critical = gated()?;
+    critical.metadata.name = Some("critical".to_owned());
+    critical.spec.get_or_insert_default().priority_class_name = Some("system-node-critical".to_owned());
+    of::<Pod>(client, &closed).create(&PostParams::default(), &critical).await?;
     // Rules are not stored that nobody has checked; a rule can be deleted.
     let unchecked = RuleSpec { name: unique("unchecked"), ..people.rule() }.create(client).await;
     ensure!(unchecked.is_err_and(|error| format!("{error:#}").contains("rules.mimeo.dev")), "a rule was stored");
