@@ -80,9 +80,9 @@ pub(crate) struct App {
     pub(crate) questions: Questions,
     /// For reviews under way.
     pub(crate) memory: Memory,
-    /// That there was none for one.
+    /// When it was last logged that there was no memory for a review.
     pub(crate) no_room: Paced,
-    /// That something else was wrong with one.
+    /// When it was last logged that a review could not be read.
     pub(crate) no_review: Paced,
     /// Where Mimeo itself runs.
     pub(crate) own_namespace: String,

@@ -89,7 +89,7 @@ pub struct Cell {
     pub leaving: bool,
     /// Whether an answer has shown something here: what watches show may have been in a former namespace of the name.
     pub proven: bool,
-    /// Which news was the last of what is here.
+    /// Sequence number of the latest observation of what is here.
     pub shown: u64,
     /// Milliseconds of the last repair, to tell a fight from a mishap.
     pub repaired: u64,

@@ -18,9 +18,9 @@ use crate::{
 const ITEMS: usize = 16;
 /// Most names of objects in one item.
 const NAMES: usize = 64;
-/// Most grants of one namespace that count,
+/// Most grants of one namespace that count.
 pub const MOST: usize = 256;
-/// and most names in all of these; a glob, a pattern or a requirement of labels counts as 8. What is granted is asked for each copy
+/// Most names in all grants of one namespace; a glob, a pattern or a requirement of labels counts as 8. What is granted is asked for each copy
 /// of each rule, and one namespace's owner is not to make that slow for all.
 pub const LOAD: usize = 1024;
 

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-/// A node of a map,
+/// Bytes of one node of a map.
 const NODE: usize = 704;
-/// in which at least so many entries are, where there are several.
+/// At least so many entries are in a node, where there are several nodes.
 const ENTRIES: usize = 5;
 /// Whatever is allocated takes so much more than was asked for.
 const ALLOCATED: usize = 16;

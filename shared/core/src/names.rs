@@ -63,7 +63,7 @@ pub const SEEDED: &str = "mimeo.dev/seeded";
 pub const CONFIRM_DELETION: &str = "mimeo.dev/confirm-deletion";
 
 /// Annotation on every rule: who last wrote its spec, as [`stamp::author`](crate::stamp::author) writes one. Set by the webhook,
-/// whatever whoever writes the rule puts there.
+/// overwriting what the rule's writer put there.
 pub const AUTHOR: &str = "mimeo.dev/author";
 /// Annotation beside [`AUTHOR`]: the keyed hash without which that says nothing.
 pub const SEAL: &str = "mimeo.dev/author-seal";

@@ -47,9 +47,9 @@ pub struct Slot {
     pub reference: Reference,
     /// How often in a row nobody could tell.
     pub untold: u8,
-    /// What it holds in memory, in bytes, if its rule is a tenant's,
+    /// Bytes that it holds in memory, if its rule is a tenant's.
     pub weight: usize,
-    /// and what its source does, be it for several.
+    /// Bytes that its source holds in memory, however many slots share it.
     pub source_weight: usize,
     /// Whether that is more than is left of a tenant's allowance: then nothing is held.
     pub shed: bool,

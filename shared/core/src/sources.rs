@@ -56,9 +56,9 @@ impl SourceWatch {
     }
 }
 
-/// At most this many watches by name or selector in one namespace,
+/// At most this many watches by name or selector in one namespace.
 const PER_NAMESPACE: usize = 8;
-/// and this many watches of sources in all: each is a connection's stream and an API server's goroutine.
+/// At most this many watches of sources in all: each is a connection's stream and an API server's goroutine.
 const IN_ALL: usize = 64;
 
 /// The fewest and narrowest watches that show all of these sources, and what these selectors find; `confined` if none

@@ -124,7 +124,7 @@ pub fn generated_name(request: &Request) -> Option<String> {
 pub enum Authorship {
     /// Whoever writes it now. That they may is for the validating hook to check.
     Writer,
-    /// Who was it before: what the object does stays the same, and nobody asks for another author.
+    /// The previous author stays: what the object does is the same, and nobody asks for another author.
     Before,
     /// Whoever writes it now if they may do all that it does, else who was it before, if anybody. So an object without an author
     /// gets one, and one whose author has lost the right another.

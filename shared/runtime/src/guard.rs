@@ -40,9 +40,9 @@ use crate::{
 const REMEMBERED: Duration = Duration::from_mins(1);
 /// Most of them at once; any more are asked for each time.
 const MEMORY: usize = 256;
-/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API server,
+/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API server.
 const ASKING: usize = 8;
-/// and most that wait for that: half of the connections that the operations server accepts are left to those who ask nobody.
+/// Most visits that wait to be asked about: half of the connections that the operations server accepts are left to those who ask nobody.
 const WAITING: usize = 24;
 /// For both questions together.
 const DEADLINE: Duration = Duration::from_secs(5);

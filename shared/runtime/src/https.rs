@@ -42,9 +42,9 @@ const CONNECTIONS: usize = 128;
 const WINDOW: u32 = 256 << 10;
 /// The same of a request's head.
 const HEAD: usize = 32 << 10;
-/// An HTTP/2 client that has been silent for this long is pinged,
+/// An HTTP/2 client that has been silent for this long is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// and dropped unless it answers within this.
+/// An HTTP/2 client that doesn't answer a ping within this is dropped.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// An API server multiplexes all its reviews over one connection; below this it would open further ones.
 const CONCURRENT_STREAMS: u32 = 1_000;

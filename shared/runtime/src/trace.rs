@@ -28,9 +28,9 @@ use tracing::{info, warn};
 
 /// Spans that wait to be sent; any more are dropped.
 const WAITING: usize = 4096;
-/// Spans of one request,
+/// Spans of one request.
 const BATCH: usize = 512;
-/// and how long the first of them waits for the others.
+/// How long the first span of a request waits for others.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// For the collector's answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -168,7 +168,7 @@ impl News {
         pending.copies = pending.copies.max(copies);
     }
 
-    /// Whoever may not act tells nothing: who may has told it.
+    /// A standby announces nothing: the leader does.
     pub(super) fn forget(&mut self) {
         self.pending.clear();
     }
@@ -416,7 +416,7 @@ fn announcement(
 ) -> Announcement {
     let reason = happening.reason();
     let uid = regarding.uid.as_deref().unwrap_or_default();
-    // By all that the API server lets nobody change in an Event, and by nothing that another process would not know.
+    // Only of fields that are immutable in an Event and known to every process, so that a successor continues the series.
     let (detail, kind, place) = (happening.detail(), regarding.kind.as_deref(), regarding.name.as_deref());
     let name = format!("{reason} {detail} {rule} {} {} {uid}", kind.unwrap_or_default(), place.unwrap_or_default());
     if note.len() > LONGEST {

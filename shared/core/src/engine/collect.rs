@@ -24,9 +24,9 @@ use crate::{
     slot::{KindId, NoRendering},
 };
 
-/// Where there are this many cells, tidying takes a while,
+/// Where there are this many cells, tidying takes a while.
 const MANY: usize = 1024;
-/// and rests so long for each of them afterwards: some ten times what it took.
+/// How long it then rests for each of them: some ten times what tidying took.
 const EACH: Duration = Duration::from_micros(5);
 
 impl Engine {

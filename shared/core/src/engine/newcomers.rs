@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Engine, Namespace, Role, Tick, work::Timer};
 
-/// What is left of a newcomer's time on a standby: longer than it takes to lead.
+/// How long a standby remembers a new namespace: longer than it takes to become the leader.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
 /// A namespace that was created while this process looked on.

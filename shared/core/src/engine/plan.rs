@@ -11,9 +11,9 @@ use crate::{
     template::Place,
 };
 
-/// A namespace with this many cells is crowded,
+/// A namespace with this many cells is crowded.
 const CROWD: usize = 256;
-/// and rests so long for each of them after it was planned: some ten times what that took.
+/// How long a crowded namespace rests for each of its cells after it was planned: some ten times what planning took.
 const REST: Duration = Duration::from_micros(20);
 
 impl Engine {

@@ -178,7 +178,7 @@ impl Engine {
         }
     }
 
-    /// The same, without a look at what it comes to. Whether there are tenants' among them.
+    /// Renders without looking at allowances. Returns whether a slot of a Replication was among them.
     pub(super) fn render(&mut self, slots: Vec<SlotId>) -> bool {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();

@@ -22,9 +22,9 @@ use crate::{cell::Cell, outcome::FailureReason, rule::RuleId};
 
 /// Most rules in a piece.
 const RULES: usize = 64;
-/// Most namespaces in a piece,
+/// Most namespaces in a piece.
 const NAMESPACES: usize = 64;
-/// and most that are looked at for it.
+/// Most namespaces that are looked at for one piece.
 const LOOKED_AT: usize = 1024;
 /// Of so many that ended it is known that they did. Whoever has missed more is shown everything anew.
 const REMEMBERED: usize = 1024;
@@ -116,9 +116,9 @@ pub struct PlaceView {
     pub reason: Option<String>,
     /// Since when it fails; else when the copy was last changed by Mimeo.
     pub since: Option<Timestamp>,
-    /// How many copies it is about,
+    /// How many copies it is about.
     pub copies: usize,
-    /// and how many of them are as they should be.
+    /// How many of these copies are as they should be.
     pub synced: usize,
 }
 

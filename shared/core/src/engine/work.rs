@@ -143,16 +143,16 @@ pub(super) enum Timer {
     /// A copy is to be verified, if its rule still says so.
     Resync(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
-    /// What was created once in a namespace may be noted again,
+    /// What was created once in a namespace may be noted again.
     Note(Arc<str>),
-    /// and its mark be taken off.
+    /// A namespace's mark may be taken off again.
     Unmark(Arc<str>),
     /// A slot's cells may be asked again what a good copy looks like.
     Learn(SlotId),
     Rule(Arc<RuleId>),
-    /// What became of a rule may be asked again,
+    /// What became of a rule may be asked again.
     AskRule(Arc<RuleId>),
-    /// and of a source.
+    /// What became of a source may be asked again.
     AskSource(SourceRef),
     Sweep(Arc<RuleId>),
     /// The statuses of all rules.

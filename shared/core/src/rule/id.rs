@@ -9,7 +9,7 @@ use super::syntax;
 pub enum RuleKind {
     /// The platform's, cluster-scoped.
     ClusterReplication,
-    /// A namespace's own, whose owner it takes no more than that to write. It comes second everywhere.
+    /// Namespaced: any owner of a namespace may write one. It sorts after, and yields to, a `ClusterReplication`.
     Replication,
 }
 

@@ -12,11 +12,11 @@ use crate::{cell::Cell, selection::Glob, slot::Slot};
 const CELLS: usize = 256;
 /// Most keys and values of one selector: it is compared with every object's labels, and with every other selector.
 const LOAD: usize = 64;
-/// Bytes of memory for a rule and what is known of it,
+/// Bytes of memory for a rule and what is known of it.
 const RULE: usize = 1024;
-/// for one of its slots, in which each text of the source is its own,
+/// Bytes for one of its slots, in which each text of the source is its own.
 const SLOT: usize = size_of::<Slot>() + 160;
-/// and for one of its cells, with its share of what holds them.
+/// Bytes for one of its cells, with its share of what holds them.
 const CELL: usize = size_of::<Cell>() + 64;
 /// Bytes of the name of what a selector finds, usually.
 const FOUND: usize = 64;
