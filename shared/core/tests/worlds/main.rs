@@ -44,10 +44,19 @@ const WORLDS: u64 = 6_000;
 /// From so many on each row must have been reached: some are of cases that hardly any world is made up of.
 const DEMANDING: u64 = 30_000;
 
+/// From so many on shares mean something.
+const TELLING: u64 = 3_000;
+/// So many of a hundred steps are compared: the others come after one about which the documents are silent.
+const COMPARED: u64 = 91;
+/// No more of a thousand stories may end for any one silence.
+const SILENT: u64 = 35;
+
 /// Follows a story, as far as the documents tell it. What went wrong, after which step.
 fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
     let (mut model, mut cluster) = (Model::default(), Cluster::new());
     let mut deeds = Vec::new();
+    coverage.stories += 1;
+    coverage.steps += u64::try_from(story.0.len()).expect("few");
     for (at, step) in story.0.iter().enumerate() {
         for event in step {
             let Some(deed) = model.choose(event) else { continue };
@@ -70,6 +79,7 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
             let deeds: Vec<String> = deeds.iter().map(|deed| format!("{deed:?}")).collect();
             return Err(format!("{}\nafter\n  {}", faults.join("\n"), deeds.join("\n  ")));
         }
+        coverage.compared += 1;
         for reason in cluster.reasons() {
             *coverage.reasons.entry(reason).or_default() += 1;
         }
@@ -144,7 +154,13 @@ fn the_engine_agrees_with_the_tables_on_every_world() {
     for (row, hits) in &rows {
         println!("{hits:>9} {row}");
     }
-    println!("silent: {:#?}\n{:?}", coverage.silent, coverage.reasons);
+    let Coverage { stories, steps, compared, silent, reasons, .. } = &coverage;
+    println!("of {stories} stories with {steps} steps {compared} steps compared; silent: {silent:#?}\n{reasons:?}");
+    if worlds >= TELLING {
+        assert!(compared * 100 >= steps * COMPARED, "{compared} of {steps} steps compared");
+        let loud: Vec<_> = silent.iter().filter(|(_, ended)| **ended * 1000 > stories * SILENT).collect();
+        assert!(loud.is_empty(), "the documents leave too much open: {loud:?} of {stories} stories");
+    }
     if worlds >= DEMANDING {
         let enough = (worlds / 10_000).max(1);
         let rare: Vec<_> = rows.iter().filter(|(row, hits)| *hits < enough && !row.ends_with("Silent)")).collect();

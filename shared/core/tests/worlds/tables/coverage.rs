@@ -75,6 +75,10 @@ pub struct Coverage {
     carried: Vec<u64>,
     marks: Vec<u64>,
     pub others: BTreeMap<&'static str, u64>,
+    /// How many stories there were, of how many steps, and how many of these were compared.
+    pub stories: u64,
+    pub steps: u64,
+    pub compared: u64,
     /// Stories that end where the documents are silent, by what about.
     pub silent: BTreeMap<&'static str, u64>,
     /// What the rules' condition Ready said.
@@ -96,6 +100,9 @@ impl Default for Coverage {
             carried: vec![0; CARRIED.len()],
             marks: vec![0; COPY_MARKS.len()],
             others: OTHERS.iter().map(|what| (*what, 0)).collect(),
+            stories: 0,
+            steps: 0,
+            compared: 0,
             silent: BTreeMap::new(),
             reasons: BTreeMap::new(),
         }
@@ -186,6 +193,9 @@ impl Coverage {
             (&mut self.carried, &more.carried),
             (&mut self.marks, &more.marks),
         ];
+        self.stories += more.stories;
+        self.steps += more.steps;
+        self.compared += more.compared;
         for (mine, theirs) in pairs {
             mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
         }
