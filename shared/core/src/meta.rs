@@ -152,6 +152,12 @@ impl Seen {
         self.entry.is_some() || self.was_ours
     }
 
+    /// Since when at most it is as Mimeo made it, in seconds since 1970. Our entry's time can be forged by whoever may write the object;
+    /// but before that was created there was no copy.
+    pub fn last_made(&self) -> u32 {
+        self.written.max(self.created)
+    }
+
     /// What is to become of it when its rule is gone; none: delete.
     pub fn retention(&self) -> Option<&Retention> {
         self.rare.as_ref()?.retention.as_ref()

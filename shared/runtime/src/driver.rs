@@ -474,26 +474,79 @@ pub async fn announce(handle: Handle, writer: Writer, reporter: String, mut acti
     }
 }
 
-/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once each.
+/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once each, and few at a time: anybody's
+/// marks can name rules that never were. Runs until dropped.
 pub async fn remind(handle: Handle) {
-    let mut told: BTreeSet<String> = BTreeSet::new();
+    let mut told = Told::default();
+    let mut beyond = 0;
     let mut changes = handle.changes();
     while changes.changed().await.is_ok() {
-        let held = handle.look(|engine, _| {
-            let told = |held: HeldDeletion<'_>| (held.rule.to_string(), held.copies, held.nonce.to_owned());
-            engine.held().map(told).collect::<Vec<_>>()
+        let (held, left) = handle.look(|engine, _| {
+            let held = |held: HeldDeletion<'_>| (held.nonce.to_owned(), (held.rule.to_string(), held.copies));
+            (engine.held().map(held).collect(), engine.beyond_held())
         });
-        for (rule, copies, nonce) in held {
-            if told.insert(nonce.clone()) {
-                warn!(
-                    rule,
-                    copies,
-                    nonce,
-                    "deletion held: the rule is gone, and not known to have been deleted; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
-                    names::CONFIRM_DELETION,
-                );
-            }
+        let (news, more) = told.news(held);
+        for (nonce, (rule, copies)) in news {
+            warn!(
+                rule,
+                copies,
+                nonce,
+                "deletion held: the rule is gone, and not known to have been deleted; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
+                names::CONFIRM_DELETION,
+            );
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        if more > 0 {
+            warn!(more, "deletions held of more rules that are gone");
+        }
+        if left > 0 && left != beyond {
+            warn!(
+                copies = left,
+                "copies left alone: they name more rules that are gone than are looked after in one namespace"
+            );
+        }
+        beyond = left;
+        if more > 0 {
+            // They come next, whether anything else changes or not.
+            changes.mark_changed();
+        }
+        tokio::time::sleep(if more + left > 0 { Duration::from_mins(1) } else { Duration::from_secs(1) }).await;
+    }
+}
+
+/// So many held deletions are told at a time.
+const AT_ONCE: usize = 20;
+
+/// The held deletions that were told, by their nonces: of those alone that are held still.
+#[derive(Debug, Default)]
+struct Told(BTreeSet<String>);
+
+impl Told {
+    /// Of what is held now that which is to be told, and how much more there is.
+    fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
+        let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
+        self.0.retain(|nonce| nonces.contains(nonce));
+        let mut news: Vec<_> = held.into_iter().filter(|(nonce, _)| !self.0.contains(nonce)).collect();
+        let more = news.len().saturating_sub(AT_ONCE);
+        news.truncate(AT_ONCE);
+        self.0.extend(news.iter().map(|(nonce, _)| nonce.clone()));
+        (news, more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Told;
+
+    #[test]
+    fn what_is_held_is_told_once_few_at_a_time_and_forgotten_when_it_is_not() {
+        let held = |numbers: std::ops::Range<u32>| numbers.map(|number| (format!("{number:08x}"), ())).collect();
+        let mut told = Told::default();
+        assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
+        assert_eq!(told.news(held(0..50)), (held(20..40), 10));
+        assert_eq!(told.news(held(0..50)), (held(40..50), 0));
+        assert_eq!(told.news(held(0..50)), (vec![], 0));
+        assert_eq!(told.news(held(49..50)), (vec![], 0));
+        assert_eq!(told.0.len(), 1);
+        assert_eq!(told.news(held(48..50)), (held(48..49), 0), "it was not held meanwhile");
     }
 }

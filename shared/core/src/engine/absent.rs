@@ -74,7 +74,7 @@ impl Absence {
     fn fate(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<Fate> {
         match self.verdict {
             Verdict::Open => None,
-            Verdict::Meant { since: Some(since), .. } if copy.written <= since => Some(Fate::Homeless),
+            Verdict::Meant { since: Some(since), .. } if copy.last_made() <= since => Some(Fate::Homeless),
             Verdict::Meant { at, shown, .. } => (cell.shown <= shown && now <= at + FRESH).then_some(Fate::Meant),
             Verdict::Homeless => Some(Fate::Homeless),
             Verdict::Lost => Some(Fate::Lost),
@@ -113,6 +113,8 @@ pub(super) struct Gone {
     pub(super) absence: Absence,
     /// Until then it is remembered even if no copy names it: a write that was never answered may still show.
     pub(super) until: Tick,
+    /// Namespaces where a copy's fate depends on what is read of it.
+    asking: BTreeSet<Arc<str>>,
 }
 
 /// Longer than any write may take to show.
@@ -130,7 +132,7 @@ impl Gone {
     /// It was there until just now, under this CRD and in this namespace.
     pub(super) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
         let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
-        Self { seen, absence: Absence::from(home), until: now + REMEMBERED }
+        Self { seen, absence: Absence::from(home), until: now + REMEMBERED, asking: BTreeSet::new() }
     }
 }
 
@@ -219,7 +221,7 @@ impl Engine {
             Some(home) => gone.absence.absent_at(home, shown, self.now),
             None => Verdict::Homeless,
         };
-        self.look_at_copies_of(&id);
+        self.answer_who_asked(&id);
     }
 
     /// A source was read; none: it is there after all, or there was no answer.
@@ -251,8 +253,15 @@ impl Engine {
         }
         if let Some(gone) = self.gone.get_mut(id) {
             gone.absence.asked = None;
-            self.look_at_copies_of(id);
+            self.answer_who_asked(id);
         }
+    }
+
+    /// Copies that wait for what became of their rule are to be planned anew. Nobody goes over all others for that: anybody's marks can
+    /// name rules without number.
+    fn answer_who_asked(&mut self, id: &RuleId) {
+        let asking = self.gone.get_mut(id).map(|gone| std::mem::take(&mut gone.asking)).unwrap_or_default();
+        self.dirty.extend(asking);
     }
 
     /// A source may be asked about again.
@@ -282,11 +291,14 @@ impl Engine {
     }
 
     /// What became of a rule that isn't there but that this copy names. If that isn't known it is asked.
-    pub(super) fn rule_fate(&mut self, id: &Arc<RuleId>, cell: &Cell) -> Option<Fate> {
+    pub(super) fn rule_fate(&mut self, id: &Arc<RuleId>, namespace: &Arc<str>, cell: &Cell) -> Option<Fate> {
         self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
         let fate = self.known_fate(id, cell);
-        if fate.is_none() && self.gone.get_mut(id).is_some_and(|gone| gone.absence.ask(self.shown)) {
-            self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+        if let (None, Some(gone)) = (fate, self.gone.get_mut(id)) {
+            gone.asking.insert(namespace.clone());
+            if gone.absence.ask(self.shown) {
+                self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
+            }
         }
         fate
     }
@@ -300,7 +312,7 @@ impl Engine {
         let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
         let meant = matches!(gone.absence.verdict, Verdict::Meant { .. });
         let unseen = matches!(gone.seen, LastSeen::Never);
-        if meant && unseen && self.kinds.since.is_none_or(|since| copy.written < since) {
+        if meant && unseen && self.kinds.since.is_none_or(|since| copy.last_made() < since) {
             return Some(Fate::Lost);
         }
         gone.absence.fate(cell, copy, self.now)

@@ -11,7 +11,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{Engine, Role, Source, Tick, sweep::CellKey};
+use super::{Engine, Role, Source, Tick, losses::CellKey};
 use crate::{
     cell::Cell,
     meta::{Checksum, source_hash},

@@ -55,7 +55,7 @@ impl Engine {
             _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
             _ if self.rules.get(id).is_some_and(|state| state.acting().is_none()) => Step::Leave(Leave::Suspended),
             Doom::RuleLost => {
-                let fate = self.rule_fate(id, cell);
+                let fate = self.rule_fate(id, name, cell);
                 self.decide_lost(fate, id, name, cell, Why::RuleDeleted)
             }
             // As long as it is new.

@@ -28,7 +28,7 @@ impl Engine {
         if self.keeper(id, cell).is_some() {
             return Step::Leave(Leave::Kept);
         }
-        if self.in_charge(namespace) && self.left_by_the_platform(id, cell) {
+        if self.in_charge(namespace) && self.left_by_the_platform(id, name, cell) {
             return step;
         }
         Step::Leave(Leave::Undecided)
@@ -57,7 +57,7 @@ impl Engine {
 
     /// Whether a rule may have its cell as far as other rules of the platform go, which come before a tenant's. Unless they are seen
     /// nobody knows what they want; so a copy of theirs passes on only where it might be deleted, too.
-    fn left_by_the_platform(&mut self, id: SlotId, cell: &Cell) -> bool {
+    fn left_by_the_platform(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> bool {
         let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else { return true };
         let tenants = rule.kind == RuleKind::Replication;
         let listing = self.collections[RuleKind::ClusterReplication].listing;
@@ -74,7 +74,7 @@ impl Engine {
             None if self.settings.role == Role::Injector => false,
             None if !tenants && listing != Listing::Listed => false,
             // Among the platform's own it is enough that it isn't there: else no rule could follow one that was lost.
-            None => self.rule_fate(&former, cell).is_some_and(|fate| fate == Fate::Meant || !tenants),
+            None => self.rule_fate(&former, name, cell).is_some_and(|fate| fate == Fate::Meant || !tenants),
         }
     }
 

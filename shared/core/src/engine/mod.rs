@@ -26,6 +26,7 @@
 //! - `seeds`: copies that are created once
 //! - `collect`: which copies nobody wants, and whether they may go
 //! - `absent`: what became of rules and sources that aren't there
+//! - `losses`: what each rule loses
 //! - `sweep`: losses that nobody confirmed
 //! - `withdrawn`: which of them are consent that was taken back on purpose
 //! - `record`: what is written down before a kind's first copy
@@ -70,6 +71,7 @@ mod hindrance;
 mod issued;
 mod kinds;
 mod lacks;
+mod losses;
 mod members;
 mod namespaces;
 mod newcomers;
@@ -94,6 +96,7 @@ mod withdrawn;
 mod work;
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
@@ -192,7 +195,9 @@ pub struct Engine {
     gone: BTreeMap<Arc<RuleId>, absent::Gone>,
     consent: consent::Consent,
     crowd: crowd::Crowd,
-    sweeps: BTreeMap<Arc<RuleId>, sweep::Sweep>,
+    sweeps: losses::Sweeps,
+    /// How many cells were looked at for these.
+    reviewed: Cell<u64>,
     /// What a person confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
@@ -283,7 +288,8 @@ impl Engine {
             gone: BTreeMap::new(),
             consent: consent::Consent::default(),
             crowd: crowd::Crowd::default(),
-            sweeps: BTreeMap::new(),
+            sweeps: losses::Sweeps::default(),
+            reviewed: Cell::new(0),
             confirmed: None,
             namespaces: BTreeMap::new(),
             namespaces_listed: false,

@@ -19,6 +19,7 @@ const REST: Duration = Duration::from_micros(20);
 impl Engine {
     /// Plans every namespace in which something changed.
     pub(super) fn plan(&mut self) {
+        self.dirty.append(&mut self.sweeps.roomy());
         while let Some(name) = self.dirty.pop_first() {
             if self.rests(&name) {
                 continue;
@@ -52,6 +53,7 @@ impl Engine {
     fn plan_namespace(&mut self, name: &Arc<str>) {
         let Some(mut namespace) = self.namespaces.remove(name) else { return };
         self.assign(name, &mut namespace);
+        self.sweeps.count_anew(name);
         // Wanted ones first: what becomes of the others depends on whether these are there.
         for wanted in [true, false] {
             for index in 0..namespace.cells.len() {

@@ -9,6 +9,7 @@ use super::{
     Engine, RuleState, Tick,
     absent::Fate,
     announce::{Happening, places},
+    losses::{CellKey, Loss, Sweep},
     work::Timer,
 };
 use crate::{
@@ -17,15 +18,6 @@ use crate::{
     rule::{RuleId, RuleKind},
     slot::KindId,
 };
-
-/// Losses of one rule that nobody confirmed, being collected or held.
-#[derive(Debug)]
-pub(super) struct Sweep {
-    cells: BTreeMap<CellKey, Loss>,
-    due: Tick,
-    /// What a person must repeat to let them go.
-    pub(super) held: Option<Box<str>>,
-}
 
 /// Copies of a rule that is gone, whose deletion waits for a person: what the rule's status would say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,13 +30,13 @@ pub struct HeldDeletion<'a> {
     pub why: &'static str,
     /// What a person must repeat to let them go. It stands for exactly these copies.
     pub nonce: &'a str,
-    cells: &'a BTreeMap<CellKey, Loss>,
+    sweep: &'a Sweep,
 }
 
 impl HeldDeletion<'_> {
     /// In how many namespaces they are, and which these are: the first three.
     pub fn places(&self) -> String {
-        let mut namespaces: Vec<&Arc<str>> = self.cells.keys().map(|(namespace, ..)| namespace).collect();
+        let mut namespaces: Vec<&Arc<str>> = self.sweep.cells().map(|(namespace, ..)| namespace).collect();
         namespaces.dedup();
         places(&namespaces)
     }
@@ -59,32 +51,12 @@ pub(super) struct MuchLost {
     homes: BTreeSet<Box<str>>,
 }
 
-/// Why a cell is lost, and since when without a break: a copy that is written for labels which are about to come is unmatched
-/// for a moment, and that moment must not be the last one of somebody else's time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Loss {
-    why: Why,
-    since: Tick,
-}
-
-pub(super) type CellKey = (Arc<str>, KindId, Arc<str>);
-
-impl Sweep {
-    pub(super) fn len(&self) -> usize {
-        self.cells.len()
-    }
-
-    pub(super) fn cells(&self) -> impl Iterator<Item = &CellKey> {
-        self.cells.keys()
-    }
-}
-
 impl Engine {
     /// The nonce that a person repeated on the kinds `ConfigMap`, if there is one: that held deletion may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
         self.at(now);
         self.confirmed = nonce.map(Into::into);
-        let ids: Vec<Arc<RuleId>> = self.sweeps.keys().cloned().collect();
+        let ids: Vec<Arc<RuleId>> = self.sweeps.rules().cloned().collect();
         for id in ids {
             self.confirm_sweep(&id);
         }
@@ -102,9 +74,19 @@ impl Engine {
                     "nobody is known to have deleted it: it may have been lost with its definition"
                 },
                 nonce: sweep.held.as_deref()?,
-                cells: &sweep.cells,
+                sweep,
             })
         })
+    }
+
+    /// How many copies are left alone since more rules that aren't there have left some in their namespaces than are looked after.
+    pub fn beyond_held(&self) -> usize {
+        self.sweeps.beyond()
+    }
+
+    /// How many cells were looked at so far to find out what becomes of losses.
+    pub fn reviewed(&self) -> u64 {
+        self.reviewed.get()
     }
 
     /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.
@@ -113,16 +95,23 @@ impl Engine {
         if cell.condemned == Some(why) {
             return Step::Delete(seen.uid, seen.version, why);
         }
-        let due = self.now + self.settings.sweep;
-        let sweep = self.sweeps.entry(id.clone()).or_insert_with(|| Sweep { cells: BTreeMap::new(), due, held: None });
-        let key = (name.clone(), cell.kind, cell.name.clone());
-        if sweep.cells.get(&key).is_none_or(|known| known.why != why) {
-            sweep.cells.insert(key, Loss { why, since: self.now });
-            if sweep.due <= self.now {
-                sweep.due = due;
-            }
+        let stray = !self.rules.contains_key(id);
+        if !self.sweeps.has_room(id, name, stray) {
+            return Step::Leave(Leave::Undecided);
         }
-        let due = sweep.due;
+        let due = self.now + self.settings.sweep;
+        let key = (name.clone(), cell.kind, cell.name.clone());
+        let known = self.sweeps.get(id).and_then(|sweep| Some((sweep.loss(&key)?.why, sweep.due)));
+        let due = match known {
+            Some((former, due)) if former == why => due,
+            _ => {
+                let sweep = self.sweeps.add(id, key, Loss { why, since: self.now }, stray, due);
+                if sweep.due <= self.now {
+                    sweep.due = due;
+                }
+                sweep.due
+            }
+        };
         if due > self.now {
             self.work.timer(due, Timer::Sweep(id.clone()));
         }
@@ -134,15 +123,11 @@ impl Engine {
         if self.sweeps.is_empty() {
             return;
         }
-        let key = (name.clone(), kind, copy.clone());
-        self.sweeps.values_mut().for_each(|sweep| {
-            sweep.cells.remove(&key);
-        });
-        let empty: Vec<Arc<RuleId>> =
-            self.sweeps.iter().filter(|(_, sweep)| sweep.cells.is_empty()).map(|(id, _)| id.clone()).collect();
-        for id in empty {
-            self.sweeps.remove(&id);
-            self.mark_status_due(&id);
+        for id in self.sweeps.forgive(&(name.clone(), kind, copy.clone())) {
+            if self.sweeps.get(&id).is_some_and(Sweep::is_empty) {
+                self.sweeps.remove(&id);
+                self.mark_status_due(&id);
+            }
         }
     }
 
@@ -153,27 +138,23 @@ impl Engine {
             return;
         }
         self.review(id);
-        let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.cells.is_empty()) else {
+        if self.sweeps.get(id).is_none_or(Sweep::is_empty) {
             self.sweeps.remove(id);
             self.mark_status_due(id);
             return;
-        };
+        }
         // Copies of a rule that isn't there are only ever collected because it wasn't deleted on purpose, whatever is being read
-        // just now.
-        let slots = self.rules.get(id).map(|state| self.slots_had(state));
-        let lost = |sweep: &Sweep| weight(sweep.cells.keys(), slots);
-        let of = weight(self.cells_of(id).iter(), slots);
-        let mut large = self.much(lost(sweep), of);
-        large = large || self.tenants_lose_much(id);
+        // just now. How many they are then doesn't matter, which takes long to find out, and of rules that never were there can be many.
+        let unmeant = !self.rules.contains_key(id) && !self.all_homeless(id);
+        let mut large = !unmeant && self.loses_much(id);
         if large && id.kind == RuleKind::Replication {
             // What a namespace's owner takes back on purpose is nobody else's to hold.
             if self.awaits_word(id) {
                 return;
             }
             self.let_go_what_was_withdrawn(id);
-            large = self.sweeps.get(id).is_some_and(|sweep| self.much(lost(sweep), of)) || self.tenants_lose_much(id);
+            large = self.loses_much(id);
         }
-        let unmeant = slots.is_none() && !self.all_homeless(id);
         let held = self.sweeps.get(id).filter(|_| large || unmeant);
         let nonce = held.map(|sweep| self.nonce(id, sweep));
         let due = self.now + self.settings.sweep;
@@ -201,8 +182,7 @@ impl Engine {
 
     /// Whether all that a rule has lost it lost by going with its namespace.
     fn all_homeless(&self, id: &RuleId) -> bool {
-        let mut keys = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys());
-        keys.all(|(namespace, kind, name)| {
+        self.swept(id).all(|(namespace, kind, name)| {
             let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
             cell.and_then(|cell| self.known_fate(id, cell)) == Some(Fate::Homeless)
         })
@@ -211,16 +191,25 @@ impl Engine {
     /// Whether a person is to confirm that the cell's copy goes.
     pub(super) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
         let key = || (namespace.clone(), cell.kind, cell.name.clone());
-        self.sweeps.get(id).is_some_and(|sweep| sweep.held.is_some() && sweep.cells.contains_key(&key()))
+        self.sweeps.get(id).is_some_and(|sweep| sweep.held.is_some() && sweep.loss(&key()).is_some())
     }
 
     /// What is held, or isn't any more, looks different to people.
     fn show_swept(&mut self, id: &RuleId) {
-        for (name, ..) in self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys()) {
+        for (name, ..) in self.sweeps.get(id).into_iter().flat_map(Sweep::cells) {
             if let Some(namespace) = self.namespaces.get_mut(name) {
                 namespace.changed = self.changes.next();
             }
         }
+    }
+
+    /// Whether a rule loses so much that it is held, be it together with others.
+    fn loses_much(&mut self, id: &RuleId) -> bool {
+        let slots = self.rules.get(id).map(|state| self.slots_had(state));
+        let lost = weight(self.swept(id), slots);
+        // What it has is only looked for where it loses much.
+        let by_itself = lost >= self.settings.sweep_limit && self.much(lost, weight(self.cells_of(id).iter(), slots));
+        by_itself || self.tenants_lose_much(id)
     }
 
     fn much(&self, lost: usize, of: usize) -> bool {
@@ -233,8 +222,8 @@ impl Engine {
     /// Found once for all sweeps that began and end at the same time: what becomes of one doesn't depend on which comes first.
     fn tenants_lose_much(&mut self, id: &RuleId) -> bool {
         let Some(home) = id.namespace.as_deref() else { return false };
-        let losses = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.values());
-        let Some(began) = losses.map(|loss| loss.since).min() else { return false };
+        let losses = self.sweeps.get(id).into_iter().flat_map(Sweep::losses);
+        let Some(began) = losses.map(|(_, loss)| loss.since).min() else { return false };
         let at = (self.now, began);
         let much = self.consent.much_lost.take().filter(|(then, _)| *then == at).map(|(_, much)| much);
         let much = much.unwrap_or_else(|| self.tenants_that_lose_much(began.saturating_sub(self.settings.sweep)));
@@ -247,9 +236,9 @@ impl Engine {
     /// there, which anybody's marks can name.
     fn tenants_that_lose_much(&self, since: Tick) -> MuchLost {
         let mut homes: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for (id, sweep) in &self.sweeps {
+        for (id, sweep) in self.sweeps.iter() {
             let (Some(home), Some(state)) = (id.namespace.as_deref(), self.rules.get(id)) else { continue };
-            let lost = sweep.cells.iter().filter(|(_, loss)| loss.since >= since).map(|(key, _)| key);
+            let lost = sweep.losses().filter(|(_, loss)| loss.since >= since).map(|(key, _)| key);
             let lost = lost.filter(|key| !self.was_withdrawn(id, key));
             homes.entry(home).or_default().0 += weight(lost, Some(state.copies_at_most()));
         }
@@ -270,37 +259,44 @@ impl Engine {
 
     /// Decides about every collected cell anew, so that only those stay that are still lost for the same reason.
     fn review(&mut self, id: &Arc<RuleId>) {
-        let Some(sweep) = self.sweeps.get_mut(id) else { return };
-        let before = std::mem::take(&mut sweep.cells);
-        for (name, kind, copy) in before.keys() {
+        let keys: Vec<CellKey> = self.swept(id).cloned().collect();
+        self.looked_at(keys.len());
+        for key in keys {
+            let Some(known) = self.sweeps.take(id, &key) else { continue };
+            let (name, kind, copy) = &key;
             let Some(namespace) = self.namespaces.remove(name) else { continue };
             if let Some(cell) = namespace.cell(*kind, copy) {
                 self.decide(name, &namespace, cell);
             }
             self.namespaces.insert(name.clone(), namespace);
+            self.sweeps.resume(id, &key, known);
         }
-        let Some(sweep) = self.sweeps.get_mut(id) else { return };
-        for (key, loss) in &mut sweep.cells {
-            if let Some(known) = before.get(key).filter(|known| known.why == loss.why) {
-                loss.since = known.since;
-            }
-        }
+    }
+
+    fn looked_at(&self, cells: usize) {
+        self.reviewed.set(self.reviewed.get() + u64::try_from(cells).unwrap_or_default());
     }
 
     fn let_go_what_is_due(&mut self, id: &Arc<RuleId>) {
         let time = self.settings.sweep;
-        let Some(sweep) = self.sweeps.get_mut(id) else { return };
-        let (gone, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            std::mem::take(&mut sweep.cells).into_iter().partition(|(_, loss)| loss.since + time <= self.now);
-        match rest.values().map(|loss| loss.since + time).min() {
-            Some(due) => {
-                sweep.cells = rest;
+        let losses = || self.sweeps.get(id).into_iter().flat_map(Sweep::losses);
+        let ends = |loss: &Loss| loss.since + time;
+        let gone: Vec<CellKey> =
+            losses().filter(|(_, loss)| ends(loss) <= self.now).map(|(key, _)| key.clone()).collect();
+        let next = losses().map(|(_, loss)| ends(loss)).filter(|end| *end > self.now).min();
+        let gone = self.take_all(id, &gone);
+        match (next, self.sweeps.get_mut(id)) {
+            (Some(due), Some(sweep)) => {
                 sweep.due = due;
                 self.work.timer(due, Timer::Sweep(id.clone()));
             }
-            None => drop(self.sweeps.remove(id)),
+            _ => drop(self.sweeps.remove(id)),
         }
         self.condemn(gone);
+    }
+
+    fn take_all(&mut self, id: &RuleId, keys: &[CellKey]) -> BTreeMap<CellKey, Loss> {
+        keys.iter().filter_map(|key| Some((key.clone(), self.sweeps.take(id, key)?))).collect()
     }
 
     /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether.
@@ -316,17 +312,15 @@ impl Engine {
     }
 
     fn let_go(&mut self, id: &Arc<RuleId>) {
-        let Some(sweep) = self.sweeps.remove(id) else { return };
-        self.condemn(sweep.cells);
+        let gone = self.sweeps.remove(id);
+        self.condemn(gone);
         self.mark_status_due(id);
     }
 
     /// Lets go what the namespaces concerned are known to have taken back.
     fn let_go_what_was_withdrawn(&mut self, id: &RuleId) {
-        let cells = self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys());
-        let withdrawn: Vec<CellKey> = cells.filter(|key| self.was_withdrawn(id, key)).cloned().collect();
-        let Some(sweep) = self.sweeps.get_mut(id) else { return };
-        let gone = withdrawn.iter().filter_map(|key| sweep.cells.remove_entry(key)).collect();
+        let withdrawn: Vec<CellKey> = self.swept(id).filter(|key| self.was_withdrawn(id, key)).cloned().collect();
+        let gone = self.take_all(id, &withdrawn);
         self.condemn(gone);
     }
 
@@ -350,7 +344,7 @@ impl Engine {
 
     /// The cells that a rule loses.
     pub(super) fn swept(&self, id: &RuleId) -> impl Iterator<Item = &CellKey> {
-        self.sweeps.get(id).into_iter().flat_map(|sweep| sweep.cells.keys())
+        self.sweeps.get(id).into_iter().flat_map(Sweep::cells)
     }
 
     fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
@@ -368,7 +362,7 @@ impl Engine {
     /// what was confirmed once confirm the next loss of the same places.
     fn nonce(&self, id: &RuleId, sweep: &Sweep) -> Box<str> {
         let mut text = id.to_string();
-        for (namespace, kind, name) in sweep.cells.keys() {
+        for (namespace, kind, name) in sweep.cells() {
             let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
             if let Some(seen) = cell.and_then(Cell::ours) {
                 text.push_str(&seen.uid.to_string());
@@ -382,6 +376,7 @@ impl Engine {
         let mut keys = Vec::new();
         for name in &self.places(id) {
             let Some(namespace) = self.namespaces.get(name) else { continue };
+            self.looked_at(namespace.cells.len());
             for cell in &namespace.cells {
                 let mut copy = cell.ours().into_iter().filter(|seen| !seen.elsewhere && !seen.deleting);
                 if copy.any(|seen| seen.rule.as_deref() == Some(id)) {

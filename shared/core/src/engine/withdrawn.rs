@@ -16,7 +16,7 @@ use super::{
     Engine, Tick,
     absent::{FRESH, Home},
     grants::Grants,
-    sweep::CellKey,
+    losses::CellKey,
     work::{Errand, delay},
 };
 use crate::{

@@ -49,11 +49,15 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
 #[test]
 fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() {
     const BEGUN: &str = "2026-01-01T00:00:00Z";
-    for (written, seen, deleted) in [
-        ("2025-12-31T23:59:59Z", false, false),
-        ("2025-12-31T23:59:59Z", true, true),
-        (BEGUN, false, true),
-        (BEGUN, true, true),
+    const BEFORE: &str = "2025-12-31T23:59:59Z";
+    for (created, written, seen, deleted) in [
+        (Some(BEFORE), BEFORE, false, false),
+        (None, BEFORE, false, false),
+        (Some(BEFORE), BEFORE, true, true),
+        (Some(BEFORE), BEGUN, false, true),
+        (Some(BEFORE), BEGUN, true, true),
+        // Nobody can have created an object before it was there.
+        (Some(BEGUN), BEFORE, false, true),
     ] {
         let mut scene = Scene::new(&["vault", "z"]);
         scene.engine.kinds_since(Some(BEGUN.parse().unwrap()), scene.now);
@@ -62,11 +66,9 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
             scene.rule(cluster_replication("p", &copying("vault", "x", &["none"])));
             scene.engine.rule_gone(&id, scene.now);
         }
-        scene.mark_of(written, "z", "y", "ClusterReplication/p");
+        scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
         scene.run();
-        let read = RuleRead { found: false, home: None, crd: Some("crd".into()) };
-        scene.engine.rule_read(&id, Some(&read), scene.now);
-        scene.run();
+        scene.tell_rules_gone(0);
         scene.wait(60);
         let held: Vec<(RuleId, String)> =
             scene.engine.held().map(|held| (held.rule.clone(), held.nonce.to_owned())).collect();

@@ -177,3 +177,83 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
     assert_eq!(status.copies.unwrap().desired, 1);
 }
+
+/// Anybody may put the marks of rules that never were on objects of his own, of another one on each, with an entry that seems older than
+/// any record: they are held, and looked at again and again.
+#[test]
+fn marks_of_rules_that_never_were_cost_what_few_do() {
+    const MANY: usize = 500;
+    const KEPT: usize = 64;
+    for kind in ["ClusterReplication", "Replication/mallory"] {
+        let mut scene = Scene::new(&["mallory", "other"]);
+        scene.engine.kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+        for number in 0..MANY {
+            scene.mark_of("2001-01-01T00:00:00Z", "mallory", &format!("m-{number}"), &format!("{kind}/none-{number}"));
+        }
+        scene.mark_of("2001-01-01T00:00:00Z", "other", "m", "ClusterReplication/lost");
+        scene.run();
+        scene.tell_rules_gone(0);
+        for _ in 0..5 {
+            scene.wait(10);
+        }
+        assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (KEPT + 1, MANY - KEPT), "{kind}");
+        let lost = scene.engine.held().find(|held| &*held.rule.name == "lost").map(|held| held.nonce.to_owned());
+        let (reviewed, planned) = (scene.engine.reviewed(), scene.engine.planned());
+        for _ in 0..10 {
+            scene.wait(10);
+        }
+        let reviewed = scene.engine.reviewed() - reviewed;
+        assert!((10..=11 * (KEPT as u64 + 1)).contains(&reviewed), "{reviewed} cells looked at in ten rounds");
+        assert_eq!(scene.engine.planned(), planned, "nothing has changed");
+        assert_eq!(scene.done(), [] as [&str; 0]);
+        // Another namespace's are told all the same, and what is beyond comes when there is room.
+        scene.engine.confirmed(lost.as_deref(), scene.now);
+        assert_eq!(scene.done(), ["delete other/m"]);
+        let first = scene.engine.held().next().map(|held| held.nonce.to_owned());
+        scene.engine.confirmed(first.as_deref(), scene.now);
+        assert_eq!(scene.done().len(), 1);
+        for _ in 0..3 {
+            scene.wait(10);
+        }
+        assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (KEPT, MANY - KEPT - 1), "{kind}");
+        // Nor when they go by themselves.
+        for number in 0..MANY {
+            let key = format!("mallory/m-{number}");
+            if let Some(meta) = scene.objects.remove(&key) {
+                scene.engine.copy_gone(&secrets().group_kind(), &serde_json::from_value(meta).unwrap(), scene.now);
+            }
+            if number == MANY / 2 {
+                for _ in 0..5 {
+                    scene.wait(10);
+                }
+                assert_eq!(scene.engine.held().count(), KEPT, "{kind}");
+            }
+        }
+        for _ in 0..3 {
+            scene.wait(10);
+        }
+        assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (0, 0), "{kind}");
+    }
+}
+
+/// Nothing else changes in the namespace when there is room again.
+#[test]
+fn what_there_was_no_room_for_is_looked_after_once_there_is_some() {
+    let mut scene = Scene::new(&["mallory"]);
+    scene.engine.kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+    for number in 10..75 {
+        let (name, rule) = (format!("m-{number}"), format!("ClusterReplication/none-{number}"));
+        scene.mark_of("2001-01-01T00:00:00Z", "mallory", &name, &rule);
+    }
+    scene.run();
+    scene.tell_rules_gone(0);
+    scene.wait(11);
+    assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (64, 1));
+    let held = scene.engine.held().next().unwrap().rule.name.replace("none", "mallory/m");
+    let copy = scene.objects.remove(&held).unwrap();
+    scene.engine.copy_gone(&secrets().group_kind(), &serde_json::from_value(copy).unwrap(), scene.now);
+    scene.run();
+    scene.wait(11);
+    scene.wait(11);
+    assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (64, 0));
+}

@@ -8,7 +8,7 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
-    engine::{Action, Engine, Errand, GrantsRead, Member, Members, Request, Role, Settings, Verb},
+    engine::{Action, Engine, Errand, GrantsRead, Member, Members, Request, Role, RuleRead, Settings, Verb},
     grant::Grant,
     kind::{GroupVersionKind, Resource},
     outcome::Outcome,
@@ -126,6 +126,21 @@ impl Scene {
         self.run();
     }
 
+    /// Answers whatever rule was asked about that it isn't there, but its definition is, and its namespace, which was created then.
+    pub(crate) fn tell_rules_gone(&mut self, home_created: u32) {
+        let asked: Vec<Errand> = std::mem::take(&mut self.errands);
+        for errand in asked {
+            let Errand::ConfirmRule(id) = &errand else {
+                self.errands.push(errand);
+                continue;
+            };
+            let home = id.namespace.as_ref().map(|name| home(self.uids[&**name], home_created));
+            let read = RuleRead { found: false, home, crd: Some("crd".into()) };
+            self.engine.rule_read(id, Some(&read), self.now);
+        }
+        self.run();
+    }
+
     /// Whether a rule's status says that deletions are held.
     pub(crate) fn holds(&mut self, id: &RuleId) -> bool {
         let conditions = self.status(id).conditions;
@@ -188,11 +203,23 @@ impl Scene {
 
     /// The same, written then.
     pub(crate) fn mark_of(&mut self, written: &str, namespace: &str, name: &str, rule: &str) {
+        self.mark_created(None, written, namespace, name, rule);
+    }
+
+    /// The same, created then, if that is known.
+    pub(crate) fn mark_created(
+        &mut self,
+        created: Option<&str>,
+        written: &str,
+        namespace: &str,
+        name: &str,
+        rule: &str,
+    ) {
         self.version += 1;
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}, "time": written});
         let meta = json!({
             "name": name, "namespace": namespace, "uid": uid(self.version), "resourceVersion": self.version.to_string(),
-            "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "managedFields": [entry],
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "managedFields": [entry], "creationTimestamp": created,
             "annotations": {"mimeo.dev/rule": rule, "mimeo.dev/cluster": "cluster", "mimeo.dev/source": "v1/Secret/a/b"},
         });
         self.engine.copy_applied(&secrets().group_kind(), &from_value(meta.clone()).unwrap(), self.now);
