@@ -268,6 +268,17 @@ fn a_standby_counts_no_new_namespace() {
     assert_eq!((numbers.waiting, numbers.namespace_lag.count(), world.written), (0, 0, 1));
 }
 
+/// What hangs in one that is stuck is its finalizers' business.
+#[test]
+fn a_namespace_that_goes_waits_for_nothing() {
+    let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "mimeo.dev/copies": "token"}));
+    assert_eq!(world.engine.numbers().waiting, 1);
+    let mut going = namespace(1, 50, &json!({"team": "yes", "mimeo.dev/copies": "token"}));
+    going["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    world.engine.namespace_applied(&from_value(going).unwrap(), world.now);
+    assert_eq!(world.engine.numbers().waiting, 0);
+}
+
 #[test]
 fn held_deletions_are_counted_by_copies() {
     let mut world = World::new(Role::Keeper, 30, &json!({"team": "yes"}));

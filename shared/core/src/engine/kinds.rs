@@ -12,15 +12,21 @@ use crate::{
     cell::{Cell, Phase},
     kind::{GroupKind, GroupVersionKind, Resource},
     outcome::{FailureReason, Unreadable},
+    reach::Reach,
     rule::{RuleId, SourceRef},
     slot::{KindId, Slot},
 };
 
 /// The kinds that rules name or copies are of.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Kinds {
     states: Vec<KindState>,
     ids: BTreeMap<GroupKind, KindId>,
+    /// Numbers of kinds that were forgotten.
+    vacant: Vec<KindId>,
+    /// With so many kinds those are forgotten that nothing is known of any more. To find them takes a look at all that is known, so they
+    /// must have become twice as many as were needed then.
+    crowd: usize,
     /// By version. Without an entry nobody has asked.
     served: BTreeMap<GroupVersionKind, Served>,
     /// Whether the kinds `ConfigMap` was read.
@@ -33,6 +39,11 @@ impl Kinds {
     /// The number of a kind that has one.
     pub(super) fn id(&self, kind: &GroupKind) -> Option<KindId> {
         self.ids.get(kind).copied()
+    }
+
+    /// How many there are numbers for.
+    pub(super) fn len(&self) -> usize {
+        self.states.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (KindId, &KindState)> {
@@ -68,6 +79,23 @@ impl Kinds {
         self.served.insert(gvk.clone(), Served::No);
     }
 }
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self {
+            states: Vec::new(),
+            ids: BTreeMap::new(),
+            vacant: Vec::new(),
+            crowd: CROWD,
+            served: BTreeMap::new(),
+            known: false,
+            since: None,
+        }
+    }
+}
+
+/// Hardly any cluster has so many kinds.
+const CROWD: usize = 1024;
 
 impl Index<KindId> for Kinds {
     type Output = KindState;
@@ -108,6 +136,10 @@ pub(super) enum Note {
 }
 
 impl KindState {
+    fn new(group_kind: GroupKind, reach: &Reach) -> Self {
+        Self { group_kind, note: Note::Absent, surveys: Surveys::new(reach) }
+    }
+
     pub(super) fn recorded(&self) -> bool {
         matches!(self.note, Note::Present { .. } | Note::Removing | Note::Kept)
     }
@@ -251,39 +283,42 @@ impl Engine {
         if let Some(id) = self.kinds.id(group_kind) {
             return Some(id);
         }
-        let state = KindState {
-            group_kind: group_kind.clone(),
-            note: Note::Absent,
-            surveys: Surveys::new(&self.settings.reach),
-        };
-        let id = if let Ok(next) = u16::try_from(self.kinds.states.len()) {
+        if self.kinds.vacant.is_empty() && self.kinds.states.len() >= self.kinds.crowd {
+            self.forget_needless_kinds();
+        }
+        let state = KindState::new(group_kind.clone(), &self.settings.reach);
+        let id = if let Some(id) = self.kinds.vacant.pop() {
+            self.kinds[id] = state;
+            id
+        } else {
+            let next = u16::try_from(self.kinds.states.len()).ok()?;
             self.kinds.states.push(state);
             KindId(next)
-        } else {
-            let id = self.needless_kind()?;
-            let former = std::mem::replace(&mut self.kinds[id], state);
-            self.kinds.ids.remove(&former.group_kind);
-            id
         };
         self.kinds.ids.insert(group_kind.clone(), id);
         Some(id)
     }
 
-    /// A kind that nothing is known of any more but its name: rules may name kinds that there are not.
-    fn needless_kind(&self) -> Option<KindId> {
+    /// Forgets kinds that nothing is known of any more but their names: rules may name kinds that there are not, and each of their
+    /// updates others.
+    fn forget_needless_kinds(&mut self) {
         let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         needed.extend(self.namespaces.values().flat_map(|namespace| &namespace.cells).map(|cell| cell.kind));
-        let served: BTreeSet<GroupKind> = self
-            .kinds
-            .served
-            .iter()
-            .filter(|(_, served)| matches!(served, Served::At(_)))
-            .map(|(gvk, _)| gvk.group_kind())
-            .collect();
+        needed.extend(self.rules.values().flat_map(|state| state.conflicts.values().flatten()).map(|lost| lost.kind));
+        needed.extend(self.sweeps.iter().flat_map(|(_, sweep)| sweep.cells()).map(|(_, kind, _)| *kind));
+        let served = self.kinds.served.iter().filter(|(_, served)| matches!(served, Served::At(_)));
+        let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();
         let needless = |(id, kind): &(KindId, &KindState)| {
             kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
         };
-        self.kinds.iter().find(needless).map(|(id, _)| id)
+        let needless: Vec<KindId> = self.kinds.iter().filter(needless).map(|(id, _)| id).collect();
+        for id in &needless {
+            let nothing = KindState::new(GroupKind { group: "".into(), kind: "".into() }, &self.settings.reach);
+            let former = std::mem::replace(&mut self.kinds[*id], nothing);
+            self.kinds.ids.remove(&former.group_kind);
+        }
+        self.kinds.crowd = CROWD.max((self.kinds.states.len() - needless.len()) * 2).min(usize::from(u16::MAX) + 1);
+        self.kinds.vacant = needless;
     }
 
     /// Forgets what discovery said of kinds that aren't served and that nobody names any more.

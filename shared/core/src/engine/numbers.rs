@@ -139,7 +139,8 @@ impl Engine {
         let mut numbers = Numbers {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: self.work.queued(),
-            waiting: self.namespaces.values().filter(|namespace| namespace.mark.is_some()).count()
+            // One that goes gets none, and keeps its mark till the end.
+            waiting: self.namespaces.values().filter(|entry| entry.alive() && entry.mark.is_some()).count()
                 + self.newcomers.values().filter(|newcomer| newcomer.waits).count(),
             webhooks: self.webhooks.seen.len(),
             copy_lag: RuleKind::ALL.map(|kind| (kind, self.lags.copies[kind].clone())).into(),
@@ -177,6 +178,7 @@ impl Engine {
             ("sourcesMissing", self.sources.values().filter(|source| source.is_missing()).count()),
             ("selectors", self.selectors.len()),
             ("slots", self.slots.len()),
+            ("kinds", self.kinds.len()),
             ("namespaces", self.namespaces.len()),
             ("namespacesToPlan", self.dirty.len()),
             ("sweeps", self.sweeps.len()),

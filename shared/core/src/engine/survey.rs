@@ -47,7 +47,7 @@ pub(super) struct Survey {
 pub(super) enum Surveys {
     /// There is one for all namespaces.
     Everywhere(Survey),
-    /// Each namespace in reach has its own; `other` is that of all others, which never sees anything.
+    /// Each namespace in reach has its own, once it has shown something; `other` is that of all others, which never sees anything.
     Each { places: BTreeMap<Box<str>, Survey>, other: Survey },
 }
 
@@ -55,10 +55,7 @@ impl Surveys {
     pub(super) fn new(reach: &Reach) -> Self {
         match &reach.targets {
             None => Self::Everywhere(Survey::default()),
-            Some(targets) => Self::Each {
-                places: targets.iter().map(|name| (name.clone(), Survey::default())).collect(),
-                other: Survey::default(),
-            },
+            Some(_) => Self::Each { places: BTreeMap::new(), other: Survey::default() },
         }
     }
 
@@ -74,7 +71,7 @@ impl Surveys {
     fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut Survey> {
         match (self, namespace) {
             (Self::Everywhere(survey), None) => Some(survey),
-            (Self::Each { places, .. }, Some(namespace)) => places.get_mut(namespace),
+            (Self::Each { places, .. }, Some(namespace)) => Some(places.entry(namespace.into()).or_default()),
             _ => None,
         }
     }
@@ -143,13 +140,14 @@ impl Engine {
     }
 
     fn surveys_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &Survey)> {
-        match &self.kinds[kind].surveys {
-            Surveys::Everywhere(survey) => vec![(None, survey)],
-            Surveys::Each { places, .. } => {
+        let surveys = &self.kinds[kind].surveys;
+        match (surveys, &self.settings.reach.targets) {
+            (Surveys::Each { .. }, Some(targets)) => {
                 let reached = self.reached(rule).unwrap_or_default();
-                let places = places.iter().filter(|(name, _)| reached.contains(*name));
-                places.map(|(name, survey)| (Some(&**name), survey)).collect()
+                let places = targets.iter().filter(|name| reached.contains(*name));
+                places.map(|name| (Some(&**name), surveys.of(name))).collect()
             }
+            (Surveys::Everywhere(survey) | Surveys::Each { other: survey, .. }, _) => vec![(None, survey)],
         }
     }
 

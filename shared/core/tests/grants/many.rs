@@ -178,6 +178,29 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     assert_eq!(status.copies.unwrap().desired, 1);
 }
 
+/// Else whoever updates a rule again and again fills the memory of both programs with kinds that there never were.
+#[test]
+fn kinds_that_were_made_up_are_forgotten_and_no_other() {
+    let mut scene = Scene::new(&["home", "to"]);
+    let id = scene.rule(cluster_replication("p", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write to/x"]);
+    for update in 0..100 {
+        let source = |number: i32| json!({"apiVersion": "example.com/v1", "kind": format!("K{number}"), "namespace": "to", "name": "x"});
+        let sources: Vec<Value> = (update * 32..(update + 1) * 32).map(source).collect();
+        let targets = json!([{"namespaces": ["home"], "name": "$(source.name)-copy"}]);
+        let mut rule = replication("home", "r", &json!({"sources": sources, "targets": targets}));
+        rule.generation = i64::from(update);
+        scene.rule(rule);
+    }
+    let kinds = scene.engine.inside().counts["kinds"];
+    assert!((32..=1024).contains(&kinds), "{kinds} kinds are known");
+    assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+    let copy = scene.objects.remove("to/x").unwrap();
+    scene.engine.copy_gone(&secrets().group_kind(), &serde_json::from_value(copy).unwrap(), scene.now);
+    assert_eq!(scene.done(), ["write to/x"], "the copy's kind is the one that it was");
+}
+
 /// Anybody may put the marks of rules that never were on objects of his own, of another one on each, with an entry that seems older than
 /// any record: they are held, and looked at again and again.
 #[test]
