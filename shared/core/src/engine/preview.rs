@@ -94,7 +94,8 @@ impl Engine {
     }
 
     /// What a tenant's rule would meet in its own namespace, of the platform's rules and of others in that namespace. Of what there is
-    /// elsewhere, and of other tenants' rules, nothing is to be told.
+    /// elsewhere, and of other tenants' rules, nothing is to be told. So rules count that have copies there, or are about to: what one
+    /// that doesn't act would copy, and by that what there is, the tenant can't see.
     pub fn contests_at_home(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Vec<Contest> {
         let home = rule.id.namespace.as_deref().and_then(|home| self.namespaces.get_key_value(home));
         let Some((home, namespace)) = home.filter(|(_, namespace)| namespace.alive()) else { return vec![] };
@@ -117,7 +118,7 @@ impl Engine {
         for slot in others {
             let copy = (slot.gvk().group_kind(), slot.name.at(place).to_string());
             let Some(state) = self.rules.get(&slot.rule).filter(|_| own.contains(&copy)) else { continue };
-            let Ok(other) = &state.rule else { continue };
+            let Some(other) = state.acting() else { continue };
             let target = other.targets.get(slot.target);
             let matches = target.is_some_and(|target| target.selection.matches(home, place.labels));
             if matches && !self.is_own_source(state, &copy.0, home, &copy.1) {

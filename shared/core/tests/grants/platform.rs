@@ -9,7 +9,10 @@ use mimeo_core::{
 };
 use serde_json::{from_value, json};
 
-use crate::scene::{Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words};
+use crate::{
+    common::author,
+    scene::{Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words},
+};
 
 #[test]
 fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
@@ -203,11 +206,26 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
     scene.rule(replication("to", "theirs", &named("to", &["home", "to"], "theirs")));
     // Nobody lets its rule read this.
     scene.rule(replication("home", "idle", &named("vault", &["home"], "unread")));
+    // These do nothing.
+    let mut suspended = named("vault", &["home"], "suspended");
+    suspended["suspend"] = json!(true);
+    scene.rule(cluster_replication("suspended", &suspended));
+    let authorless = cluster_replication("authorless", &named("vault", &["home"], "authorless"));
+    scene.engine.rule_applied(authorless.id.clone(), Ok(authorless), None, None, scene.now);
+    let denied = cluster_replication("denied", &named("vault", &["home"], "denied"));
+    scene.engine.rule_applied(denied.id.clone(), Ok(denied), author(), None, scene.now);
+    for inquiry in scene.engine.open_inquiries(false) {
+        let lacks: Vec<_> = inquiry.needs.iter().take(1).map(|need| &need.right).collect();
+        scene.engine.answered(&inquiry, Ok(&lacks), scene.now);
+    }
     for (from, place, name, rival) in [
         ("home", "home", "platforms", Some("ClusterReplication/p")),
         ("home", "home", "mine", Some("Replication/home/first")),
         ("home", "home", "theirs", None),
         ("home", "home", "unread", None),
+        ("home", "home", "suspended", None),
+        ("home", "home", "authorless", None),
+        ("home", "home", "denied", None),
         ("home", "home", "free", None),
         ("home", "to", "platforms", None),
         ("home", "to", "mine", None),
