@@ -27,6 +27,11 @@ impl Seed {
     }
 }
 
+/// So much is remembered of tenants' rules: a namespace's annotations have room for 256 KiB, and once they are full nobody can annotate
+/// it. What was created for whom can't be told from a hash, so what the platform's rules created takes up room as well, but is never kept
+/// out.
+pub const MOST: usize = 1024;
+
 /// What has been created in a namespace. Prints as the value of [`SEEDED`](crate::names::SEEDED): 16 hexadecimal digits for each, in
 /// order, with commas between.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,12 +55,12 @@ impl Seeds {
         self.0.contains(&seed)
     }
 
-    /// Notes that it has, or that it doesn't matter any more.
-    pub fn set(&mut self, seed: Seed, created: bool) {
-        if created {
-            self.0.insert(seed);
-        } else {
+    /// Notes that it has, or that it doesn't matter any more. Beyond [`MOST`] a tenant's isn't noted.
+    pub fn set(&mut self, seed: Seed, created: bool, tenants: bool) {
+        if !created {
             self.0.remove(&seed);
+        } else if !tenants || self.0.len() < MOST {
+            self.0.insert(seed);
         }
     }
 }
@@ -94,12 +99,30 @@ mod tests {
         assert_eq!(seeds.to_string(), "");
         for (count, seed) in all.into_iter().enumerate() {
             assert!(!seeds.contains(seed), "the {count}th is another than those before");
-            seeds.set(seed, true);
+            seeds.set(seed, true, false);
             assert_eq!(seeds.to_string().len(), (count + 1) * 17 - 1);
         }
         assert_eq!(Seeds::parse(&seeds.to_string()), seeds);
-        seeds.set(all[0], false);
+        seeds.set(all[0], false, false);
         assert!(!seeds.contains(all[0]) && seeds.contains(all[1]));
+    }
+
+    #[test]
+    fn tenants_do_not_fill_the_annotations_of_a_namespace() {
+        let numbered = |number: usize| {
+            seed("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5", "Replication/a/a", "Secret", &number.to_string())
+        };
+        let mut seeds = Seeds::default();
+        (0..=MOST).for_each(|number| seeds.set(numbered(number), true, true));
+        assert!(seeds.contains(numbered(MOST - 1)) && !seeds.contains(numbered(MOST)));
+        seeds.set(numbered(MOST + 1), true, false);
+        assert!(seeds.contains(numbered(MOST + 1)), "the platform's are");
+        assert_eq!(Seeds::parse(&seeds.to_string()), seeds);
+        for gone in [0, 1] {
+            seeds.set(numbered(gone), false, true);
+        }
+        seeds.set(numbered(MOST), true, true);
+        assert!(seeds.contains(numbered(MOST)), "there is room again");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cell::Cell,
-    rule::{Rule, RuleId, Strategy},
+    rule::{Rule, RuleId, RuleKind, Strategy},
     seeds::Seed,
     slot::{KindId, Slot},
 };
@@ -58,8 +58,9 @@ impl Engine {
                 return; // Its answer comes by here.
             }
             let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(name, namespace, cell);
+            let tenants = rule.id.kind == RuleKind::Replication;
             if let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name).filter(|_| news) {
-                seeds.set(seed, once);
+                seeds.set(seed, once, tenants);
             }
         }
         if seeds != namespace.seeds {

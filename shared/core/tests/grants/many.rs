@@ -5,7 +5,7 @@ use mimeo_core::{engine::Errand, kind::GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{author, vouch},
+    common::{author, uid, vouch},
     scene::{Scene, cluster_replication, copying, grant, replication, secrets, source, to, words},
 };
 
@@ -279,4 +279,26 @@ fn what_there_was_no_room_for_is_looked_after_once_there_is_some() {
     scene.wait(11);
     scene.wait(11);
     assert_eq!((scene.engine.held().count(), scene.engine.beyond_held()), (64, 0));
+}
+
+/// A namespace's annotations have room for 256 KiB, and nobody can annotate it when they are full.
+#[test]
+fn what_tenants_create_once_does_not_fill_the_annotations_of_a_namespace() {
+    for (kind, noted) in [("ClusterReplication", true), ("Replication", false)] {
+        let mut scene = Scene::new(&["home"]);
+        let seeds: Vec<String> = (1..=1024).map(|number| format!("{number:016x}")).collect();
+        let meta = json!({
+            "name": "home", "uid": uid(scene.uids["home"]), "resourceVersion": "500",
+            "annotations": {"mimeo.dev/seeded": seeds.join(",")},
+        });
+        scene.engine.namespace_applied(&serde_json::from_value(meta).unwrap(), scene.now);
+        let mut spec = copying("home", "x", &["home"]);
+        spec["targets"][0]["name"] = json!("y");
+        spec["strategy"] = json!("CreateOnce");
+        scene.rule(if noted { cluster_replication("p", &spec) } else { replication("home", "r", &spec) });
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write home/y"], "{kind}");
+        let notes = scene.errands.iter().any(|errand| matches!(errand, Errand::NoteSeeds { .. }));
+        assert_eq!(notes, noted, "{kind}");
+    }
 }

@@ -44,9 +44,12 @@ pub enum ErrandError {
     /// 404.
     #[error("not found")]
     NotFound,
-    /// 409 or 422: it isn't as the request assumed.
+    /// 409: it isn't as the request assumed.
     #[error("it was changed in the meantime")]
     Conflict,
+    /// 422: what it would become isn't accepted. Of a patch that tests, too, that it isn't as the request assumed.
+    #[error("the API server doesn't accept it (422)")]
+    Invalid,
     /// 401 or 403.
     #[error("not allowed ({code})")]
     Denied {
@@ -132,13 +135,16 @@ impl Writer {
         ]);
         match self.patch(&namespace_path(namespace), "application/json-patch+json", &patch).await {
             Ok(()) | Err(ErrandError::NotFound) => Ok(true),
-            Err(ErrandError::Conflict) => Ok(false),
+            Err(ErrandError::Conflict | ErrandError::Invalid) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// Writes down in a namespace what was created in it once, if it is still of this version. False: it was changed, look again. A
     /// namespace that is gone remembers nothing.
+    ///
+    /// # Errors
+    /// [`ErrandError::Invalid`] if its annotations have no room for that: until somebody removes some, trying again is in vain.
     pub async fn note_seeds(&self, namespace: &str, seeds: &Seeds, version: u64) -> ErrandResult<bool> {
         let text = (!seeds.is_empty()).then(|| seeds.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
@@ -425,7 +431,8 @@ fn accept(answer: call::Answer) -> ErrandResult<call::Answer> {
     match answer.code.as_u16() {
         200..=299 => Ok(answer),
         404 => Err(ErrandError::NotFound),
-        409 | 422 => Err(ErrandError::Conflict),
+        409 => Err(ErrandError::Conflict),
+        422 => Err(ErrandError::Invalid),
         code @ (401 | 403) => Err(ErrandError::Denied { code }),
         code => Err(ErrandError::Unavailable { code, reason: answer.status().reason.unwrap_or_default() }),
     }

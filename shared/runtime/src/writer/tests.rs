@@ -10,6 +10,7 @@ use mimeo_core::{
     meta::Uid,
     review::User,
     rule::{Rule, RuleId, RuleKind, SourceRef},
+    seeds::Seeds,
 };
 use serde_json::{Value, from_value, json};
 
@@ -246,6 +247,24 @@ async fn a_mark_is_removed_if_it_is_the_one() {
         assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/labels/mimeo.dev~1copies", "value": "token"}));
         assert_eq!(patch[1], json!({"op": "test", "path": "/metadata/resourceVersion", "value": "9"}));
         assert_eq!(patch[2], json!({"op": "remove", "path": "/metadata/labels/mimeo.dev~1copies"}));
+    }
+}
+
+#[tokio::test]
+async fn what_was_created_once_is_noted_unless_there_is_no_room_for_it() {
+    let cases = [
+        (status(200, &json!({})), Ok(true)),
+        (status(404, &json!({"name": "team"})), Ok(true)),
+        (status(409, &json!({})), Ok(false)),
+        (status(422, &json!({})), Err(ErrandError::Invalid)),
+    ];
+    for (script, want) in cases {
+        let server = Server::start([script]).await;
+        let seeds = Seeds::parse("0123456789abcdef");
+        assert_eq!(writer(&server).note_seeds("team", &seeds, 9).await, want);
+        let patch: Value = serde_json::from_slice(&server.came()[0].body).expect("a patch");
+        let annotations = json!({"mimeo.dev/seeded": "0123456789abcdef"});
+        assert_eq!(patch, json!({"metadata": {"resourceVersion": "9", "annotations": annotations}}));
     }
 }
 
