@@ -180,6 +180,21 @@ fn each_namespace_fills_in_its_own_values_and_the_rest_is_shared() {
 }
 
 #[test]
+fn a_label_that_comes_back_leaves_nothing_of_the_failure() {
+    let transform = json!({"annotations": {"set": {"team": "$(namespace.labels['team'])"}}});
+    let mut world = World::new(Role::Keeper, &["a"], &everywhere("a", &transform));
+    world.namespace("one", json!({"team": "red", "tier": "iron"}));
+    assert_eq!(world.run(), ["Create one/a"]);
+    assert!(world.failures().is_empty());
+    world.namespace("one", json!({}));
+    assert_eq!(world.run(), Vec::<String>::new());
+    assert_eq!(world.failures(), [["one", "a", "VariableUnset"].map(String::from)]);
+    world.namespace("one", json!({"team": "red", "tier": "iron"}));
+    assert_eq!(world.run(), Vec::<String>::new());
+    assert!(world.failures().is_empty(), "{:?}", world.failures());
+}
+
+#[test]
 fn the_bytes_between_the_values_are_in_memory_once() {
     let mut world = World::new(Role::Keeper, &["a"], &everywhere("$(namespace.name)", &json!({})));
     world.namespace("one", json!({}));

@@ -370,7 +370,7 @@ mod tests {
             format!("ClusterReplication/{}", &long[..64]),
             format!("ClusterReplication/{long}"),
             // Cut off where a label must not end.
-            format!("ClusterReplication/{}.{long}", &long[..53]),
+            format!("ClusterReplication/{}.{}", &long[..53], &long[..199]),
             format!("Replication/{namespace}/{long}"),
             format!("Replication/{namespace}/{}", &long[..252]),
             format!("Replication/{namespace}/a"),
