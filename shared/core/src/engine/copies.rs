@@ -52,6 +52,7 @@ impl Engine {
         let born = entry.born;
         let Some(cell) = entry.cell_mut(kind, name) else { return };
         let version = version(meta.resource_version.as_deref());
+        let rule = cell.ours().and_then(|seen| seen.rule.clone());
         if cell.vanish(Some(uid), version) {
             if version < born {
                 // It went with a former namespace of the name: in this one it never was.
@@ -60,6 +61,10 @@ impl Engine {
             cell.retry_now();
             self.dirty.insert(namespace);
             self.work.tidy_later();
+            // Wanted or not, it counted with its rule, and a preview may have it among what would go.
+            if let Some(rule) = rule {
+                self.mark_status_due(&rule);
+            }
         }
     }
 

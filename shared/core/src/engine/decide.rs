@@ -125,8 +125,8 @@ impl Engine {
             return match (step, self.settings.role) {
                 (Step::Leave(Leave::NotListed), _) => step,
                 (_, Role::Keeper) if unknown => Step::Look,
-                // And what would be adopted, only the server.
-                (Step::Compare(..), Role::Keeper) => step,
+                // And what would be adopted, or has been changed while nobody watched, only the server. Neither writes anything.
+                (Step::Compare(..) | Step::Learn(_), Role::Keeper) => step,
                 _ => Step::Leave(Leave::Suspended),
             };
         }

@@ -1,5 +1,6 @@
 //! The plan of a suspended rule: lifting it does exactly that.
 
+use jiff::Timestamp;
 use mimeo_core::{engine::SourceRead, rule::Rule};
 use serde_json::{Value, from_value, json};
 
@@ -85,4 +86,33 @@ fn the_copy_of_one_of_too_many_is_not_planned_to_go() {
         world.wait(61);
     }
     assert_eq!(world.copies.len(), 257);
+}
+
+#[test]
+fn a_copy_that_somebody_deletes_is_not_planned_to_go_any_more() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a")]);
+    world.store(suspended(&[labelled()], &["away"]), 2);
+    assert_eq!(world.planned("r"), (1, 0, 2));
+    world.wait(60);
+    assert_eq!(world.engine.statuses(world.now, Timestamp::UNIX_EPOCH), [], "nothing is due");
+    let gone = world.copies.remove("one/a").unwrap();
+    let meta = from_value(gone["metadata"].clone()).unwrap();
+    world.engine.copy_gone(&secrets().group_kind(), &meta, world.now);
+    world.settle();
+    assert_eq!(world.planned("r"), (1, 0, 1));
+}
+
+#[test]
+fn what_was_changed_while_nobody_watched_is_planned_to_be_repaired() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a")]);
+    let copy = world.copies.get_mut("one/a").unwrap();
+    copy["metadata"]["managedFields"][0]["fieldsV1"] = json!({"f:data": {}});
+    copy["metadata"]["resourceVersion"] = "200".into();
+    world.restart(vec![suspended(&[labelled()], &["one", "two"])]);
+    world.listed(&[secret("a")]);
+    assert_eq!((world.planned("r"), world.written), ((0, 1, 0), 2));
+    world.store(simple().remove(0), 2);
+    assert_eq!(world.written, 3);
 }

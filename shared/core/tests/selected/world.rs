@@ -59,6 +59,11 @@ pub(crate) fn rule(name: &str, selectors: &[Value], to: &[&str], more: &Value) -
     Rule::parse(&from_value(rule).unwrap()).unwrap()
 }
 
+/// What a good copy's entry is in `managedFields`.
+fn ours() -> Value {
+    json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}, "time": WRITTEN})
+}
+
 /// Secrets of namespace `home` with the label `copy`.
 pub(crate) fn labelled() -> Value {
     json!({"namespace": "home", "selector": {"matchExpressions": [{"key": "copy", "operator": "Exists"}]}})
@@ -186,7 +191,7 @@ impl World {
                 copy["metadata"]["namespace"] = (*ticket.namespace).into();
                 copy["metadata"]["creationTimestamp"] = WRITTEN.into();
                 copy["metadata"]["resourceVersion"] = (100 + self.written).to_string().into();
-                copy["metadata"]["managedFields"] = json!([{"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}, "time": WRITTEN}]);
+                copy["metadata"]["managedFields"] = json!([ours()]);
                 let meta = from_value(copy["metadata"].clone()).unwrap();
                 self.copies.insert(key, copy);
                 Outcome::Object(Box::new(meta))
@@ -198,7 +203,11 @@ impl World {
             Verb::Look | Verb::Learn(_) => {
                 let copy = self.copies.get(&key);
                 copy.map_or(Outcome::Absent, |copy| {
-                    Outcome::Object(Box::new(from_value(copy["metadata"].clone()).unwrap()))
+                    let mut meta = copy["metadata"].clone();
+                    if let Verb::Learn(_) = ticket.verb {
+                        meta["managedFields"] = json!([ours()]);
+                    }
+                    Outcome::Object(Box::new(from_value(meta).unwrap()))
                 })
             }
             Verb::Take(..) | Verb::Compare(..) | Verb::Claim(..) => Outcome::Conflict,
