@@ -189,9 +189,12 @@ fn a_label_that_comes_back_leaves_nothing_of_the_failure() {
     world.namespace("one", json!({}));
     assert_eq!(world.run(), Vec::<String>::new());
     assert_eq!(world.failures(), [["one", "a", "VariableUnset"].map(String::from)]);
+    world.now += Duration::from_mins(1);
+    assert_eq!(world.engine.statuses(world.now, Timestamp::UNIX_EPOCH), [], "nothing is due");
     world.namespace("one", json!({"team": "red", "tier": "iron"}));
     assert_eq!(world.run(), Vec::<String>::new());
-    assert!(world.failures().is_empty(), "{:?}", world.failures());
+    let told = world.engine.statuses(world.now, Timestamp::UNIX_EPOCH);
+    assert!(told[0].status.failures.is_empty(), "{told:?}");
 }
 
 #[test]

@@ -97,7 +97,11 @@ impl Engine {
             entry.labelled = self.now;
         }
         if changed {
-            fill_in_anew(entry, &name, &old, &self.slots);
+            for rule in fill_in_anew(entry, &name, &old, &self.slots) {
+                if let Some(state) = self.rules.get_mut(&rule) {
+                    state.status.mark_due();
+                }
+            }
         }
         entry.terminating = meta.deletion_timestamp.is_some();
         let seeds = meta.annotations.as_ref().and_then(|annotations| annotations.get(names::SEEDED));
@@ -221,15 +225,20 @@ impl Namespace {
     }
 }
 
-/// The namespace had the labels `old`: copies in which it fills in other values now are other copies.
-fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &Slots) {
+/// The namespace had the labels `old`: copies in which it fills in other values now are other copies. Returns the rules of these: what
+/// they say of the former ones, that a value was missing for instance, may not hold any more.
+fn fill_in_anew(namespace: &mut Namespace, name: &str, old: &Labels, slots: &Slots) -> BTreeSet<Arc<RuleId>> {
     let (before, now) = (Place { name, labels: old }, Place { name, labels: &namespace.labels });
+    let mut rules = BTreeSet::new();
     for cell in &mut namespace.cells {
-        let copies = cell.want.and_then(|id| slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
-        if copies.is_some_and(|copies| copies.checksum_at(before) != copies.checksum_at(now)) {
+        let Some(slot) = cell.want.and_then(|id| slots.get(&id)) else { continue };
+        let Ok(copies) = &slot.rendering else { continue };
+        if copies.checksum_at(before) != copies.checksum_at(now) {
             cell.start_over();
+            rules.insert(slot.rule.clone());
         }
     }
+    rules
 }
 
 /// The cells of a namespace that went of which the watch of copies will tell the end; it may have told of the next namespace's
