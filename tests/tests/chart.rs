@@ -3,6 +3,8 @@
 
 #[path = "chart/rights.rs"]
 mod rights;
+#[path = "chart/selectors.rs"]
+mod selectors;
 #[path = "chart/values.rs"]
 mod values;
 
