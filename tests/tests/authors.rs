@@ -1,14 +1,14 @@
 //! Who the author of a rule is: stamped by the webhook, whatever whoever writes the rule says. And what becomes of the rules of those
 //! who may not, or of nobody.
 
-use std::io::Write as _;
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleBinding};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus};
 use mimeo_tests::author::{Author, WRITE, secrets};
@@ -313,6 +313,49 @@ async fn equal_questions_are_asked_once_when_a_binding_changes() -> Result<()> {
         Ok(Some(()))
     })
     .await
+}
+
+/// What tells of changed rights may fail for long: the period finds them all the same.
+#[tokio::test]
+async fn an_author_who_loses_a_right_unseen_is_found_by_the_next_check() -> Result<()> {
+    let pair = Pair::builder().shipped_rights().reconciler_args(["--author-check-period=2s"]);
+    let mut setting = Setting::start(ControlPlane::builder(), pair).await?;
+    let client = setting.control_plane.client().await?;
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let mut role = roles.get("mimeo-reconciler").await?;
+    let of_rbac =
+        |rule: &PolicyRule| rule.api_groups.iter().flatten().any(|group| group == "rbac.authorization.k8s.io");
+    role.rules.iter_mut().for_each(|rules| rules.retain(|rule| !of_rbac(rule)));
+    roles.replace("mimeo-reconciler", &PostParams::default(), &role).await?;
+    let theirs = setting.pair.reconciler_user().client().await?;
+    eventually(SOON, "bindings out of its sight", || async {
+        match Api::<ClusterRoleBinding>::all(theirs.clone()).list(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(Some(())),
+            answer => bail!("{:?}", answer.map(drop)),
+        }
+    })
+    .await?;
+    // A watch that was begun goes on.
+    let mut former = setting.pair.reconciler.take().context("no reconciler runs")?;
+    former.program.stop(Duration::from_secs(30)).await?;
+    setting.pair.start_reconciler().await?;
+
+    let scene = setting.scene("unseen").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let ann = Author::new(&scene, &[]).await?;
+    let all = secrets(&[&WRITE[..], &["get"]].concat());
+    let binding = ann.may(None, &all).await?;
+    let rule = of_registry(&scene);
+    ann.accepted(&rule).await?;
+    scene.wait_synced(&rule.name).await?;
+    Api::<ClusterRoleBinding>::all(client).delete(&binding, &DeleteParams::default()).await?;
+    scene.wait_condition(&rule.name, "Authorized", "False", "AuthorDenied").await?;
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    ann.may(None, &all).await?;
+    scene.wait_condition(&rule.name, "Authorized", "True", "Allowed").await?;
+    scene.wait_secret(&namespace, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    Ok(())
 }
 
 #[tokio::test]
