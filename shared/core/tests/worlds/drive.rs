@@ -12,10 +12,11 @@ use mimeo_core::engine::{Role, Webhooks};
 
 use super::{
     carry::carry,
-    model::{Deed, Model, Told, agrees},
+    model::{Deed, Model, Plan, Told, agrees},
     process::{Answer, Flight, Process, Topic, What},
     server::{Entry, Key, Object, Res, Server},
     spec::KINDS,
+    tables::Planned,
 };
 
 /// Longer than any grace here, than losses are collected, and than anything is put off.
@@ -220,6 +221,48 @@ impl Cluster {
         faults
     }
 
+    /// What there is of the kinds that are copied.
+    pub fn objects(&self) -> BTreeMap<Key, Rc<Object>> {
+        let copied = self.server.objects.iter().filter(|(key, _)| KINDS.contains(&key.res));
+        copied.map(|(key, object)| (key.clone(), object.clone())).collect()
+    }
+
+    /// Where what this rule has done since then is not what was planned.
+    pub fn unplanned(&self, rule: &Key, plan: &Plan, before: &BTreeMap<Key, Rc<Object>>) -> Vec<String> {
+        let after = self.objects();
+        let mut done = Plan::new();
+        let mark = rule.id().to_string();
+        let of = |object: &Rc<Object>| object.annotation("mimeo.dev/rule") == Some(&*mark);
+        for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+            let one = match (before.get(key), after.get(key)) {
+                (None, Some(is)) if of(is) => Planned::Create,
+                (Some(was), is) if of(was) && is.is_none_or(|is| is.deleting) => Planned::Delete,
+                // Whose it has become may have made it anew as well.
+                (Some(was), Some(is)) if of(was) && !of(is) && was.uid != is.uid => match plan.get(key) {
+                    Some(Planned::Delete) => Planned::Delete,
+                    _ => continue,
+                },
+                (Some(was), Some(is)) if of(is) && was.version != is.version => Planned::Update,
+                _ => continue,
+            };
+            done.insert(key.clone(), one);
+        }
+        let planned: Plan =
+            plan.iter().filter(|(_, one)| **one != Planned::Conflict).map(|(a, b)| (a.clone(), *b)).collect();
+        let mut faults = Vec::new();
+        if done != planned {
+            faults.push(format!("{rule}: does {done:?}, and planned {planned:?}"));
+        }
+        let status = self.server.get(rule).and_then(|rule| rule.status.as_ref());
+        let failures = status.map_or(&[][..], |status| &status.failures);
+        let conflicts = failures.iter().filter(|one| ["Conflict", "RuleConflict"].contains(&&*one.reason)).count();
+        let expected = plan.len() - planned.len();
+        if conflicts != expected {
+            faults.push(format!("{rule}: has {conflicts} conflicts, and planned {expected}"));
+        }
+        faults
+    }
+
     /// Ready's reason, rule by rule.
     pub fn reasons(&self) -> BTreeSet<String> {
         let statuses = self.server.objects.values().filter_map(|rule| rule.status.as_ref());
@@ -253,6 +296,30 @@ fn ready(status: &ClusterReplicationStatus) -> Option<String> {
     Some(ready.reason.clone())
 }
 
+/// What the plan of a suspended rule says and the model doesn't.
+fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
+    let Some(found) = &status.plan else { return vec!["it has no plan".into()] };
+    let mut faults = Vec::new();
+    let counts = |which| i32::try_from(plan.values().filter(|one| **one == which).count()).expect("few");
+    let wanted = [Planned::Create, Planned::Update, Planned::Delete, Planned::Conflict].map(counts);
+    let counted = [found.create, found.update, found.delete, found.conflict];
+    if counted != wanted {
+        faults.push(format!("plans {counted:?}, not {wanted:?}"));
+    }
+    let copies: Vec<_> =
+        found.copies.iter().map(|one| (&*one.namespace, &*one.kind, &*one.name, one.action.clone())).collect();
+    let mut first: Vec<(&str, &str, &str, String)> = Vec::new();
+    let kinds: Vec<(&Key, String, &Planned)> =
+        plan.iter().map(|(key, one)| (key, key.res.gvk().kind.to_string(), one)).collect();
+    first.extend(kinds.iter().map(|(key, kind, one)| (&*key.namespace, &**kind, &*key.name, format!("{one:?}"))));
+    first.sort();
+    first.truncate(20);
+    if copies != first {
+        faults.push(format!("plans {copies:?}, not {first:?}"));
+    }
+    faults
+}
+
 /// What the status says and the model doesn't.
 fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
     let mut faults = Vec::new();
@@ -277,6 +344,9 @@ fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> 
     let found = ready(status).unwrap_or_default();
     if !reasons.contains(&found.as_str()) {
         faults.push(format!("Ready says {found}, not {reasons:?}"));
+    }
+    if let Some(plan) = &told.plan {
+        faults.extend(misplanned(plan, status));
     }
     if told.refused || told.suspended {
         return faults;

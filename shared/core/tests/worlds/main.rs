@@ -29,14 +29,16 @@ mod process;
 mod server;
 
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering},
     thread,
 };
 
 use drive::Cluster;
-use model::Model;
-use spec::Story;
+use model::{Deed, Model, Told};
+use server::Key;
+use spec::{RuleSpec, Story};
 use tables::Coverage;
 
 /// As many as nobody waits for; `make test` takes a hundred thousand.
@@ -48,6 +50,8 @@ const DEMANDING: u64 = 30_000;
 const TELLING: u64 = 3_000;
 /// So many of a hundred steps are compared: the others come after one about which the documents are silent.
 const COMPARED: u64 = 91;
+/// No more of a hundred plans are left open.
+const OPEN: u64 = 9;
 /// No more of a thousand stories may end for any one silence.
 const SILENT: u64 = 35;
 
@@ -57,7 +61,10 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
     let mut deeds = Vec::new();
     coverage.stories += 1;
     coverage.steps += u64::try_from(story.0.len()).expect("few");
+    let mut told = BTreeMap::new();
     for (at, step) in story.0.iter().enumerate() {
+        let (begun, before, former) = (deeds.len(), cluster.objects(), std::mem::take(&mut told));
+        let suspended: BTreeMap<Key, RuleSpec> = model.suspended();
         for event in step {
             let Some(deed) = model.choose(event) else { continue };
             model.act(&deed, coverage);
@@ -66,7 +73,7 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
             }
             deeds.push((at, deed));
         }
-        let told = match model.settle(coverage) {
+        told = match model.settle(coverage) {
             Ok(told) => told,
             Err(silence) => {
                 *coverage.silent.entry(silence).or_default() += 1;
@@ -75,6 +82,13 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
         };
         let mut faults = cluster.settle().err().into_iter().collect::<Vec<_>>();
         faults.extend(cluster.compare(&model, &told));
+        if let [(_, Deed::Rule(name, spec))] = &deeds[begun..]
+            && let Some(plan) = former.get(name).and_then(|told: &Told| told.plan.as_ref())
+            && suspended.get(name).is_some_and(|was| RuleSpec { suspend: false, ..was.clone() } == **spec)
+        {
+            coverage.other("lifted as planned");
+            faults.extend(cluster.unplanned(name, plan, &before));
+        }
         if !faults.is_empty() {
             let deeds: Vec<String> = deeds.iter().map(|deed| format!("{deed:?}")).collect();
             return Err(format!("{}\nafter\n  {}", faults.join("\n"), deeds.join("\n  ")));
@@ -158,6 +172,8 @@ fn the_engine_agrees_with_the_tables_on_every_world() {
     println!("of {stories} stories with {steps} steps {compared} steps compared; silent: {silent:#?}\n{reasons:?}");
     if worlds >= TELLING {
         assert!(compared * 100 >= steps * COMPARED, "{compared} of {steps} steps compared");
+        let [open, told] = ["plan left open", "plan told"].map(|what| coverage.others[what]);
+        assert!(open * 100 <= (open + told) * OPEN, "{open} plans left open, {told} told");
         let loud: Vec<_> = silent.iter().filter(|(_, ended)| **ended * 1000 > stories * SILENT).collect();
         assert!(loud.is_empty(), "the documents leave too much open: {loud:?} of {stories} stories");
     }

@@ -6,6 +6,7 @@ mod consent;
 mod deeds;
 mod deletion;
 mod object;
+mod plan;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use self::sources::Chosen;
 pub use self::{
     deeds::Deed,
     object::{Object, Owned, agrees},
+    plan::Plan,
 };
 use super::{
     patch,
@@ -69,6 +71,10 @@ pub struct Told {
     pub failed: usize,
     /// Why, by namespace and name where the name is known.
     pub reasons: BTreeSet<(String, String, &'static str)>,
+    /// The cells that it can't have.
+    conflicts: BTreeSet<Key>,
+    /// What it would do if it weren't suspended, as far as the documents say.
+    pub plan: Option<Plan>,
 }
 
 /// The cells that rules want: by whom, and copied from where.
@@ -94,18 +100,26 @@ pub struct Model {
     changed: BTreeSet<Key>,
     /// What others wrote to in this step so that it shows.
     touched: BTreeSet<Key>,
-    /// What was taken away in this step.
+    /// What was taken away in this step, or since a rule that wants it rests.
     emptied: BTreeSet<Key>,
     /// What copies were created of in this step once and for all.
     sown: BTreeSet<Key>,
     /// What was there in this step and was written over.
     rewritten: BTreeSet<Key>,
+    /// Where something without Mimeo's label came, went or changed since the program that runs began: no watch tells of it.
+    unnoticed: BTreeSet<Key>,
     /// What became a rule's in this step, and which rules wanted what when it began.
     taken: BTreeSet<Key>,
     wanted_first: BTreeSet<(Key, Key)>,
 }
 
 impl Model {
+    /// The rules that are suspended.
+    pub fn suspended(&self) -> BTreeMap<Key, RuleSpec> {
+        let rules = self.rules.iter().filter(|(_, rule)| rule.spec.suspend);
+        rules.map(|(name, rule)| (name.clone(), rule.spec.clone())).collect()
+    }
+
     fn open(&self, namespace: &str) -> bool {
         self.namespaces.get(namespace).is_some_and(|namespace| !namespace.ending)
     }
@@ -184,13 +198,13 @@ impl Model {
         // Copies can be sources of other copies, so one round may lead to another.
         for _ in 0..12 {
             let before = self.objects.clone();
-            let told = self.round(coverage)?;
+            let mut told = self.round(coverage)?;
             if self.objects == before {
                 // Which of the two came first nobody says.
                 if !self.sown.is_disjoint(&self.rewritten) {
                     return Err("what is created once of what is being written over");
                 }
-                self.emptied.clear();
+                self.emptied = self.emptied_at_rest();
                 self.sown.clear();
                 self.rewritten.clear();
                 self.taken.clear();
@@ -199,10 +213,25 @@ impl Model {
                 self.touched.clear();
                 self.changed.clear();
                 self.objects.values_mut().for_each(|object| object.known |= object.owned());
+                for (name, told) in told.iter_mut().filter(|(_, told)| told.suspended && !told.refused) {
+                    told.plan = self.plan(name, coverage);
+                    coverage.other(if told.plan.is_some() { "plan told" } else { "plan left open" });
+                }
                 return Ok(told);
             }
         }
         Err("rules that feed each other")
+    }
+
+    /// What was taken away from rules that rest. Once they act, what was there before may count for them.
+    fn emptied_at_rest(&self) -> BTreeSet<Key> {
+        let rests = |rule: &Key| self.rules[rule].spec.suspend;
+        if self.emptied.is_empty() || !self.rules.keys().any(rests) {
+            return BTreeSet::new();
+        }
+        let claims = self.claims(&mut Coverage::default());
+        let wanted = |key: &&Key| claims.get(*key).is_some_and(|rules| rules.keys().any(rests));
+        self.emptied.iter().filter(wanted).cloned().collect()
     }
 
     fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
@@ -275,6 +304,9 @@ fn count(told: &mut Told, key: &Key, state: State) {
         State::Open => {}
         State::Failed(reason) => {
             told.failed += 1;
+            if ["Conflict", "RuleConflict"].contains(&reason) {
+                told.conflicts.insert(key.clone());
+            }
             told.reasons.insert((key.namespace.clone(), key.name.clone(), reason));
         }
     }

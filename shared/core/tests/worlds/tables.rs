@@ -258,7 +258,7 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 31] = [
+pub const OTHERS: [&str; 34] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -278,6 +278,9 @@ pub const OTHERS: [&str; 31] = [
     "applied anew for a variable in a list",
     "a terminating namespace",
     "suspended",
+    "plan told",
+    "plan left open",
+    "lifted as planned",
     "source missing",
     "source refused",
     "variable unset in content",
@@ -338,6 +341,19 @@ pub const UNWANTED: [Unwanted; 15] = [
     // No deletes.
     Unwanted(&[], YES, &[], &[], &[], Stays),
 ];
+
+// ---- what a plan says of a cell ----
+
+/// What lifting `suspend` does there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planned {
+    Create,
+    Update,
+    Delete,
+    Conflict,
+}
+
+pub const PLANNED: [Planned; 4] = [Planned::Create, Planned::Update, Planned::Delete, Planned::Conflict];
 
 // ---- a field of a copy that is applied ----
 

@@ -30,9 +30,10 @@ pub fn plot(chance: &mut Chance) -> Plot {
         1..=3 => long_chain(chance),
         4..=8 => unmarked(chance),
         9..=23 => forged(chance),
-        24..=42 => rivals(chance, false),
-        43..=61 => rivals(chance, true),
-        62..=80 => in_the_way(chance),
+        24..=38 => rivals(chance, false),
+        39..=53 => rivals(chance, true),
+        54..=68 => in_the_way(chance),
+        69..=84 => previewed(chance),
         _ => strategies(chance),
     }
 }
@@ -228,6 +229,28 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     } else {
         Plot { first, then: vec![vec![ours]] }
     }
+}
+
+/// A rule is suspended, becomes another one meanwhile, or finds another world, and is let go.
+fn previewed(chance: &mut Chance) -> Plot {
+    let tenants = chance.percent(30);
+    let name = if tenants { tenants::key(chance) } else { platforms(chance.of(&RULES)) };
+    let one = |chance: &mut Chance| if tenants { tenants_rule(chance, &name) } else { rule(chance) };
+    let (before, mut resting) = (one(chance), one(chance));
+    let grants = [&before, &resting].map(|spec| if tenants { fitting_grants(chance, &name, spec) } else { Vec::new() });
+    let mut plot = Plot { first: grants.concat(), then: Vec::new() };
+    if chance.percent(70) {
+        let acting = RuleSpec { suspend: false, ..*before };
+        if chance.percent(50) {
+            resting = Box::new(acting.clone());
+        }
+        plot.first.push(Event::Rule(name.clone(), Box::new(acting)));
+    }
+    resting.suspend = true;
+    plot.then.push(vec![Event::Rule(name.clone(), resting)]);
+    plot.then.extend(chance.few(2, |chance| vec![super::event(chance, tenants)]));
+    plot.then.push(vec![Event::Suspend(name)]);
+    plot
 }
 
 /// A rule that comes to create its copies once, or to keep them; and then ends, or goes elsewhere.

@@ -59,6 +59,9 @@ impl Model {
                     };
                     let key = Key::new(source.res, namespace, &copy);
                     if sources.contains(&key) {
+                        if key != *source && !spec.sources.contains(&key) && self.taken.contains(&key) {
+                            return Err("a copy for whose place something was selected as it came");
+                        }
                         coverage.other("a source's own cell");
                         continue;
                     }

@@ -32,6 +32,19 @@ pub enum Deed {
     Restart,
 }
 
+impl Deed {
+    /// The object that it is done to.
+    fn place(&self) -> Option<&Key> {
+        match self {
+            Self::Create(key, _) | Self::Change(key, _) | Self::Forge(key, ..) => Some(key),
+            Self::Remove(key) | Self::Release(key) | Self::Disown(key) | Self::Clear(key) | Self::Share(key) => {
+                Some(key)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Model {
     /// The places that there are to choose from.
     fn places(&self) -> Vec<Key> {
@@ -41,7 +54,7 @@ impl Model {
     }
 
     /// What rules want here and now, as far as the documents say.
-    fn claims(&self, coverage: &mut Coverage) -> Claims {
+    pub(super) fn claims(&self, coverage: &mut Coverage) -> Claims {
         let mut claims = Claims::new();
         for (name, rule) in self.rules.iter().filter(|(name, rule)| !render::refused(name, &rule.spec)) {
             if let Ok(chosen) = self.chosen(name, &rule.spec, coverage) {
@@ -163,6 +176,14 @@ impl Model {
         if let Deed::Change(key, _) | Deed::Share(key) = deed {
             self.touched.insert(key.clone());
         }
+        let shown = |model: &Self, key: &Key| model.objects.get(key).is_some_and(Object::shown);
+        let place = deed.place().filter(|key| self.steps > 0 && !shown(self, key));
+        self.carry_out(deed, coverage);
+        // What was there from the beginning was found.
+        self.unnoticed.extend(place.filter(|key| !shown(self, key)).cloned());
+    }
+
+    fn carry_out(&mut self, deed: &Deed, coverage: &mut Coverage) {
         match deed {
             Deed::Namespace(name, labels) => {
                 let id = self.namespaces.get(name).map_or(self.clock, |namespace| namespace.id);
@@ -243,6 +264,7 @@ impl Model {
             Deed::Restart => {
                 coverage.other("restart");
                 self.restarted = true;
+                self.unnoticed.clear();
                 self.objects.values_mut().for_each(|object| (object.known, object.watched) = (false, false));
             }
         }

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, fmt::Debug};
 
 use super::{
     CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has,
-    Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED, Part,
-    Patched, Pattern, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source, SourceDeleted, Superseded, Then,
-    UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
+    Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED, PLANNED,
+    Part, Patched, Pattern, Planned, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source, SourceDeleted,
+    Superseded, Then, UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
 };
 use crate::spec::{
     Keep::{self, Delete, Retain},
@@ -74,6 +74,7 @@ pub struct Coverage {
     field: Vec<u64>,
     carried: Vec<u64>,
     marks: Vec<u64>,
+    planned: Vec<u64>,
     pub others: BTreeMap<&'static str, u64>,
     /// How many stories there were, of how many steps, and how many of these were compared.
     pub stories: u64,
@@ -99,6 +100,7 @@ impl Default for Coverage {
             field: vec![0; FIELD.len()],
             carried: vec![0; CARRIED.len()],
             marks: vec![0; COPY_MARKS.len()],
+            planned: vec![0; PLANNED.len()],
             others: OTHERS.iter().map(|what| (*what, 0)).collect(),
             stories: 0,
             steps: 0,
@@ -175,6 +177,11 @@ impl Coverage {
         COPY_MARKS[at].1
     }
 
+    /// Counts what is planned for a cell.
+    pub fn planned(&mut self, planned: Planned) {
+        the_one(&PLANNED, &mut self.planned, |row| *row == planned);
+    }
+
     pub fn other(&mut self, what: &'static str) {
         *self.others.get_mut(what).expect("it is in OTHERS") += 1;
     }
@@ -192,6 +199,7 @@ impl Coverage {
             (&mut self.field, &more.field),
             (&mut self.carried, &more.carried),
             (&mut self.marks, &more.marks),
+            (&mut self.planned, &more.planned),
         ];
         self.stories += more.stories;
         self.steps += more.steps;
@@ -221,6 +229,7 @@ impl Coverage {
         all.extend(of(&FIELD, &self.field));
         all.extend(of(&CARRIED, &self.carried));
         all.extend(of(&COPY_MARKS, &self.marks));
+        all.extend(of(&PLANNED, &self.planned).into_iter().map(|(row, hits)| (format!("planned: {row}"), hits)));
         all.extend(self.others.iter().map(|(what, hits)| ((*what).to_owned(), *hits)));
         all
     }

@@ -1,0 +1,57 @@
+//! What a suspended rule would do, told by having a copy of the model do it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Model, Told};
+use crate::{
+    server::Key,
+    spec::KINDS,
+    tables::{Coverage, Planned},
+};
+
+/// What is to be done, cell by cell.
+pub type Plan = BTreeMap<Key, Planned>;
+
+impl Model {
+    /// What lifting `suspend` comes to if nothing else changes; none where the documents don't say.
+    pub(super) fn plan(&self, name: &Key, coverage: &mut Coverage) -> Option<Plan> {
+        // What is being deleted is in the way for now, and what was forged is only seen by those who look.
+        let open = |key: &Key| self.open(&key.namespace);
+        if self.objects.iter().any(|(key, object)| open(key) && (object.deleting || !object.hidden.is_empty())) {
+            return None;
+        }
+        // Nobody looks again whether something has come to be in the way.
+        let claims = self.claims(&mut Coverage::default());
+        if self.unnoticed.iter().any(|key| claims.get(key).is_some_and(|rules| rules.contains_key(name))) {
+            return None;
+        }
+        let mut lifted = self.clone();
+        lifted.rules.get_mut(name)?.spec.suspend = false;
+        let told = lifted.round(&mut Coverage::default()).ok()?.remove(name)?;
+        let telling = ["Conflict", "RuleConflict", "VariableUnset", "NotGranted"];
+        if told.reasons.iter().any(|(.., reason)| !telling.contains(reason)) {
+            return None;
+        }
+        let plan = self.difference(name, &lifted, &told);
+        plan.values().for_each(|planned| coverage.planned(*planned));
+        Some(plan)
+    }
+
+    /// What the rule did to its copies, and what it could not have.
+    fn difference(&self, name: &Key, after: &Self, told: &Told) -> Plan {
+        let mut plan: Plan = told.conflicts.iter().map(|key| (key.clone(), Planned::Conflict)).collect();
+        let keys: BTreeSet<&Key> = self.objects.keys().chain(after.objects.keys()).collect();
+        for key in keys.into_iter().filter(|key| KINDS.contains(&key.res)) {
+            let (was, is) = (self.objects.get(key), after.objects.get(key));
+            let goes = was.is_some() && is.is_none_or(|is| is.deleting);
+            let planned = match (was, is) {
+                (Some(was), _) if goes && was.rule().as_ref() == Some(name) => Planned::Delete,
+                (None, Some(is)) if is.rule().as_ref() == Some(name) => Planned::Create,
+                (Some(was), Some(is)) if was.fields != is.fields && is.rule().as_ref() == Some(name) => Planned::Update,
+                _ => continue,
+            };
+            plan.insert(key.clone(), planned);
+        }
+        plan
+    }
+}
