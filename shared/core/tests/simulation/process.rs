@@ -191,6 +191,7 @@ pub enum Answer {
 #[derive(Debug, Default)]
 pub struct View {
     pub rules: BTreeMap<String, Rc<Object>>,
+    tenants: BTreeMap<RuleId, Rc<Object>>,
     pub namespaces: BTreeMap<String, Rc<Object>>,
     /// The highest version of a rule, or of their listing, that was told.
     pub taken_in: u64,
@@ -347,8 +348,10 @@ impl Process {
     fn ask(&mut self, now: Tick) {
         let right = Right { verb: "get", group: "".into(), resource: "secrets".into(), namespace: None, name: None };
         for inquiry in &self.engine.open_inquiries(false) {
-            let platforms = inquiry.rule.kind == RuleKind::ClusterReplication;
-            let rule = self.view.rules.get(&*inquiry.rule.name).filter(|_| platforms);
+            let rule = match inquiry.rule.kind {
+                RuleKind::ClusterReplication => self.view.rules.get(&*inquiry.rule.name),
+                RuleKind::Replication => self.view.tenants.get(&inquiry.rule),
+            };
             let spec = rule.and_then(|rule| rule.spec.as_ref());
             let denied = spec.is_some_and(|spec| spec.author_may() == Some(false));
             let missing: &[&Right] = if denied { &[&right] } else { &[] };
@@ -376,9 +379,13 @@ impl Process {
                 self.shown(&Topic::Rules).insert(object.key.name.clone());
                 self.view.rules.insert(object.key.name.clone(), object.clone());
                 self.view.taken_in = self.view.taken_in.max(object.version);
-                let nobody = object.spec.as_ref().is_some_and(|spec| spec.author_may().is_none());
-                let author = (!nobody).then(User::default);
-                self.engine.rule_applied(id(&object.key.name), parse(object), author, object.status.clone(), now);
+                self.engine.rule_applied(
+                    id(&object.key.name),
+                    parse(object),
+                    author(object),
+                    object.status.clone(),
+                    now,
+                );
             }
             Message::Gone(object) => {
                 self.view.rules.remove(&object.key.name);
@@ -408,9 +415,13 @@ impl Process {
             Message::Applied(object) => {
                 let id = object.key.id();
                 self.shown(&topic).insert(id.to_string());
-                self.engine.rule_applied(id, parse(object), Some(User::default()), object.status.clone(), now);
+                self.view.tenants.insert(id.clone(), object.clone());
+                self.engine.rule_applied(id, parse(object), author(object), object.status.clone(), now);
             }
-            Message::Gone(object) => self.engine.rule_gone(&object.key.id(), now),
+            Message::Gone(object) => {
+                self.view.tenants.remove(&object.key.id());
+                self.engine.rule_gone(&object.key.id(), now);
+            }
             Message::Listed(_) => {
                 let listed: BTreeSet<RuleId> =
                     self.shown(&topic).iter().map(|id| id.parse().expect("as it was written")).collect();
@@ -639,6 +650,12 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
         return Err(format!("{key}: precondition {carried:?} instead of {wanted:?}"));
     }
     Ok((flatten(&body), pre))
+}
+
+/// Who wrote the rule, if anybody is known to have.
+fn author(object: &Object) -> Option<User> {
+    let known = object.spec.as_ref().is_some_and(|spec| spec.author_may().is_some());
+    known.then(User::default)
 }
 
 /// The rule as the API server shows it.

@@ -320,10 +320,27 @@ fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
     faults
 }
 
+/// What the status says besides that.
+fn silent(reason: &str, status: &ClusterReplicationStatus) -> Vec<String> {
+    let conditions = status.conditions.iter().map(|one| (&*one.type_, &*one.reason));
+    let said: BTreeSet<(&str, &str)> = conditions.filter(|(type_, _)| *type_ != "BarrierActive").collect();
+    let mut faults = Vec::new();
+    if said != BTreeSet::from([("Ready", "NotAuthorized"), ("Authorized", reason)]) {
+        faults.push(format!("says {said:?}, not {reason}"));
+    }
+    if status.copies.is_some() || status.plan.is_some() || !status.sources.is_empty() || !status.failures.is_empty() {
+        faults.push(format!("tells what it would find: {status:?}"));
+    }
+    faults
+}
+
 /// What the status says and the model doesn't.
 fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
     let mut faults = Vec::new();
     let mut reasons = Vec::new();
+    if let Some(silenced) = told.silenced {
+        return silent(silenced, status);
+    }
     if told.refused {
         reasons.push("InvalidSpec");
     } else if told.suspended {

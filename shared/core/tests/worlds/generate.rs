@@ -9,12 +9,12 @@ mod tenants;
 pub use self::shrink::smaller;
 use self::{
     chance::Chance,
-    rules::{TYPES, members, rule, sources},
+    rules::{TYPES, members, nobody, rule, sources},
     tenants::{fitting_grants, some_grant, tenants_rule},
 };
 use super::{
     server::{Key, Res},
-    spec::{Event, Fields, Nth, Story},
+    spec::{Author, Event, Fields, Nth, Story},
     tables::{CARRIED, COPY_MARKS},
 };
 
@@ -130,7 +130,7 @@ fn event(chance: &mut Chance, tenants: bool) -> Event {
     if tenants && chance.percent(30) {
         return if chance.percent(60) { Event::Revoke(nth) } else { some_grant(chance) };
     }
-    match chance.below(47) {
+    match chance.below(48) {
         0..=5 => source(chance, key),
         6..=8 => Event::DeleteSource(key.clone()),
         9..=13 => Event::Namespace(chance.of(&NAMESPACES), labels(chance)),
@@ -142,6 +142,10 @@ fn event(chance: &mut Chance, tenants: bool) -> Event {
         }
         20..=22 => Event::DeleteRule(name),
         23 | 24 => Event::Suspend(name),
+        47 => {
+            let author = if chance.percent(40) { Author::Allowed } else { nobody(chance) };
+            Event::Author(name, author)
+        }
         25..=28 => foreign(chance),
         29..=33 => edit(chance),
         34..=36 => Event::Delete(nth),

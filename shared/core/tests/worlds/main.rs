@@ -49,7 +49,7 @@ const DEMANDING: u64 = 30_000;
 /// From so many on shares mean something.
 const TELLING: u64 = 3_000;
 /// So many of a hundred steps are compared: the others come after one about which the documents are silent.
-const COMPARED: u64 = 91;
+const COMPARED: u64 = 90;
 /// No more of a hundred plans are left open.
 const OPEN: u64 = 9;
 /// No more of a thousand stories may end for any one silence.

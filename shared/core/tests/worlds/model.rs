@@ -23,8 +23,8 @@ use super::{
     render::{self, Content, Place, Withheld},
     select::Labels,
     server::{Key, Res},
-    spec::{Access, GrantSpec, Operation, RuleSpec},
-    tables::Coverage,
+    spec::{Access, Author, GrantSpec, Operation, RuleSpec},
+    tables::{self, Coverage},
 };
 
 /// What the documents leave open: a story isn't followed past it.
@@ -59,6 +59,8 @@ enum State {
 pub struct Told {
     pub refused: bool,
     pub suspended: bool,
+    /// Why nothing else is told.
+    pub silenced: Option<&'static str>,
     /// Whether a source is missing, or refused.
     pub sourceless: bool,
     pub unread: bool,
@@ -113,6 +115,13 @@ pub struct Model {
     wanted_first: BTreeSet<(Key, Key)>,
 }
 
+impl Rule {
+    /// Whether nothing is written or deleted for it.
+    fn rests(&self) -> bool {
+        !tables::acts(self.spec.author, self.spec.suspend)
+    }
+}
+
 impl Model {
     /// The rules that are suspended.
     pub fn suspended(&self) -> BTreeMap<Key, RuleSpec> {
@@ -161,7 +170,7 @@ impl Model {
     /// Whether it is another rule's source, so that this one leaves it alone. The platform's rules know no sources but each
     /// other's, and nobody those that may not be read.
     fn is_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
-        let mut readers = self.readers(key).filter(|(name, spec)| !render::refused(name, spec));
+        let mut readers = self.readers(key).filter(|(name, spec)| counts(name, spec));
         readers.any(|(reader, spec)| {
             let counts = !spec.sources.contains(key) || self.may(reader, Access::Read, key, coverage);
             coverage.source(rule.res == Res::Replication, reader.res == Res::Replication, counts)
@@ -170,7 +179,7 @@ impl Model {
 
     /// Whether another rule names it as its source. What a selector finds comes and goes.
     fn is_named(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
-        let mut readers = self.readers(key).filter(|(name, spec)| !render::refused(name, spec));
+        let mut readers = self.readers(key).filter(|(name, spec)| counts(name, spec));
         readers.any(|(reader, spec)| {
             spec.sources.contains(key)
                 && coverage.source(
@@ -181,9 +190,9 @@ impl Model {
         })
     }
 
-    /// Whether only rules have it as their source that are refused.
+    /// Whether only rules have it as their source that are refused, or that nobody answers for.
     fn may_be_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
-        !self.is_source(key, rule, coverage) && self.readers(key).any(|(name, spec)| render::refused(name, spec))
+        !self.is_source(key, rule, coverage) && self.readers(key).any(|(name, spec)| !counts(name, spec))
     }
 
     /// What all rules copy, as things are.
@@ -213,7 +222,9 @@ impl Model {
                 self.touched.clear();
                 self.changed.clear();
                 self.objects.values_mut().for_each(|object| object.known |= object.owned());
-                for (name, told) in told.iter_mut().filter(|(_, told)| told.suspended && !told.refused) {
+                for (name, told) in
+                    told.iter_mut().filter(|(_, told)| told.suspended && !told.refused && told.silenced.is_none())
+                {
                     told.plan = self.plan(name, coverage);
                     coverage.other(if told.plan.is_some() { "plan told" } else { "plan left open" });
                 }
@@ -225,7 +236,7 @@ impl Model {
 
     /// What was taken away from rules that rest. Once they act, what was there before may count for them.
     fn emptied_at_rest(&self) -> BTreeSet<Key> {
-        let rests = |rule: &Key| self.rules[rule].spec.suspend;
+        let rests = |rule: &Key| self.rules[rule].rests();
         if self.emptied.is_empty() || !self.rules.keys().any(rests) {
             return BTreeSet::new();
         }
@@ -242,6 +253,7 @@ impl Model {
             let spec = &rule.spec;
             let of = told.entry(name.clone()).or_default();
             (of.refused, of.suspended) = (render::refused(name, spec), spec.suspend);
+            of.silenced = coverage.silenced(spec.author, spec.suspend).filter(|_| !of.refused);
             let secrets = render::kinds(spec).any(|kind| kind == Res::Secret);
             for path in spec.transform.patch.iter().flat_map(Operation::paths) {
                 coverage.patched(patch::part(path), secrets);
@@ -295,6 +307,11 @@ impl Model {
         }
         Ok(told)
     }
+}
+
+/// Whether what the rule says is somebody's wish.
+fn counts(name: &Key, spec: &RuleSpec) -> bool {
+    !render::refused(name, spec) && spec.author == Author::Allowed
 }
 
 fn count(told: &mut Told, key: &Key, state: State) {

@@ -35,6 +35,14 @@ pub enum Policy {
     Overwrite,
 }
 
+/// Who wrote a rule, as far as that is known, and whether they may do what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    Allowed,
+    Denied,
+    Unknown,
+}
+
 /// `Delete` or `Retain`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
@@ -79,6 +87,7 @@ pub struct RuleSpec {
     /// Seconds in which each copy is verified; 0: never.
     pub resync: u32,
     pub suspend: bool,
+    pub author: Author,
     pub typed: Typed,
 }
 
@@ -113,10 +122,9 @@ impl fmt::Debug for Typed {
 }
 
 impl RuleSpec {
-    /// All authors are known, and may: as the programs of the simulation ask.
-    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    /// As the programs of the simulation ask.
     pub fn author_may(&self) -> Option<bool> {
-        Some(true)
+        (self.author != Author::Unknown).then_some(self.author == Author::Allowed)
     }
 
     /// The rule as the API server shows it, which it does whenever its status changes.

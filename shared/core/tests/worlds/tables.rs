@@ -2,8 +2,9 @@
 
 mod coverage;
 
-pub use self::coverage::{Coverage, may_patch};
+pub use self::coverage::{Coverage, acts, may_patch, wants};
 use super::spec::{
+    Author::{self, Allowed, Denied, Unknown},
     Keep::{self, Delete, Retain},
     Policy::{self, Adopt, Fail, Overwrite},
     Strategy::{self, Apply, CreateOnce, Replace},
@@ -97,6 +98,20 @@ pub const LEFT_ALONE: [LeftAlone; 4] = [
     LeftAlone(YES, YES, YES, true),
     // Else he could so do with anybody's.
     LeftAlone(YES, YES, NO, false),
+];
+
+/// Its author may do what the rule does · it is suspended · whether it acts · whether what it says is wanted · whether all that is
+/// said of it is why it doesn't act.
+#[derive(Debug)]
+pub struct Acts(In<Author>, In<bool>, bool, bool, Option<&'static str>);
+
+pub const ACTS: [Acts; 4] = [
+    Acts(&[Allowed], NO, true, true, None),
+    Acts(&[Allowed], YES, false, true, None),
+    // Nothing is written or deleted, and nothing is told of what it would find.
+    Acts(&[Denied], &[], false, true, Some("AuthorDenied")),
+    // Its own copies stay, but it keeps nobody else's.
+    Acts(&[Unknown], &[], false, false, Some("AuthorUnknown")),
 ];
 
 // ---- what a selector finds ----
@@ -258,7 +273,7 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 34] = [
+pub const OTHERS: [&str; 35] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -281,6 +296,7 @@ pub const OTHERS: [&str; 34] = [
     "plan told",
     "plan left open",
     "lifted as planned",
+    "acted for again",
     "source missing",
     "source refused",
     "variable unset in content",

@@ -5,14 +5,15 @@ use super::{
     RULES,
     chance::Chance,
     platforms,
-    rules::{rule, sources},
+    rules::{nobody, rule, sources},
     source,
     tenants::{self, fitting_grants, tenants_rule},
 };
 use crate::{
     server::{Key, Res},
     spec::{
-        By, Event, Inline, Keep, Operation, Piece, Policy, RuleSpec, Selected, Selector, Strategy, Target, Text, Worth,
+        Author, By, Event, Inline, Keep, Operation, Piece, Policy, RuleSpec, Selected, Selector, Strategy, Target,
+        Text, Worth,
     },
 };
 
@@ -33,7 +34,8 @@ pub fn plot(chance: &mut Chance) -> Plot {
         24..=38 => rivals(chance, false),
         39..=53 => rivals(chance, true),
         54..=68 => in_the_way(chance),
-        69..=84 => previewed(chance),
+        69..=82 => previewed(chance),
+        83..=88 => authored(chance),
         _ => strategies(chance),
     }
 }
@@ -49,6 +51,7 @@ fn by_label(chance: &mut Chance, kind: Res, namespace: &'static str, label: (&'s
         transform: crate::spec::Transform::default(),
         strategy: Strategy::Apply,
         suspend: false,
+        author: Author::Allowed,
         ..*rule(chance)
     }
 }
@@ -229,6 +232,21 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     } else {
         Plot { first, then: vec![vec![ours]] }
     }
+}
+
+/// A rule is acted for, then for a while not, then mostly again.
+fn authored(chance: &mut Chance) -> Plot {
+    let tenants = chance.percent(40);
+    let name = if tenants { tenants::key(chance) } else { platforms(chance.of(&RULES)) };
+    let mut spec = if tenants { tenants_rule(chance, &name) } else { rule(chance) };
+    (spec.suspend, spec.author) = (chance.percent(15), Author::Allowed);
+    let mut plot =
+        Plot { first: if tenants { fitting_grants(chance, &name, &spec) } else { Vec::new() }, then: Vec::new() };
+    plot.first.push(Event::Rule(name.clone(), spec));
+    plot.then.push(vec![Event::Author(name.clone(), nobody(chance))]);
+    plot.then.extend(chance.few(2, |chance| vec![super::event(chance, tenants)]));
+    plot.then.extend(chance.percent(70).then(|| vec![Event::Author(name, Author::Allowed)]));
+    plot
 }
 
 /// A rule is suspended, becomes another one meanwhile, or finds another world, and is let go.

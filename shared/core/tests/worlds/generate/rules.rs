@@ -4,8 +4,8 @@ use super::chance::Chance;
 use crate::{
     server::{Key, Res},
     spec::{
-        By, Data, Exclude, Inline, Keep, Keys, Op, Operation, Pattern, Piece, Policy, Retention, RuleSpec, Selected,
-        Selector, Strategy, Target, Text, Transform, Typed, Worth,
+        Author, By, Data, Exclude, Inline, Keep, Keys, Op, Operation, Pattern, Piece, Policy, Retention, RuleSpec,
+        Selected, Selector, Strategy, Target, Text, Transform, Typed, Worth,
     },
 };
 
@@ -279,6 +279,11 @@ fn keep(chance: &mut Chance) -> Keep {
     if chance.percent(30) { Keep::Retain } else { Keep::Delete }
 }
 
+/// One of those for whom nothing is done.
+pub fn nobody(chance: &mut Chance) -> Author {
+    chance.of(&[Author::Denied, Author::Unknown])
+}
+
 pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
     let all = sources();
     let mut named = match chance.below(14) {
@@ -330,6 +335,7 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
         grace: chance.of(&[0, 0, 5]),
         resync: chance.of(&[0, 0, 0, 60]),
         suspend: chance.percent(6),
+        author: if chance.percent(5) { nobody(chance) } else { Author::Allowed },
         typed: Typed::default(),
     })
 }

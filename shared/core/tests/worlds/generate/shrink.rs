@@ -2,7 +2,10 @@
 
 use crate::{
     server::{Key, Res},
-    spec::{By, Data, Event, Fields, Inline, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy, Transform},
+    spec::{
+        Author, By, Data, Event, Fields, Inline, Keys, Policy, Retention, RuleSpec, Selector, Story, Strategy,
+        Transform,
+    },
 };
 
 /// The same story without one thing, in every way that there is.
@@ -97,6 +100,7 @@ fn plainer(name: &Key, spec: &RuleSpec) -> Vec<RuleSpec> {
     with(&|spec| spec.conflict = Policy::Fail);
     with(&|spec| spec.strategy = Strategy::Apply);
     with(&|spec| spec.suspend = false);
+    with(&|spec| spec.author = Author::Allowed);
     with(&|spec| spec.grace = 0);
     all
 }

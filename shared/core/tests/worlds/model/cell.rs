@@ -5,7 +5,7 @@ use crate::{
     patch,
     render::{self, Content, Withheld},
     server::{Key, Res},
-    spec::{Policy, RuleSpec, Strategy},
+    spec::{Author, Policy, RuleSpec, Strategy},
     tables::{Coverage, Found, Then, Why},
 };
 
@@ -40,9 +40,15 @@ impl Model {
         let spec = self.rules[rule].spec.clone();
         let seed = (self.namespaces[&key.namespace].id, rule.clone(), key.clone());
         let seeded = spec.strategy == Strategy::CreateOnce && self.seeded.contains(&seed);
-        if spec.suspend {
-            coverage.other("suspended");
+        if self.rules[rule].rests() {
+            if spec.suspend {
+                coverage.other("suspended");
+            }
             return Ok(if seeded { State::Synced } else { State::Open });
+        }
+        let former = self.former(key, rule);
+        if former.as_ref().is_some_and(|(_, author)| *author == Author::Unknown) {
+            return Err("a copy of a rule that nobody answers for");
         }
         // What a selector finds no more since this round began has no copy in the next.
         if !spec.sources.contains(source) && !spec.selected.iter().any(|selected| self.matches(selected, source)) {
@@ -80,7 +86,7 @@ impl Model {
         let found = self.found(key, rule, &copy, coverage);
         let object = self.objects.get(key);
         if self.may_be_source(key, rule, coverage) && object.is_some_and(|object| !object.ours()) {
-            return Err("the source of a rule that is refused");
+            return Err("the source of a rule that doesn't count");
         }
         if object.is_some_and(Object::blurred) {
             return Err("whose a field is that nobody owns");
@@ -96,6 +102,10 @@ impl Model {
         }
         if object.is_some_and(|object| !object.hidden.is_empty() && object.watched) && self.touched.contains(key) {
             return Err("what is changed without a trace as something else is");
+        }
+        let tenants = rule.res == Res::Replication;
+        if former.is_some_and(|(of, author)| author == Author::Denied && !(tenants && of.res == Res::Rule)) {
+            return Err("a copy of a rule whose author may not");
         }
         let then = coverage.cell(spec.strategy, seeded, found, conflict);
         if then == Then::Write && self.kept(key, rule, coverage) {
@@ -132,6 +142,13 @@ impl Model {
         Ok(state)
     }
 
+    /// The other rule that there is whose copy is here, and who wrote it.
+    fn former(&self, key: &Key, rule: &Key) -> Option<(Key, Author)> {
+        let of = self.objects.get(key).filter(|object| object.ours())?.rule().filter(|of| of != rule)?;
+        let author = self.rules.get(&of)?.spec.author;
+        Some((of, author))
+    }
+
     /// Whether what is there stays the copy of another rule, one of the platform's that does nothing: what it wants isn't known while it is
     /// refused, and to a tenant's rule it leaves only what it wants no more though it acts.
     fn kept(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
@@ -141,7 +158,7 @@ impl Model {
         let tenants = rule.res == Res::Replication;
         match self.rules.get(&of) {
             Some(former) if refused(former) && !tenants => coverage.other("kept by a rule that is refused"),
-            Some(former) if tenants && (former.spec.suspend || refused(former)) => {
+            Some(former) if tenants && (former.rests() || refused(former)) => {
                 coverage.other("kept from a tenant by a rule that rests");
             }
             _ => {

@@ -7,8 +7,8 @@ use crate::{
     render::{self, Place},
     select::selects,
     server::{Key, Res},
-    spec::{RuleSpec, Text},
-    tables::Coverage,
+    spec::{Author, RuleSpec, Text},
+    tables::{self, Coverage},
 };
 
 impl Model {
@@ -23,6 +23,9 @@ impl Model {
         coverage: &mut Coverage,
     ) -> Result<bool, Silence> {
         let mut clear = true;
+        if !tables::wants(spec.author, spec.suspend) {
+            return Ok(clear);
+        }
         let denied = self.denied(name, spec, sources, coverage);
         told.ungranted |= !denied.is_empty();
         denied.iter().for_each(|cell| count(told, cell, State::Failed("NotGranted")));
@@ -108,6 +111,10 @@ impl Model {
         let sought = |rule: &Key| self.changed.contains(rule) && !self.rules[rule].spec.selected.is_empty();
         if rules.len() > 1 && self.steps > 1 && rules.keys().any(sought) {
             return Err("two rules for what one of them begins to look for");
+        }
+        let denied = |rule: &Key| self.rules[rule].spec.author == Author::Denied;
+        if rules.len() > 1 && rules.keys().any(denied) {
+            return Err("two rules, one of whose author may not");
         }
         let ranks: BTreeSet<Res> = rules.keys().map(|rule| rule.res).collect();
         let rank = ranks.first().expect("no claim without a rule");

@@ -7,7 +7,7 @@ use crate::{
     render,
     select::Labels,
     server::{Key, Res},
-    spec::{Event, Fields, GrantSpec, RuleSpec},
+    spec::{Author, Event, Fields, GrantSpec, RuleSpec},
     tables::Coverage,
 };
 
@@ -114,6 +114,10 @@ impl Model {
             Event::Suspend(name) => {
                 let spec = &self.rules.get(name)?.spec;
                 let spec = RuleSpec { suspend: !spec.suspend, ..spec.clone() };
+                Some(Deed::Rule(name.clone(), Box::new(spec)))
+            }
+            Event::Author(name, author) => {
+                let spec = RuleSpec { author: *author, ..self.rules.get(name)?.spec.clone() };
                 Some(Deed::Rule(name.clone(), Box::new(spec)))
             }
             Event::Foreign(nth, content, more) => {
@@ -253,6 +257,10 @@ impl Model {
             }
             Deed::Rule(name, spec) => {
                 self.changed.insert(name.clone());
+                let former = self.rules.get(name).filter(|former| former.spec.author != Author::Allowed);
+                if former.is_some() && spec.author == Author::Allowed {
+                    coverage.other("acted for again");
+                }
                 let born = self.rules.get(name).map_or(self.steps, |rule| rule.born);
                 self.rules.insert(name.clone(), Rule { spec: (**spec).clone(), born });
             }

@@ -21,7 +21,7 @@ impl Model {
         keep: Keep,
         coverage: &mut Coverage,
     ) -> Result<(), Silence> {
-        let idle = |one: &Rule| one.spec.suspend || render::refused(rule, &one.spec);
+        let idle = |one: &Rule| one.rests() || render::refused(rule, &one.spec);
         let suspended = self.rules.get(rule).is_some_and(idle);
         let spec = self.rules.get(rule).map(|rule| &rule.spec).or_else(|| self.last.get(rule));
         let seed = (self.namespaces[&key.namespace].id, rule.clone(), key.clone());
@@ -35,7 +35,7 @@ impl Model {
         match coverage.unwanted(why, suspended, once, named, keep) {
             End::Stays => Ok(()),
             End::Silent => Err("what is superseded and retained"),
-            End::Goes if maybe => Err("the source of a rule that is refused"),
+            End::Goes if maybe => Err("the source of a rule that doesn't count"),
             End::Goes if !object.shown() => Err("the end of a copy that no watch shows"),
             End::Goes => {
                 if object.held() {
@@ -59,7 +59,7 @@ impl Model {
             return Ok(());
         }
         let Some(name) = object.rule() else { return Err("a copy without its rule's mark") };
-        let Some(Rule { spec, .. }) = self.rules.get(&name) else {
+        let Some(one @ Rule { spec, .. }) = self.rules.get(&name) else {
             let last = self.last.get(&name).ok_or("a copy of a rule that never was")?;
             // What its namespace remembers as created once stays, whatever was said on it before.
             let seed = (self.namespaces[&key.namespace].id, name.clone(), key.clone());
@@ -73,7 +73,7 @@ impl Model {
         let keep = spec.retention.unmatched;
         let Namespace { labels, .. } = &self.namespaces[&key.namespace];
         let selected = spec.targets.iter().any(|target| selects(target, &key.namespace, labels, coverage));
-        if !selected || spec.suspend || render::refused(&name, spec) {
+        if !selected || one.rests() || render::refused(&name, spec) {
             return self.end(key, Why::Unmatched, &name, keep, coverage);
         }
         // What isn't granted any more isn't wanted any more.

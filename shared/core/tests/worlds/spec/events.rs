@@ -1,6 +1,6 @@
 //! What people do.
 
-use super::{GrantSpec, RuleSpec};
+use super::{Author, GrantSpec, RuleSpec};
 use crate::server::Key;
 
 /// Fields of an object by their paths, as the server has them: `data/k`, `label/k`, `ann/k`, `type`.
@@ -26,6 +26,8 @@ pub enum Event {
     DeleteRule(Key),
     /// Lifts `suspend` or sets it.
     Suspend(Key),
+    /// Somebody else writes it anew, or what its author may changes.
+    Author(Key, Author),
     /// Creates or changes.
     Grant(Key, GrantSpec),
     /// Takes one of the grants away, counted through.

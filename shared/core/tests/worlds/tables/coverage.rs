@@ -3,12 +3,13 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use super::{
-    CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found, Glob, Has,
-    Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED, PLANNED,
-    Part, Patched, Pattern, Planned, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source, SourceDeleted,
-    Superseded, Then, UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
+    ACTS, Acts, CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found,
+    Glob, Has, Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED,
+    PLANNED, Part, Patched, Pattern, Planned, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source,
+    SourceDeleted, Superseded, Then, UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
 };
 use crate::spec::{
+    Author,
     Keep::{self, Delete, Retain},
     Policy::{self, Adopt, Fail, Overwrite},
     Strategy::{self, Apply, CreateOnce, Replace},
@@ -36,6 +37,20 @@ fn is_patched(Patched(parts, secrets, _): &Patched, case: (Part, bool)) -> bool 
 
 fn is_unseen(Unseen(watched, verified, due, _): &Unseen, case: (bool, bool, bool)) -> bool {
     holds(watched, &case.0) && holds(verified, &case.1) && holds(due, &case.2)
+}
+
+fn is_acts(Acts(authors, suspended, ..): &Acts, case: (Author, bool)) -> bool {
+    holds(authors, &case.0) && holds(suspended, &case.1)
+}
+
+/// Whether such a rule acts.
+pub fn acts(author: Author, suspended: bool) -> bool {
+    ACTS.iter().find(|row| is_acts(row, (author, suspended))).expect("some row holds for any case").2
+}
+
+/// Whether what such a rule says is wanted.
+pub fn wants(author: Author, suspended: bool) -> bool {
+    ACTS.iter().find(|row| is_acts(row, (author, suspended))).expect("some row holds for any case").3
 }
 
 /// Whether a patch may touch that.
@@ -66,6 +81,7 @@ pub struct Coverage {
     selection: Vec<u64>,
     consent: Vec<u64>,
     left_alone: Vec<u64>,
+    acts: Vec<u64>,
     member: Vec<u64>,
     patched: Vec<u64>,
     unseen: Vec<u64>,
@@ -92,6 +108,7 @@ impl Default for Coverage {
             selection: vec![0; SELECTION.len()],
             consent: vec![0; CONSENT.len()],
             left_alone: vec![0; LEFT_ALONE.len()],
+            acts: vec![0; ACTS.len()],
             member: vec![0; MEMBER.len()],
             patched: vec![0; PATCHED.len()],
             unseen: vec![0; UNSEEN.len()],
@@ -131,6 +148,11 @@ impl Coverage {
     /// Whether a rule leaves another's source alone.
     pub fn source(&mut self, tenants: bool, readers: bool, may: bool) -> bool {
         the_one(&LEFT_ALONE, &mut self.left_alone, |row| is_left(row, (tenants, readers, may))).3
+    }
+
+    /// What is said of such a rule instead of anything else.
+    pub fn silenced(&mut self, author: Author, suspended: bool) -> Option<&'static str> {
+        the_one(&ACTS, &mut self.acts, |row| is_acts(row, (author, suspended))).4
     }
 
     /// Whether an object is a source of the rule whose selector is asked.
@@ -191,6 +213,7 @@ impl Coverage {
             (&mut self.selection, &more.selection),
             (&mut self.consent, &more.consent),
             (&mut self.left_alone, &more.left_alone),
+            (&mut self.acts, &more.acts),
             (&mut self.member, &more.member),
             (&mut self.patched, &more.patched),
             (&mut self.unseen, &more.unseen),
@@ -221,6 +244,7 @@ impl Coverage {
         let mut all = of(&SELECTION, &self.selection);
         all.extend(of(&CONSENT, &self.consent));
         all.extend(of(&LEFT_ALONE, &self.left_alone));
+        all.extend(of(&ACTS, &self.acts));
         all.extend(of(&MEMBER, &self.member));
         all.extend(of(&PATCHED, &self.patched));
         all.extend(of(&UNSEEN, &self.unseen));
@@ -266,6 +290,9 @@ fn of_each_table_exactly_one_row_holds_for_any_case() {
             either.iter().for_each(|first| one(&MEMBER, (labels, kin, bound, *first), is_member));
         }
         either.iter().for_each(|due| one(&UNSEEN, (labels, bound, *due), is_unseen));
+    }
+    for author in [Author::Allowed, Author::Denied, Author::Unknown] {
+        either.iter().for_each(|suspended| one(&ACTS, (author, *suspended), is_acts));
     }
     for part in [Part::Identity, Part::Type, Part::Mark, Part::Note, Part::Metadata, Part::Data, Part::Other] {
         either.iter().for_each(|secrets| one(&PATCHED, (part, *secrets), is_patched));
