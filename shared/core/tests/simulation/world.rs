@@ -967,9 +967,13 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
             _ => Ok(()),
         };
     }
+    // What a suspended rule would repair, only a dry run tells.
+    let plans = process.role == Role::Keeper && matches!(request.ticket.verb, Verb::Learn(_));
     let wanted = process.view.rules.values().any(|rule| {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
-        acts(process, spec) && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
+        let planned = plans && spec.suspend && spec.by == By::Entitled;
+        (acts(process, spec) || planned)
+            && model::cells_of(spec, &key.namespace, &labels).iter().any(|(cell, _)| cell == key)
     });
     let uid = match request.ticket.verb {
         Verb::Look => return Ok(()),
