@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use mimeo_tests::managed::{clear, keys, managers, ours, write_as};
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, Stage, annotation, any, delete, label, merge, of, put, rule, uid, value, version, wait_for,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, any, delete, label, merge, of, put, rule, uid, value, version,
+    wait_condition, wait_for,
 };
-use mimeo_tests::{AuditEvent, ControlPlane, Pair};
+use mimeo_tests::{AuditEvent, ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
 use serde_json::json;
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
@@ -145,4 +146,74 @@ async fn what_was_created_once_is_its_owners_though_no_mark_is_left_of_it() -> R
     follow("four").await?;
     assert_eq!(version(&at(0).get(REGISTRY).await?), version(&cleared));
     Ok(())
+}
+
+/// While Mimeo looks, and while no reconciler runs: an exclusive copy becomes its owner's, who changes and deletes, and a shared one again.
+#[tokio::test]
+async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_nothing_runs() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    let (tag, home, shared, namespaces) = {
+        let scene = setting.scene("live").await?;
+        scene.secret(REGISTRY, &[("password", "zero"), ("user", "robot")]).await?;
+        (scene.tag.clone(), scene.home.clone(), scene.rule().secret(&scene.home, REGISTRY), scene.namespaces(4).await?)
+    };
+    let at = |index: usize| of::<Secret>(&client, &namespaces[index]);
+    let [changed, deleted, left, foreign] = [at(0), at(1), at(2), at(3)];
+    let in_the_way = create_secret(&client, &namespaces[3], REGISTRY, &[("password", "foreign")]).await?;
+    let exclusive = shared.clone().set("strategy", json!("Replace")).set("driftPolicy", json!("Deny"));
+    let once = shared.clone().set("strategy", json!("CreateOnce"));
+    exclusive.create(&client).await?;
+    for (down, token) in [(false, "one"), (true, "two")] {
+        change(&mut setting, &client, &exclusive, down).await?;
+        for copies in [&changed, &deleted, &left] {
+            let exclusive = |copy: &Secret| {
+                keys(copy) == ["password", "user"] && annotation(copy, "mimeo.dev/strategy") == Some("Replace")
+            };
+            wait_for(copies.clone(), REGISTRY.to_owned(), exclusive).await?;
+        }
+        change(&mut setting, &client, &once, down).await?;
+        // What is in the way is left, too, and so the rule has nothing more to do.
+        setting.wait_synced(&client, &tag).await?;
+        for namespace in &namespaces[..3] {
+            let remembers = |namespace: &Namespace| annotation(namespace, "mimeo.dev/seeded").is_some();
+            wait_for(Api::all(client.clone()), namespace.clone(), remembers).await?;
+        }
+        // Nothing is denied any more, as soon as the webhook knows.
+        eventually(SOON, "the owner's change", || async {
+            Ok(Some(put(&changed, REGISTRY, &[("password", "owners"), ("extra", "owners")]).await?))
+        })
+        .await?;
+        delete(&deleted, REGISTRY).await?;
+        let before = [version(&changed.get(REGISTRY).await?), version(&left.get(REGISTRY).await?)];
+        put(&of(&client, &home), REGISTRY, &[("password", token)]).await?;
+        // Of a source and a namespace that are newer than all that, there is a copy: the others were seen by then.
+        let follower = unique(&tag);
+        create_namespace(&client, &follower, &[("scene", &tag)]).await?;
+        let has = |copy: &Secret| value(copy, "password").as_deref() == Some(token);
+        wait_for(of::<Secret>(&client, &follower), REGISTRY.to_owned(), has).await?;
+        setting.wait_synced(&client, &tag).await?;
+        assert_eq!([version(&changed.get(REGISTRY).await?), version(&left.get(REGISTRY).await?)], before, "{token}");
+        assert!(deleted.get_opt(REGISTRY).await?.is_none(), "{token}: it came back");
+
+        change(&mut setting, &client, &shared, down).await?;
+        for copies in [&changed, &deleted, &left] {
+            wait_for(copies.clone(), REGISTRY.to_owned(), |copy| has(copy) && ours(copy)).await.context(token)?;
+        }
+        assert_eq!(keys(&changed.get(REGISTRY).await?), ["extra", "password", "user"], "what its owner added stays");
+        wait_condition(&client, &tag, ["Ready", "False", "CopiesFailed"]).await?;
+        assert_eq!(version(&foreign.get(REGISTRY).await?), version(&in_the_way), "it was never ours");
+    }
+    Ok(())
+}
+
+/// Gives the rule another spec: while the reconciler runs, or while it is `down`.
+async fn change(setting: &mut Setting, client: &Client, rule: &RuleSpec, down: bool) -> Result<()> {
+    if !down {
+        return rule.replace(client).await;
+    }
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    rule.replace(client).await?;
+    setting.pair.start_reconciler().await
 }
