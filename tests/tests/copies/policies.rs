@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use mimeo_api::TransformPolicy;
-use mimeo_tests::scenario::{SOON, Setting, apply, delete, kubectl, label, merge, of, value, version, wait_for};
+use mimeo_tests::scenario::{
+    SOON, Setting, apply, delete, kubectl, label, merge, of, relabel, value, version, wait_for,
+};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
 use serde_json::json;
 
@@ -163,6 +165,89 @@ async fn a_policy_chooses_and_renames_keys_of_data() -> Result<()> {
         (keys(&replaced), value(&replaced, "password").as_deref()),
         (vec!["password".into(), "user".into()], Some("one"))
     );
+    Ok(())
+}
+
+/// Where its labels select the namespace, and as long as they do: of both kinds, with the bytes of a `ConfigMap`.
+#[tokio::test]
+async fn a_policy_follows_the_labels_of_namespaces_and_fills_in_their_names() -> Result<()> {
+    let scene = STAGE.scene("selected").await?;
+    let [here, excluded, other] = [scene.namespace().await?, scene.namespace().await?, scene.namespace().await?];
+    relabel(&scene.client, &other, "scene", None).await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "Secret"}, {"apiVersion": "v1", "kind": "ConfigMap"}],
+                "objectSelector": {"matchLabels": {"rewrite": scene.tag}},
+                "namespaceSelector": {"matchLabels": {"scene": scene.tag}},
+                "excludeNamespaces": [excluded],
+            },
+            "transform": {
+                "annotations": {"exclude": ["example.com/drop*"], "set": {"example.com/of": "all of $(namespace.name)"}},
+                "data": {"exclude": ["*.old"], "rename": {"a.bin": "b.bin"}},
+            },
+        },
+    });
+    apply(&scene.client, &policy).await?;
+    wait_active(&scene.client, &scene.tag).await?;
+    // What is stored of what is sent: the annotations of the sender's and the policy's, and the keys of both.
+    let stored = async |namespace: &str, kind: &str| -> Result<(BTreeMap<String, String>, Vec<String>)> {
+        let mut sent = json!({
+            "apiVersion": "v1", "kind": kind, "data": {"user": "cm9ib3Q=", "user.old": "eA=="},
+            "metadata": {
+                "namespace": namespace, "name": unique("sent"), "labels": {"rewrite": scene.tag},
+                "annotations": {"example.com/dropped": "x", "example.com/kept": "y"},
+            },
+        });
+        let bytes = if kind == "Secret" { "data" } else { "binaryData" };
+        sent[bytes]["a.bin"] = json!("/wD+");
+        sent[bytes]["a.old"] = json!("/w==");
+        let stored = apply(&scene.client, &sent).await?;
+        let fields = ["data", "binaryData"].map(|field| stored.data[field].as_object().cloned().unwrap_or_default());
+        let keys: Vec<String> = fields.iter().flat_map(|field| field.keys().cloned()).collect();
+        assert!(!keys.contains(&"b.bin".to_owned()) || stored.data[bytes]["b.bin"] == "/wD+");
+        Ok((stored.annotations().clone(), keys))
+    };
+    let kept = ("example.com/kept".to_owned(), "y".to_owned());
+    let rewritten = |namespace: &str| {
+        let of = ("example.com/of".to_owned(), format!("all of {namespace}"));
+        (BTreeMap::from([kept.clone(), of]), ["b.bin", "user"])
+    };
+    let untouched = BTreeMap::from([kept.clone(), ("example.com/dropped".to_owned(), "x".to_owned())]);
+    let is_rewritten = async |namespace: &str, kind: &str| {
+        eventually(SOON, format!("a rewritten {kind} in {namespace}"), || async {
+            let (annotations, mut keys) = stored(namespace, kind).await?;
+            keys.sort();
+            let (want, want_keys) = rewritten(namespace);
+            ensure!((&annotations, &*keys) == (&want, &want_keys.map(str::to_owned)[..]), "{annotations:?} {keys:?}");
+            Ok(Some(()))
+        })
+        .await
+    };
+    let is_left = async |namespace: &str, kind: &str| {
+        eventually(SOON, format!("a {kind} left as it is in {namespace}"), || async {
+            let (annotations, mut keys) = stored(namespace, kind).await?;
+            keys.sort();
+            ensure!(
+                annotations == untouched && keys == ["a.bin", "a.old", "user", "user.old"],
+                "{annotations:?} {keys:?}"
+            );
+            Ok(Some(()))
+        })
+        .await
+    };
+    for kind in ["Secret", "ConfigMap"] {
+        is_rewritten(&here, kind).await?;
+        assert_eq!(stored(&excluded, kind).await?.0, untouched, "{kind}: excluded");
+        assert_eq!(stored(&other, kind).await?.0, untouched, "{kind}: not selected");
+    }
+    relabel(&scene.client, &other, "scene", Some(&scene.tag)).await?;
+    relabel(&scene.client, &here, "scene", None).await?;
+    for kind in ["Secret", "ConfigMap"] {
+        is_rewritten(&other, kind).await?;
+        is_left(&here, kind).await?;
+    }
     Ok(())
 }
 

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::{Api, ResourceExt as _};
 use mimeo_tests::planted::MARK;
 use mimeo_tests::scenario::{
-    annotation, condition, label, merge, of, put, relabel, rule, uid, value, version, wait_for, wait_gone,
+    annotation, apply, condition, label, merge, of, put, relabel, rule, uid, value, version, wait_for, wait_gone,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{BELONGS_TO, MANAGED_BY, STAGE, config_map};
 
@@ -174,6 +174,46 @@ async fn keys_of_data_are_left_out_and_renamed() -> Result<()> {
     assert!(message.contains("\"password\"") && !message.contains("three"), "{message}");
     let left = scene.secrets(&namespace).get("registry").await?;
     assert_eq!((uid(&left), value(&left, "password").as_deref()), (uid(&copy), Some("two")));
+    Ok(())
+}
+
+/// Bytes that are no text, which a Secret has in `data` and a `ConfigMap` in `binaryData`: the same edits, and the same bytes.
+#[tokio::test]
+async fn keys_of_bytes_are_left_out_and_renamed_as_those_of_text() -> Result<()> {
+    let scene = STAGE.scene("bytes").await?;
+    let namespace = scene.namespace().await?;
+    let map = |data: &Value, binary: &Value| {
+        let metadata = json!({"namespace": scene.home, "name": "settings"});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data, "binaryData": binary})
+    };
+    let binary = json!({"a.bin": "/wD+", "old.bin": "/w==", "other": "/w=="});
+    apply(&scene.client, &map(&json!({"user": "robin", "old.txt": "x"}), &binary)).await?;
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": scene.home, "name": "keys"}, "data": binary});
+    apply(&scene.client, &secret).await?;
+    let edits = json!({"include": ["user", "*.bin"], "exclude": ["old*"], "rename": {"a.bin": "b.bin"}});
+    let rule = scene.rule().source("v1", "ConfigMap", &scene.home, "settings").secret(&scene.home, "keys");
+    rule.set("transform", json!({"data": edits})).create(&scene.client).await?;
+
+    let maps = of::<ConfigMap>(&scene.client, &namespace);
+    let is = |copy: &ConfigMap, data: Value, binary: Value| {
+        [json!(copy.data.clone().unwrap_or_default()), json!(copy.binary_data.clone().unwrap_or_default())]
+            == [data, binary]
+    };
+    let first = |copy: &ConfigMap| is(copy, json!({"user": "robin"}), json!({"b.bin": "/wD+"}));
+    wait_for(maps.clone(), "settings".to_owned(), first).await?;
+    let copy = scene.wait_secret(&namespace, "keys", |_| true).await?;
+    assert_eq!(json!(copy.data), json!({"b.bin": "/wD+"}));
+
+    // What was text is bytes now, and the other way round: a key may be in one of the two.
+    apply(&scene.client, &map(&json!({"a.bin": "text"}), &json!({"user": "/w=="}))).await?;
+    let swapped = |copy: &ConfigMap| is(copy, json!({"b.bin": "text"}), json!({"user": "/w=="}));
+    wait_for(maps.clone(), "settings".to_owned(), swapped).await?;
+    // And so the same name can't come of both.
+    apply(&scene.client, &map(&json!({"b.bin": "text"}), &json!({"a.bin": "/w=="}))).await?;
+    let status = scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceRefused").await?;
+    let message = condition(&status, "SourcesFound").map(|condition| condition.message.clone()).unwrap_or_default();
+    assert!(message.contains("\"b.bin\"") && message.contains("settings"), "{message}");
+    assert!(swapped(&maps.get("settings").await?), "what is there stays");
     Ok(())
 }
 
