@@ -185,6 +185,8 @@ async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_n
         })
         .await?;
         delete(&deleted, REGISTRY).await?;
+        // Nobody but the namespace remembers it after another start.
+        change(&mut setting, &client, &once, down).await?;
         let before = [version(&changed.get(REGISTRY).await?), version(&left.get(REGISTRY).await?)];
         put(&of(&client, &home), REGISTRY, &[("password", token)]).await?;
         // Of a source and a namespace that are newer than all that, there is a copy: the others were seen by then.
