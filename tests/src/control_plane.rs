@@ -284,7 +284,7 @@ impl ControlPlane {
 
     /// Resident memory of a server now, in bytes.
     pub fn resident_bytes(&self, component: Component) -> Result<u64> {
-        self.process(component)?.resident_bytes()
+        self.process(component)?.memory("VmRSS")
     }
 
     /// The last 8 KiB that a server has logged.

@@ -133,14 +133,18 @@ impl Process {
         }
     }
 
-    /// Resident memory, in bytes.
-    pub(crate) fn resident_bytes(&mut self) -> Result<u64> {
-        self.still_running()?;
+    /// What `/proc` says of its memory under this name (`VmRSS`, `VmHWM`), in bytes.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn memory(&self, what: &str) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).context("failed to read /proc")?;
         let kib = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-            .with_context(|| format!("no VmRSS for {}", self.spec.name))?;
+            .find_map(|line| {
+                line.strip_prefix(what)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+            })
+            .with_context(|| format!("no {what} for {}", self.spec.name))?;
         Ok(kib * 1024)
     }
 

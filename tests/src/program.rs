@@ -147,8 +147,13 @@ impl Running {
     }
 
     /// Resident memory now, in bytes (`VmRSS`).
-    pub fn resident_bytes(&mut self) -> Result<u64> {
-        self.process.resident_bytes()
+    pub fn resident_bytes(&self) -> Result<u64> {
+        self.process.memory("VmRSS")
+    }
+
+    /// The most resident memory that it ever had, in bytes (`VmHWM`).
+    pub fn peak_bytes(&self) -> Result<u64> {
+        self.process.memory("VmHWM")
     }
 
     /// All it has written so far, stdout and stderr in order.

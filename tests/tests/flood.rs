@@ -159,7 +159,7 @@ async fn flood(tenant: &Tenant<'_>, team: &str) -> Result<[usize; 3]> {
         let mut spec = copying(None, "source", &[]);
         spec["targets"] = targets(number);
         let object = tenant.object("replications", &format!("flood-{number}"), &spec);
-        refused(home("replications"), object, "would not fit")
+        refused(home("replications"), object, "older ones have taken")
     });
     let grants = (0..MANY).map(|number| {
         let object = tenant.object("replicationgrants", &format!("flood-{number}"), &consent("Read", "*", &[]));

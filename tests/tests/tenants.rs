@@ -464,7 +464,7 @@ async fn slow_and_waiting(tenant: &Tenant<'_>) -> Result<usize> {
         spec["transform"] = shapes[number % shapes.len()](SIZE);
         match tenant.write("replications", &format!("late-{number}"), &spec).await {
             Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.message.contains("would not fit") => return Ok(number),
+            Err(kube::Error::Api(status)) if status.message.contains("older ones have taken") => return Ok(number),
             Err(error) => return Err(error).context(format!("late-{number}")),
         }
     }
