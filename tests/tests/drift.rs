@@ -1,12 +1,14 @@
 //! `driftPolicy: Deny`: nobody but Mimeo changes or deletes a copy, and nothing else is held up by that.
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, apply, delete, label, merge, of, put, relabel, value, version, wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Stage, annotation, apply, delete, label, merge, of, put, relabel, value, version, wait_for,
+    wait_gone,
 };
 use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually};
@@ -15,6 +17,9 @@ use serde_json::{Value, json};
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
 
 const REGISTRY: &str = "registry";
+
+/// Whose copy it is.
+const RULE: &str = "mimeo.dev/rule";
 
 /// A rule that denies drift, with one copy.
 async fn guarded(scene: &Scene<'_>) -> Result<(RuleSpec, String)> {
@@ -226,6 +231,53 @@ async fn no_tenants_rule_keeps_the_cluster_from_what_is_its_own() -> Result<()> 
     let publisher = control_plane.user("system:serviceaccount:kube-system:root-ca-cert-publisher", &groups)?;
     let theirs: Api<ConfigMap> = of(&publisher.client().await?, &tenant.home);
     assert_eq!(changed(&theirs, &maps).await?, None);
+    Ok(())
+}
+
+/// Nobody is asked about subresources: what they change of a copy is put right afterwards, and what is not Mimeo's is left.
+#[tokio::test]
+async fn a_scale_and_a_status_pass_and_what_they_take_from_mimeo_is_put_right() -> Result<()> {
+    let scene = STAGE.scene("subresources").await?;
+    let namespace = scene.namespace().await?;
+    let template =
+        json!({"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
+    let source = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": scene.home, "name": "web"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "web"}}, "template": template},
+    });
+    apply(&scene.client, &source).await?;
+    let rule = scene.rule().source("apps/v1", "Deployment", &scene.home, "web").set("driftPolicy", json!("Deny"));
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
+    scene.wait_condition(&rule.name, "BarrierActive", "True", "Active").await?;
+
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    let deployments: Api<Deployment> = of(&owner.client, &namespace);
+    let (params, three) = (PatchParams::default(), json!({"spec": {"replicas": 3}}));
+    refused(deployments.patch("web", &params, &Patch::Merge(&three)).await)?.context("through the object itself")?;
+    let scaled = deployments.patch_scale("web", &params, &Patch::Merge(&three)).await.context("a scale")?;
+    assert_eq!(scaled.spec.and_then(|spec| spec.replicas), Some(3));
+    let replicas = |copy: &Deployment| copy.spec.as_ref().and_then(|spec| spec.replicas);
+    wait_for(deployments.clone(), "web".to_owned(), |copy| replicas(copy) == Some(1)).await?;
+
+    // By the status' path go annotations, too. Who may write one runs the cluster.
+    let (all, marked) = (
+        of::<Deployment>(&scene.client, &namespace),
+        annotation(&deployments.get("web").await?, RULE).map(str::to_owned),
+    );
+    assert!(marked.is_some());
+    let theirs = json!([{"type": "example.com/Checked", "status": "True"}]);
+    let status = json!({"metadata": {"annotations": {RULE: "x"}}, "status": {"conditions": theirs}});
+    let written = all.patch_status("web", &params, &Patch::Merge(&status)).await.context("a status")?;
+    assert_eq!(annotation(&written, RULE), Some("x"));
+    let checked = |copy: &Deployment| {
+        let conditions = copy.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+        conditions.into_iter().any(|one| one.type_ == "example.com/Checked")
+    };
+    let right = |copy: &Deployment| annotation(copy, RULE) == marked.as_deref();
+    let copy = wait_for(deployments, "web".to_owned(), right).await?;
+    assert!(checked(&copy), "a status is its writer's");
+    scene.wait_synced(&rule.name).await?;
     Ok(())
 }
 
