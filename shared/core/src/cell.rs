@@ -29,13 +29,16 @@ pub enum Belief {
     Present(Box<Seen>),
 }
 
-/// What we know to be right: the last write of ours, or the last comparison that found nothing amiss.
+/// What an object here was like: as this process saw it first, and from then on at the last write of ours, or the last comparison that
+/// found nothing amiss. By this it is known whether somebody has changed it since, be it that nobody acted for it meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Good {
-    /// The object's resourceVersion then.
+pub struct Basis {
+    /// Its resourceVersion then.
     pub version: u64,
     /// Its managedFields then, hashed.
     pub managers: u64,
+    /// Whether it was right; if not, nobody has said so yet.
+    pub right: bool,
 }
 
 /// Why a cell isn't as it should be, and since when without a break.
@@ -59,8 +62,8 @@ pub struct Cell {
     pub want: Option<SlotId>,
     /// What is believed to be here.
     pub belief: Belief,
-    /// When it was last known to be right.
-    pub good: Option<Good>,
+    /// What is compared with when what is here has changed.
+    pub basis: Option<Basis>,
     /// Why the last request about it failed; cleared by the next one that doesn't.
     pub failure: Option<Box<Failing>>,
     /// Where it stands with requests.
@@ -292,7 +295,7 @@ impl Cell {
             name,
             want: None,
             belief: Belief::Unknown,
-            good: None,
+            basis: None,
             failure: None,
             phase: Phase::Idle,
             due: Tick::ZERO,
@@ -330,13 +333,18 @@ impl Cell {
         self.seen().filter(|seen| seen.ours())
     }
 
-    /// Whether what is known here shows that a copy need not be created (any more): ours was there, or anything is that isn't to be
+    /// Whether a good copy has been here, as far as is known, and still may be.
+    pub fn was_right(&self) -> bool {
+        self.basis.is_some_and(|basis| basis.right)
+    }
+
+    /// Whether what is here shows that a copy need not be created (any more): ours is there, or anything is that isn't to be
     /// overwritten, here to stay.
     pub fn shows_seed(&self, policy: ConflictPolicy) -> bool {
         match &self.belief {
             Belief::Present(seen) => seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite),
-            Belief::Vanished(_) | Belief::Hidden(_) => true,
-            Belief::Unknown | Belief::Absent | Belief::Taken(_) => false,
+            Belief::Hidden(_) => true,
+            Belief::Unknown | Belief::Absent | Belief::Vanished(_) | Belief::Taken(_) => false,
         }
     }
 
@@ -383,18 +391,17 @@ impl Cell {
         if self.verify {
             return Step::Apply(seen.uid, Why::Resync);
         }
-        if self.good.is_some_and(|good| good.version == seen.version) {
+        if self.basis.is_some_and(|basis| basis.right && basis.version == seen.version) {
             return Step::Leave(Leave::UpToDate);
         }
+        let silently = |basis: Basis| basis.version != seen.version && basis.managers == seen.managers;
         match reference {
             Reference::Unknown => Step::Learn(seen.uid),
             Reference::Asked => Step::Leave(Leave::Learning),
             // Costs a request that changes nothing, if nothing of ours was changed.
             Reference::Apart => Step::Apply(seen.uid, Why::Unproven),
             Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
-            Reference::Known(_) if self.good.is_some_and(|good| good.managers == seen.managers) => {
-                Step::Apply(seen.uid, Why::SilentlyChanged)
-            }
+            Reference::Known(_) if self.basis.is_some_and(silently) => Step::Apply(seen.uid, Why::SilentlyChanged),
             Reference::Known(_) | Reference::Waived => Step::Leave(Leave::UpToDate),
         }
     }
@@ -417,7 +424,7 @@ impl Cell {
     /// Notes that what is seen is right as it is.
     pub fn approve(&mut self) {
         if let Some(seen) = self.seen() {
-            self.good = Some(Good { version: seen.version, managers: seen.managers });
+            self.basis = Some(Basis { version: seen.version, managers: seen.managers, right: true });
         }
     }
 
@@ -435,7 +442,9 @@ impl Cell {
         self.stuck &= same;
         if !same {
             self.repair = Repair::None;
+            self.basis = None;
         }
+        self.basis.get_or_insert(Basis { version: seen.version, managers: seen.managers, right: false });
         seen.was_ours |= match &self.belief {
             Belief::Present(known) => same && known.ours(),
             Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => *uid == seen.uid,
@@ -458,7 +467,7 @@ impl Cell {
         // written over. So is what a listing doesn't show: it may have become so since.
         let restorable = uid.is_some() && known.ours() && !known.deleting;
         self.belief = if restorable { Belief::Vanished(known.uid) } else { Belief::Unknown };
-        self.good = None;
+        self.basis = None;
         true
     }
 }

@@ -55,13 +55,29 @@ impl Seeds {
         self.0.contains(&seed)
     }
 
-    /// Notes that it has, or that it doesn't matter any more. Beyond [`MOST`] a tenant's isn't noted.
-    pub fn set(&mut self, seed: Seed, created: bool, tenants: bool) {
-        if !created {
-            self.0.remove(&seed);
-        } else if !tenants || self.0.len() < MOST {
-            self.0.insert(seed);
-        }
+    /// Notes that it has. Beyond [`MOST`] a tenant's isn't noted. Tells whether that is news.
+    pub fn insert(&mut self, seed: Seed, tenants: bool) -> bool {
+        (!tenants || self.0.len() < MOST) && self.0.insert(seed)
+    }
+
+    /// Notes that it doesn't matter any more.
+    pub fn remove(&mut self, seed: Seed) {
+        self.0.remove(&seed);
+    }
+
+    /// Keeps those that are among these.
+    pub fn retain(&mut self, these: &Self) {
+        self.0.retain(|seed| these.contains(*seed));
+    }
+
+    /// Keeps those that are not.
+    pub fn subtract(&mut self, these: &Self) {
+        self.0.retain(|seed| !these.contains(*seed));
+    }
+
+    /// Adds those that aren't here.
+    pub fn extend(&mut self, others: &Self) {
+        self.0.extend(&others.0);
     }
 }
 
@@ -99,11 +115,11 @@ mod tests {
         assert_eq!(seeds.to_string(), "");
         for (count, seed) in all.into_iter().enumerate() {
             assert!(!seeds.contains(seed), "the {count}th is another than those before");
-            seeds.set(seed, true, false);
+            seeds.insert(seed, false);
             assert_eq!(seeds.to_string().len(), (count + 1) * 17 - 1);
         }
         assert_eq!(Seeds::parse(&seeds.to_string()), seeds);
-        seeds.set(all[0], false, false);
+        seeds.remove(all[0]);
         assert!(!seeds.contains(all[0]) && seeds.contains(all[1]));
     }
 
@@ -113,15 +129,15 @@ mod tests {
             seed("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5", "Replication/a/a", "Secret", &number.to_string())
         };
         let mut seeds = Seeds::default();
-        (0..=MOST).for_each(|number| seeds.set(numbered(number), true, true));
+        (0..=MOST).for_each(|number| _ = seeds.insert(numbered(number), true));
         assert!(seeds.contains(numbered(MOST - 1)) && !seeds.contains(numbered(MOST)));
-        seeds.set(numbered(MOST + 1), true, false);
+        seeds.insert(numbered(MOST + 1), false);
         assert!(seeds.contains(numbered(MOST + 1)), "the platform's are");
         assert_eq!(Seeds::parse(&seeds.to_string()), seeds);
         for gone in [0, 1] {
-            seeds.set(numbered(gone), false, true);
+            seeds.remove(numbered(gone));
         }
-        seeds.set(numbered(MOST), true, true);
+        seeds.insert(numbered(MOST), true);
         assert!(seeds.contains(numbered(MOST)), "there is room again");
     }
 

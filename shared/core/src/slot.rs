@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    cell::Reference,
+    cell::{Cell, Reference},
     engine::Tick,
     kind::{GroupKind, GroupVersionKind},
     render::{Copies, SourceRefused},
@@ -123,6 +123,12 @@ impl Slots {
     /// To change anything but its source.
     pub(crate) fn get_mut(&mut self, id: &SlotId) -> Option<&mut Slot> {
         self.by_id.get_mut(id)
+    }
+
+    /// The rule that wants the cell, else the one whose copy is in it.
+    pub(crate) fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+        let wanted = cell.want.and_then(|id| self.get(&id)).map(|slot| &slot.rule);
+        wanted.or_else(|| cell.ours()?.rule.as_ref())
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Slot> {

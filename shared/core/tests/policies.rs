@@ -31,6 +31,8 @@ const UID: &str = "00000000-0000-4000-8000-000000000002";
 struct Scene {
     engine: Engine,
     now: Duration,
+    /// The rule's, which begins with 0.
+    generation: i64,
     /// What was to be noted of the namespace.
     noted: Vec<String>,
     /// Whether a rule was to be read.
@@ -81,7 +83,7 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
     let object = json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
     engine.source(&source, Some(object), NOW);
-    Scene { engine, now: NOW, noted: Vec::new(), asked: false }
+    Scene { engine, now: NOW, generation: 0, noted: Vec::new(), asked: false }
 }
 
 fn team(version: u32, seeds: Option<&str>) -> ObjectMeta {
@@ -399,7 +401,8 @@ impl Scene {
     /// The rule gets another spec.
     fn change(&mut self, spec: &Value) {
         let changed = rule("rule", "home", spec);
-        let changed = Rule { generation: 2, ..changed };
+        self.generation += 1;
+        let changed = Rule { generation: self.generation, ..changed };
         self.engine.rule_applied(changed.id.clone(), Ok(changed), author(), None, self.now);
         vouch(&mut self.engine, self.now);
     }
@@ -497,20 +500,20 @@ fn what_is_there_counts_as_created_once() {
 
 #[test]
 fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
-    for remembered in [true, false] {
+    for noted in [true, false] {
         let mut scene = scene(Role::Keeper, &json!({}));
         scene.created();
         assert!(scene.noted.is_empty());
         scene.change(&once());
         assert!(scene.next().is_none());
-        if remembered {
+        if noted {
             scene.note();
         }
-        // Its marks still say that it goes with its rule: without the note that would be looked into.
+        // Its marks still say that it goes with its rule, which otherwise would be looked into.
         let id = rule("rule", "home", &once()).id;
         scene.engine.rule_gone(&id, NOW);
         assert!(scene.next().is_none());
-        assert_eq!(scene.asked, !remembered);
+        assert!(!scene.asked, "{noted}");
     }
 }
 
@@ -532,9 +535,37 @@ fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() 
     scene.engine.rule_applied(other.id.clone(), Ok(other), author(), None, NOW);
     vouch(&mut scene.engine, NOW);
     // By its name this one comes first.
+    scene.expect(Verb::Create, Some(Why::Vanished));
+}
+
+/// As the documents have it who want what is missing created again.
+#[test]
+fn without_the_annotation_what_is_missing_is_created_again() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    scene.note();
+    scene.removed();
+    assert!(scene.next().is_none());
+    scene.engine.namespace_applied(&team(40, None), NOW);
+    scene.expect(Verb::Create, Some(Why::Vanished));
+    assert!(scene.noted.is_empty());
+}
+
+/// Nothing of it is in the cluster by which another process could know that it was there.
+#[test]
+fn what_goes_while_its_rule_rests_was_not_created_once() {
+    let mut scene = scene(Role::Keeper, &json!({}));
+    scene.created();
+    scene.change(&json!({"strategy": "CreateOnce", "suspend": true}));
+    assert!(scene.next().is_none());
+    scene.removed();
     let look = scene.expect(Verb::Look, None);
     scene.answer(&look, Outcome::Absent);
+    assert!(scene.next().is_none() && scene.noted.is_empty());
+    assert_eq!(scene.plan().create, 1);
+    scene.change(&once());
     scene.expect(Verb::Create, Some(Why::Missing));
+    assert!(scene.noted.is_empty());
 }
 
 #[test]
@@ -548,6 +579,20 @@ fn a_rule_that_comes_to_keep_its_copies_brings_them_back_and_forgets() {
     let create = scene.expect(Verb::Create, Some(Why::Vanished));
     assert_eq!(scene.noted, [""]);
     scene.taken(&create);
+}
+
+/// No watch would tell of a write that changes nothing, and what is to be noted next would wait for that.
+#[test]
+fn what_was_never_noted_is_forgotten_without_a_write() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    scene.engine.seeds_noted("team", false, NOW);
+    scene.noted.clear();
+    scene.change(&json!({}));
+    assert!(scene.next().is_some(), "the copy is another one now");
+    scene.now += Duration::from_secs(2);
+    assert!(scene.next().is_none());
+    assert_eq!(scene.noted, [""; 0]);
 }
 
 #[test]

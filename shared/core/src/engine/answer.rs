@@ -11,7 +11,7 @@ use super::{
     work::{Timer, delay},
 };
 use crate::{
-    cell::{Belief, Cell, Content, Good, Phase, Reference, Repair, Why},
+    cell::{Basis, Belief, Cell, Content, Phase, Reference, Repair, Why},
     kind::GroupKind,
     meta::{Seen, Uid},
     names,
@@ -34,11 +34,15 @@ impl Engine {
             let cell = &mut namespace.cells[at];
             if cell.phase == Phase::InFlight(ticket.serial) {
                 cell.phase = Phase::Idle;
+                let owner = self.rule_of(cell);
                 let place = Place { name: &ticket.namespace, labels: &namespace.labels };
                 self.take_in(ticket, outcome, place, cell);
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
                     self.consent.strew(rule, &ticket.namespace);
                 }
+                // What it comes to now is told when it is planned.
+                owner.iter().for_each(|rule| self.mark_status_due(rule));
+                self.sow(&ticket.namespace, &mut namespace, at);
                 self.dirty.insert(ticket.namespace.clone());
             }
         }
@@ -191,7 +195,7 @@ impl Engine {
                 }
                 // What is seen by now may be this very write, of which the watch was quicker to tell.
                 let written = ticket.version != Some(seen.version);
-                cell.good = Some(Good { version: seen.version, managers: seen.managers });
+                let basis = Basis { version: seen.version, managers: seen.managers, right: true };
                 let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;
@@ -210,6 +214,7 @@ impl Engine {
                 let begun = cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
                 cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
+                cell.basis = Some(basis);
                 let rule = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
                 if let Some(rule) = rule.filter(|_| written) {
                     self.synced(&rule);
@@ -258,7 +263,7 @@ impl Engine {
         cell.belief = Belief::Absent;
         cell.leaving = false;
         cell.stuck = false;
-        cell.good = None;
+        cell.basis = None;
         cell.failure = None;
         cell.condemned = None;
     }
@@ -348,5 +353,5 @@ fn refute(verb: Verb, cell: &mut Cell) {
     }
     // It may be another object by now, which could be changed.
     cell.stuck = false;
-    cell.good = None;
+    cell.basis = None;
 }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{Engine, tally::Tally};
-use crate::{cell::Cell, rule::RuleId};
+use crate::rule::RuleId;
 
 /// How many cells are looked at in one piece, and a namespace more at most: a few milliseconds.
 const PIECE: usize = 5_000;
@@ -56,7 +56,8 @@ impl Engine {
             looked += namespace.cells.len().max(1);
             self.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
             for cell in &namespace.cells {
-                let Some((id, tally)) = self.owner(cell).and_then(|id| Some((id, census.tallies.get_mut(id)?))) else {
+                let owner = self.slots.owner(cell);
+                let Some((id, tally)) = owner.and_then(|id| Some((id, census.tallies.get_mut(id)?))) else {
                     continue;
                 };
                 let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { continue };
@@ -76,14 +77,6 @@ impl Engine {
             (id, tally)
         };
         Some(rules.into_iter().map(&mut tally).collect())
-    }
-
-    /// The one rule with which a cell counts: that which wants it, or whose copy is in it though none does.
-    fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a RuleId> {
-        match cell.want {
-            Some(id) => self.slots.get(&id).map(|slot| &*slot.rule),
-            None => cell.ours()?.rule.as_deref(),
-        }
     }
 
     /// How many cells were looked at for statuses so far.

@@ -32,6 +32,7 @@ impl Engine {
         let entry = self.namespaces.entry(namespace.clone()).or_default();
         let cell = entry.cell_or_insert(kind, &name);
         cell.listing = listing;
+        let owner = self.slots.owner(cell).cloned();
         if !cell.show(seen) {
             return;
         }
@@ -39,6 +40,7 @@ impl Engine {
         cell.shown = self.shown;
         cell.retry_now();
         self.dirty.insert(namespace);
+        owner.iter().for_each(|rule| self.mark_status_due(rule));
     }
 
     /// The watch of copies lost an object: it was deleted, or only its label was.
@@ -48,24 +50,26 @@ impl Engine {
         let Some(uid) = meta.uid.as_deref().and_then(Uid::parse) else { return };
         let Some(kind) = self.kind_id(kind) else { return };
         let namespace = self.namespace_name(namespace);
-        let Some(entry) = self.namespaces.get_mut(&namespace) else { return };
-        let born = entry.born;
-        let Some(cell) = entry.cell_mut(kind, name) else { return };
-        let version = version(meta.resource_version.as_deref());
-        let rule = cell.ours().and_then(|seen| seen.rule.clone());
-        if cell.vanish(Some(uid), version) {
-            if version < born {
-                // It went with a former namespace of the name: in this one it never was.
-                cell.belief = Belief::Unknown;
-            }
-            cell.retry_now();
-            self.dirty.insert(namespace);
-            self.work.tidy_later();
-            // Wanted or not, it counted with its rule, and a preview may have it among what would go.
-            if let Some(rule) = rule {
-                self.mark_status_due(&rule);
+        let Some(mut entry) = self.namespaces.remove(&namespace) else { return };
+        if let Ok(at) = entry.position(kind, name) {
+            // What a rule creates once was created, though it goes before anything is planned.
+            self.sow(&namespace, &mut entry, at);
+            let born = entry.born;
+            let cell = &mut entry.cells[at];
+            let version = version(meta.resource_version.as_deref());
+            let owner = self.rule_of(cell);
+            if cell.vanish(Some(uid), version) {
+                if version < born {
+                    // It went with a former namespace of the name: in this one it never was.
+                    cell.belief = Belief::Unknown;
+                }
+                cell.retry_now();
+                self.dirty.insert(namespace.clone());
+                self.work.tidy_later();
+                owner.iter().for_each(|rule| self.mark_status_due(rule));
             }
         }
+        self.namespaces.insert(namespace, entry);
     }
 
     /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
@@ -82,13 +86,10 @@ impl Cell {
         }
     }
 
-    /// A rule comes to create its copies once: that counts which is there now, and not what was when it was another rule's, or when
-    /// nobody watched it.
-    pub(super) fn look_anew(&mut self, same_rule: bool) {
-        match &self.belief {
-            Belief::Vanished(uid) if !same_rule => self.belief = Belief::Taken(Some(*uid)),
-            Belief::Present(seen) if !seen.ours() && seen.unwatched(Role::Keeper) => self.belief = Belief::Unknown,
-            _ => {}
+    /// A rule comes to create its copies once: that counts which is there now, and not what was when nobody watched it.
+    pub(super) fn look_anew(&mut self) {
+        if self.seen().is_some_and(|seen| !seen.ours() && seen.unwatched(Role::Keeper)) {
+            self.belief = Belief::Unknown;
         }
     }
 

@@ -150,7 +150,7 @@ impl Engine {
         id: &'a RuleId,
         namespace: &'a Namespace,
     ) -> impl Iterator<Item = (&'a Cell, &'a Slot)> {
-        let cells = namespace.cells.iter().filter(|cell| cell.good.is_none());
+        let cells = namespace.cells.iter().filter(|cell| !cell.was_right());
         let slot = |cell: &'a Cell| Some((cell, self.slots.get(&cell.want?)?));
         cells.filter_map(slot).filter(|(_, slot)| *slot.rule == *id)
     }

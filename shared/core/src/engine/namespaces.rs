@@ -34,8 +34,10 @@ pub(super) struct Namespace {
     /// From when on this injector fills it.
     pub(super) charge: Option<Tick>,
     pub(super) cells: Vec<Cell>,
-    /// What was created in it once, as its annotation says.
+    /// What was created in it once, as its annotation says or this process has seen.
     pub(super) seeds: Seeds,
+    /// Those of which the annotation is yet to say it.
+    pub(super) sown: Seeds,
     /// Whether that is being written, or waits to be tried again.
     pub(super) noting: bool,
     /// How often in a row it could not be.
@@ -72,8 +74,10 @@ impl Engine {
             return;
         }
         let former = entry.uid.filter(|former| Some(*former) != uid);
+        let mut rules = BTreeSet::new();
         if former.is_some() {
             // Deleted and created again under its name: nothing that was in it is in it.
+            rules.extend(entry.cells.iter().filter_map(|cell| self.slots.owner(cell).cloned()));
             let cells = watched(&mut self.work, &name, entry, self.settings.role);
             *entry = Namespace { cells, ended: true, ..Namespace::default() };
         }
@@ -97,16 +101,13 @@ impl Engine {
             entry.labelled = self.now;
         }
         if changed {
-            for rule in fill_in_anew(entry, &name, &old, &self.slots) {
-                if let Some(state) = self.rules.get_mut(&rule) {
-                    state.status.mark_due();
-                }
-            }
+            rules.extend(fill_in_anew(entry, &name, &old, &self.slots));
         }
         entry.terminating = meta.deletion_timestamp.is_some();
         let seeds = meta.annotations.as_ref().and_then(|annotations| annotations.get(names::SEEDED));
-        entry.seeds = seeds.map(|text| Seeds::parse(text)).unwrap_or_default();
+        entry.note(seeds.map(|text| Seeds::parse(text)).unwrap_or_default());
         entry.noting = false;
+        rules.iter().for_each(|rule| self.mark_status_due(rule));
         if former.is_some() {
             self.leave_home(&name, former);
         }
@@ -146,8 +147,7 @@ impl Engine {
             self.demand_changed();
         }
         self.leave_home(&name, old.uid);
-        let touched: BTreeSet<Arc<RuleId>> =
-            old.cells.iter().filter_map(|cell| self.slots.get(&cell.want?).map(|slot| slot.rule.clone())).collect();
+        let touched: BTreeSet<Arc<RuleId>> = old.cells.iter().filter_map(|cell| self.rule_of(cell)).collect();
         for id in &touched {
             self.mark_status_due(id);
         }
@@ -209,6 +209,13 @@ impl Namespace {
         &mut self.cells[at]
     }
 
+    /// Its annotation says that these were created in it once. What it said before and says no more counts no more.
+    fn note(&mut self, seeds: Seeds) {
+        self.sown.subtract(&seeds);
+        self.seeds = seeds;
+        self.seeds.extend(&self.sown);
+    }
+
     /// Whether its own watch has shown it, and it isn't going.
     pub(super) fn alive(&self) -> bool {
         self.uid.is_some() && !self.terminating
@@ -249,7 +256,7 @@ fn watched(work: &mut work::Work, name: &Arc<str>, namespace: &mut Namespace, ro
     cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
     for cell in &mut cells {
         cell.want = None;
-        cell.good = None;
+        cell.basis = None;
         cell.failure = None;
         cell.condemned = None;
         cell.stuck = false;

@@ -103,9 +103,9 @@ impl Engine {
         match why {
             Leave::UpToDate => {
                 self.remind_of_resync(name, cell);
-                let before = (cell.good, cell.failure.take());
+                let before = (cell.basis, cell.failure.take());
                 cell.approve();
-                if before == (cell.good, None) {
+                if before == (cell.basis, None) {
                     return;
                 }
             }

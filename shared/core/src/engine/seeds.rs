@@ -39,31 +39,54 @@ impl Engine {
         Some(Seed::new(namespace.uid?, rule, kind, name))
     }
 
+    /// Remembers what is in a cell as created, if its rule creates once, and acts. So it counts whatever becomes of it, also before the
+    /// annotation says so; and what was there while the rule did nothing counts for nothing.
+    pub(super) fn sow(&self, name: &str, namespace: &mut Namespace, at: usize) {
+        let cell = &namespace.cells[at];
+        if self.settings.role != Role::Keeper || !namespace.alive() {
+            return;
+        }
+        let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { return };
+        let acting = self.rules.get(&slot.rule).and_then(RuleState::acting);
+        let Some(rule) = acting.filter(|rule| rule.strategy == Strategy::CreateOnce) else { return };
+        if !cell.shows_seed(rule.conflict) || !self.is_of_now(name, namespace, cell) {
+            return;
+        }
+        let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name) else { return };
+        let tenants = rule.id.kind == RuleKind::Replication;
+        if namespace.seeds.insert(seed, tenants) {
+            namespace.sown.insert(seed, false);
+        }
+    }
+
     /// Has the namespace remember what was created in it once: all of it with one write. A rule that has come to keep its copy is
     /// forgotten; should it ever create once again, what is there then counts.
     pub(super) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        (0..namespace.cells.len()).for_each(|at| self.sow(name, namespace, at));
         let keeps = self.settings.role == Role::Keeper;
         if !keeps || namespace.noting || !namespace.alive() || !self.all_rules() || !self.in_charge(namespace) {
+            return;
+        }
+        if namespace.seeds.is_empty() {
             return;
         }
         let mut seeds = namespace.seeds.clone();
         for cell in &namespace.cells {
             let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { continue };
             let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { continue };
-            let once = rule.strategy == Strategy::CreateOnce;
-            if !once && seeds.is_empty() {
-                continue;
-            }
-            if once && !cell.settled() {
+            if rule.strategy != Strategy::CreateOnce {
+                self.seed(namespace, &rule.id, slot.kind, &cell.name).iter().for_each(|seed| seeds.remove(*seed));
+            } else if !cell.settled() {
                 return; // Its answer comes by here.
             }
-            let news = !once || cell.shows_seed(rule.conflict) && self.is_of_now(name, namespace, cell);
-            let tenants = rule.id.kind == RuleKind::Replication;
-            if let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name).filter(|_| news) {
-                seeds.set(seed, once, tenants);
-            }
         }
-        if seeds != namespace.seeds {
+        let mut noted = namespace.seeds.clone();
+        noted.subtract(&namespace.sown);
+        namespace.sown.retain(&seeds);
+        if seeds == noted {
+            // No watch would tell of a write that changes nothing.
+            namespace.seeds = seeds;
+        } else {
             namespace.noting = true;
             let version = namespace.version;
             self.work.errands.push_back(Errand::NoteSeeds { namespace: name.clone(), seeds, version });

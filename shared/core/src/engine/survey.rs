@@ -103,14 +103,18 @@ impl Engine {
         let readable_again = survey.unreadable.take().is_some();
         let listing = survey.listing;
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
+        let mut owners = BTreeSet::new();
         for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
             for cell in entry.cells.iter_mut().filter(|cell| cell.kind == id && cell.listing != listing) {
                 // Our own write may be newer than the listing.
+                let owner = self.slots.owner(cell).cloned();
                 if cell.vanish(None, at) {
                     cell.retry_now();
+                    owners.extend(owner);
                 }
             }
         }
+        owners.iter().for_each(|rule| self.mark_status_due(rule));
         if readable_again {
             self.mark_statuses_due_of_slots(|slot| slot.kind == id);
         }

@@ -104,11 +104,10 @@ impl Engine {
             if cell.want == want {
                 continue;
             }
-            let owners =
-                [cell.want, want].map(|id| id.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone()));
-            let rule = owners[1].as_ref().and_then(|id| self.rules.get(id)?.rule.as_ref().ok());
+            let former = self.rule_of(cell);
+            let rule = want.and_then(|id| self.rules.get(&self.slots.get(&id)?.rule)?.rule.as_ref().ok());
             if self.settings.role == Role::Keeper && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce) {
-                cell.look_anew(owners[0] == owners[1]);
+                cell.look_anew();
             }
             cell.want = want;
             cell.streak = 0;
@@ -117,10 +116,8 @@ impl Engine {
             if want.is_some() {
                 self.forgive(name, cell.kind, &cell.name);
             }
-            for owner in owners.into_iter().flatten() {
-                if let Some(state) = self.rules.get_mut(&owner) {
-                    state.status.mark_due();
-                }
+            for rule in [former, self.rule_of(cell)].iter().flatten() {
+                self.mark_status_due(rule);
             }
         }
     }

@@ -373,10 +373,10 @@ impl Engine {
         }
     }
 
-    /// The rule that wants the cell, else the one whose copy is in it.
+    /// The one rule with which a cell counts. Whatever changes that marks the former one's status as due; the other's is when the cell
+    /// is planned.
     pub(super) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
-        let wanted = cell.want.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
-        wanted.or_else(|| cell.ours().and_then(|seen| seen.rule.clone()))
+        self.slots.owner(cell).cloned()
     }
 
     /// Notes why a cell isn't as it should be. Told once, not with every try.
