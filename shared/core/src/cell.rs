@@ -378,6 +378,9 @@ impl Cell {
         if self.repair == Repair::Claimed {
             return Step::Apply(seen.uid, Why::Shared);
         }
+        if self.stuck {
+            return Step::Apply(seen.uid, Why::Replaced);
+        }
         if seen.claims().press(exclusive) {
             // A claim makes what it takes look as if we had written it, and whoever comes after this process has nothing else to go
             // by: what was changed of ours is put right before.

@@ -54,6 +54,21 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     Scene { engine, source }
 }
 
+/// What that request writes.
+fn copy(request: &Request, number: u32) -> ObjectMeta {
+    let entry =
+        json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+    let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
+    let meta = json!({
+        "name": "x", "namespace": "team", "uid": uid(number), "resourceVersion": (10 + number).to_string(),
+        "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+        "annotations": {
+            "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster", "mimeo.dev/checksum": checksum,
+        },
+    });
+    from_value(meta).unwrap()
+}
+
 impl Scene {
     fn source_is(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
@@ -83,16 +98,7 @@ impl Scene {
     }
 
     fn written(&mut self, request: &Request, number: u32) {
-        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
-        let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
-        let meta = json!({
-            "name": "x", "namespace": "team", "uid": uid(number), "resourceVersion": (10 + number).to_string(),
-            "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
-            "annotations": {
-                "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster", "mimeo.dev/checksum": checksum,
-            },
-        });
-        self.engine.outcome(&request.ticket, Outcome::Object(Box::new(from_value(meta).unwrap())), NOW);
+        self.engine.outcome(&request.ticket, Outcome::Object(Box::new(copy(request, number))), NOW);
     }
 
     /// In the API server's words for this kind.
@@ -164,6 +170,27 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
     scene.written(&create, 4);
+    assert!(scene.next().is_none());
+}
+
+/// Somebody changed it and then made it immutable while nothing ran: asked what a good copy owns the API server refuses that, too.
+#[test]
+fn a_copy_that_cannot_even_be_compared_is_made_anew() {
+    let mut former = scene(Role::Keeper, "v1", "ConfigMap", "configmaps");
+    former.source_is("a");
+    let left = copy(&former.next().unwrap(), 2);
+    let mut scene = scene(Role::Keeper, "v1", "ConfigMap", "configmaps");
+    scene.engine.copy_applied(&scene.source.gvk.group_kind(), &left, NOW);
+    scene.source_is("a");
+    let learn = scene.next().unwrap();
+    assert!(matches!(learn.ticket.verb, Verb::Learn(_)), "{:?}", learn.ticket.verb);
+    scene.refuse(&learn);
+    let delete = scene.next().unwrap();
+    assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)));
+    scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+    let create = scene.next().unwrap();
+    assert_eq!(create.ticket.verb, Verb::Create);
+    scene.written(&create, 3);
     assert!(scene.next().is_none());
 }
 

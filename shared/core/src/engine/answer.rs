@@ -127,7 +127,10 @@ impl Engine {
             (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_)) if ticket.why == Some(Why::Changed) => {
                 cell.repair = Repair::Claimed;
             }
-            (Verb::Apply(_) | Verb::Take(..), Outcome::Immutable(_)) if self.replaces(cell) => cell.stuck = true,
+            // Asked what a good copy owns, the server refuses only where this one isn't good.
+            (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_)) if self.replaces(cell) => {
+                cell.stuck = true;
+            }
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 // What isn't ours may change or go unseen.
                 let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));

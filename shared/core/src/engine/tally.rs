@@ -22,7 +22,7 @@ pub(super) enum PlannedAction {
     Update,
     /// A copy is to go.
     Delete,
-    /// What is there stays, since it isn't the rule's.
+    /// What is there keeps the copy away: it isn't the rule's, or is on its way out and not gone.
     Conflict,
 }
 
@@ -155,7 +155,7 @@ impl Engine {
         let action = match step {
             _ if synced => None,
             Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell).goes().then_some(PlannedAction::Delete),
-            Step::Leave(Leave::Foreign(_)) => Some(PlannedAction::Conflict),
+            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Some(PlannedAction::Conflict),
             Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.keeper(id, cell)).is_some() => {
                 Some(PlannedAction::Conflict)
             }

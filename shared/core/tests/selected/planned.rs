@@ -197,6 +197,20 @@ fn what_was_forged_before_eyes_that_rest_is_put_right() {
     }
 }
 
+/// As the rule says of it when it acts.
+#[test]
+fn a_copy_that_a_finalizer_holds_is_planned_to_be_in_the_way() {
+    let mut world = World::new(simple());
+    world.listed(&[secret("a")]);
+    world.store(suspended(&[labelled()], &["one", "two"]), 2);
+    world.copies.get_mut("one/a").unwrap()["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z".into();
+    world.touched("one/a", 200);
+    let plan = world.status_of("r").plan.unwrap();
+    assert_eq!((plan.create, plan.update, plan.delete, plan.conflict), (0, 0, 0, 1));
+    world.store(simple().remove(0), 3);
+    assert_eq!(world.status_of("r").failures[0].reason, "Conflict");
+}
+
 #[test]
 fn what_was_changed_while_nobody_watched_is_planned_to_be_repaired() {
     let mut world = World::new(simple());
