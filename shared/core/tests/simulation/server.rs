@@ -112,7 +112,7 @@ pub struct Entry {
     pub time: u64,
 }
 
-/// An object, its fields flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `spec/k`.
+/// An object, its fields flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `immutable`, `spec/k`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
     pub key: Key,
@@ -203,7 +203,22 @@ impl Object {
         if let Some(kind) = self.field("type") {
             object["type"] = kind.into();
         }
+        if self.is_immutable() {
+            object["immutable"] = true.into();
+        }
         object
+    }
+
+    /// Whether nobody can change what is in it.
+    pub fn is_immutable(&self) -> bool {
+        self.field("immutable") == Some("true")
+    }
+
+    /// What nobody can change then.
+    fn content(&self) -> impl Iterator<Item = (&String, &String)> {
+        let is_content =
+            |path: &str| path == "immutable" || ["data/", "binaryData/"].iter().any(|part| path.starts_with(part));
+        self.fields.iter().filter(move |(path, _)| is_content(path))
     }
 }
 
@@ -252,8 +267,8 @@ pub fn flatten(body: &Value) -> BTreeMap<String, String> {
     for name in body.pointer("/metadata/finalizers").and_then(Value::as_array).into_iter().flatten() {
         fields.insert(format!("fin/{}", text(name)), String::new());
     }
-    if let Some(kind) = body.get("type") {
-        fields.insert("type".into(), text(kind));
+    for field in ["type", "immutable"] {
+        fields.extend(body.get(field).map(|value| (field.into(), text(value))));
     }
     fields
 }
@@ -611,6 +626,10 @@ impl Server {
             None => self.fresh(key),
         };
         merge(&mut new, config, self.version);
+        if old.as_ref().is_some_and(|old| old.is_immutable() && !old.content().eq(new.content())) {
+            let cause = json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"});
+            return Err(refuse(422, json!({"reason": "Invalid", "details": {"name": key.name, "causes": [cause]}})));
+        }
         if old.as_deref() == Some(&new) || dry {
             return Ok(Rc::new(new));
         }

@@ -8,7 +8,12 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_core::engine::{Role, Webhooks};
+use mimeo_core::{
+    drift::guard,
+    engine::{Role, Webhooks},
+    review::decode,
+};
+use serde_json::{Value, json};
 
 use super::{
     carry::carry,
@@ -18,6 +23,17 @@ use super::{
     spec::KINDS,
     tables::Planned,
 };
+
+const GUARDED: &str = "label/mimeo.dev/drift";
+
+/// What came of what people did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    Yes,
+    No,
+    /// Mimeo's webhook doesn't let them.
+    Refused,
+}
 
 /// Longer than any grace here, than losses are collected, and than anything is put off.
 const LONG: Duration = Duration::from_secs(65);
@@ -39,85 +55,50 @@ impl Cluster {
         Self { server, process, clock }
     }
 
-    /// What people do. Tells whether it could be done.
-    pub fn act(&mut self, deed: &Deed) -> bool {
-        let namespace = |name: &str| Key::new(Res::Namespace, "", name);
-        let server = &mut self.server;
-        match deed {
-            Deed::Namespace(name, labels) => {
-                let labels: Vec<(String, &str)> =
-                    labels.iter().map(|(key, value)| (format!("label/{key}"), value.as_str())).collect();
-                let fields: Vec<(&str, &str)> = labels.iter().map(|(path, value)| (path.as_str(), *value)).collect();
-                if server.create(&namespace(name), &fields, "user") {
-                    return true;
-                }
-                server.edit(&namespace(name), "user", |object| {
-                    let given = "label/kubernetes.io/metadata.name";
-                    object.fields.retain(|path, _| !path.starts_with("label/") || path == given);
-                    object.fields.extend(fields.iter().map(|(path, value)| ((*path).to_owned(), (*value).to_owned())));
-                });
-                true
-            }
-            Deed::EndNamespace(name) => server.remove(&namespace(name)),
-            Deed::Reap(name) => server.reap(name),
-            Deed::Create(key, fields) => {
-                let fields: Vec<(&str, &str)> =
-                    fields.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
-                server.create(key, &fields, "user")
-            }
-            Deed::Change(key, changes) => {
-                server.edit(key, "user", |object| {
-                    for (path, value) in changes {
-                        match value {
-                            Some(value) => drop(object.fields.insert(path.clone(), value.clone())),
-                            None => drop(object.fields.remove(path)),
-                        }
-                    }
-                });
-                true
-            }
-            Deed::Remove(key) => {
-                server.remove(key);
-                true
-            }
-            Deed::Release(key) => {
-                server.edit(key, "user", |object| object.fields.retain(|path, _| !path.starts_with("fin/")));
-                true
-            }
-            Deed::Disown(key) => server.edit(key, "user", |object| {
-                let fields = object.fields.keys().cloned().collect();
-                object.entries = vec![Entry { manager: "user".into(), apply: false, fields, time: object.version }];
-            }),
-            Deed::Clear(key) => server.edit(key, "user", |object| object.entries.clear()),
-            Deed::Forge(key, path, value) => {
-                let before = server.get(key).map(|object| object.entries.clone()).unwrap_or_default();
-                server.edit(key, "user", |object| drop(object.fields.insert(path.clone(), value.clone())))
-                    && server.edit(key, "user", |object| object.entries = before)
-            }
-            Deed::Share(key) => {
-                server.edit(key, "user", |object| {
-                    let fields = object.fields.keys().cloned().collect();
-                    object.entries.retain(|entry| entry.manager != "tool");
-                    object.entries.push(Entry { manager: "tool".into(), apply: false, fields, time: object.version });
-                });
-                true
-            }
-            Deed::Rule(name, spec) => {
-                let describe = |object: &mut Object| object.spec = Some(Rc::new((**spec).clone()));
-                let _ = server.declare(name, describe) || server.edit(name, "user", describe);
-                true
-            }
-            Deed::Grant(key, spec) => {
-                let describe = |object: &mut Object| object.grant = Some(Rc::new(spec.typed()));
-                let _ = server.declare(key, describe) || server.edit(key, "user", describe);
-                true
-            }
-            Deed::DeleteRule(key) | Deed::Revoke(key) => server.remove(key),
-            Deed::Restart => {
-                self.process = Process::new(Role::Keeper, 4, self.clock, &self.server);
-                true
+    /// What people do.
+    pub fn act(&mut self, deed: &Deed) -> Done {
+        let place = deed.place().filter(|key| KINDS.contains(&key.res));
+        let may_be_asked = |object: &&Rc<Object>| guarded(object) || deed.sets(GUARDED) == Some("deny");
+        let before = place.and_then(|key| self.server.get(key).filter(may_be_asked).cloned());
+        let mut server = before.as_ref().map(|_| self.server.clone());
+        if !ask(server.as_mut().unwrap_or(&mut self.server), deed) {
+            return Done::No;
+        }
+        if let Deed::Restart = deed {
+            self.process = Process::new(Role::Keeper, 4, self.clock, &self.server);
+        }
+        let Some((before, server)) = before.zip(server) else { return Done::Yes };
+        if hooked(deed, &before, server.get(&before.key)) && self.minded(deed, &before) {
+            return Done::Refused;
+        }
+        self.server = server;
+        Done::Yes
+    }
+
+    /// What a replica of the webhook says that has just begun.
+    fn minded(&self, deed: &Deed, copy: &Object) -> bool {
+        let mut webhook = Process::new(Role::Injector, 4, self.clock, &self.server);
+        loop {
+            webhook.follow_demand(&self.server);
+            let topics: Vec<Topic> = webhook.watches.keys().cloned().collect();
+            let told = topics.iter().filter(|topic| webhook.deliver(topic, &self.server, self.clock).is_some()).count();
+            if told == 0 {
+                break;
             }
         }
+        let gvk = copy.key.res.gvk();
+        let deletes = matches!(deed, Deed::Remove(_));
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "kind": {"group": gvk.group, "version": gvk.version, "kind": gvk.kind},
+                "resource": {"group": gvk.group, "version": gvk.version, "resource": copy.key.res.resource().plural},
+                "namespace": copy.key.namespace, "operation": if deletes { "DELETE" } else { "UPDATE" },
+                "object": if deletes { Value::Null } else { json!({"metadata": {}}) }, "oldObject": copy.json(),
+            },
+        });
+        let review = decode(review.to_string().as_bytes()).expect("a review");
+        guard(&review.request, |rule, copy| webhook.engine.guards(rule, copy)).is_some()
     }
 
     // ---- time passes ----
@@ -236,7 +217,7 @@ impl Cluster {
         for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
             let one = match (before.get(key), after.get(key)) {
                 (None, Some(is)) if of(is) => Planned::Create,
-                (Some(was), is) if of(was) && is.is_none_or(|is| is.deleting) => Planned::Delete,
+                (Some(was), is) if of(was) && !was.deleting && is.is_none_or(|is| is.deleting) => Planned::Delete,
                 // Whose it has become may have made it anew as well.
                 (Some(was), Some(is)) if of(was) && !of(is) && was.uid != is.uid => match plan.get(key) {
                     Some(Planned::Delete) => Planned::Delete,
@@ -268,6 +249,104 @@ impl Cluster {
         let statuses = self.server.objects.values().filter_map(|rule| rule.status.as_ref());
         statuses.filter_map(ready).collect()
     }
+}
+
+/// What people ask of the server. Tells whether it could be done.
+fn ask(server: &mut Server, deed: &Deed) -> bool {
+    let namespace = |name: &str| Key::new(Res::Namespace, "", name);
+    match deed {
+        Deed::Namespace(name, labels) => {
+            let labels: Vec<(String, &str)> =
+                labels.iter().map(|(key, value)| (format!("label/{key}"), value.as_str())).collect();
+            let fields: Vec<(&str, &str)> = labels.iter().map(|(path, value)| (path.as_str(), *value)).collect();
+            if server.create(&namespace(name), &fields, "user") {
+                return true;
+            }
+            server.edit(&namespace(name), "user", |object| {
+                let given = "label/kubernetes.io/metadata.name";
+                object.fields.retain(|path, _| !path.starts_with("label/") || path == given);
+                object.fields.extend(fields.iter().map(|(path, value)| ((*path).to_owned(), (*value).to_owned())));
+            });
+            true
+        }
+        Deed::EndNamespace(name) => server.remove(&namespace(name)),
+        Deed::Reap(name) => server.reap(name),
+        Deed::Create(key, fields) => {
+            let fields: Vec<(&str, &str)> =
+                fields.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
+            server.create(key, &fields, "user")
+        }
+        Deed::Change(key, changes) => {
+            server.edit(key, "user", |object| {
+                for (path, value) in changes {
+                    match value {
+                        Some(value) => drop(object.fields.insert(path.clone(), value.clone())),
+                        None => drop(object.fields.remove(path)),
+                    }
+                }
+            });
+            true
+        }
+        Deed::Remove(key) => {
+            server.remove(key);
+            true
+        }
+        Deed::Release(key) => {
+            server.edit(key, "user", |object| object.fields.retain(|path, _| !path.starts_with("fin/")));
+            true
+        }
+        Deed::Disown(key) => server.edit(key, "user", |object| {
+            let fields = object.fields.keys().cloned().collect();
+            object.entries = vec![Entry { manager: "user".into(), apply: false, fields, time: object.version }];
+        }),
+        Deed::Clear(key) => server.edit(key, "user", |object| object.entries.clear()),
+        Deed::Forge(key, path, value) => {
+            let before = server.get(key).map(|object| object.entries.clone()).unwrap_or_default();
+            server.edit(key, "user", |object| drop(object.fields.insert(path.clone(), value.clone())))
+                && server.edit(key, "user", |object| object.entries = before)
+        }
+        Deed::Share(key) => {
+            server.edit(key, "user", |object| {
+                let fields = object.fields.keys().cloned().collect();
+                object.entries.retain(|entry| entry.manager != "tool");
+                object.entries.push(Entry { manager: "tool".into(), apply: false, fields, time: object.version });
+            });
+            true
+        }
+        Deed::Rule(name, spec) => {
+            let describe = |object: &mut Object| object.spec = Some(Rc::new((**spec).clone()));
+            let _ = server.declare(name, describe) || server.edit(name, "user", describe);
+            true
+        }
+        Deed::Grant(key, spec) => {
+            let describe = |object: &mut Object| object.grant = Some(Rc::new(spec.typed()));
+            let _ = server.declare(key, describe) || server.edit(key, "user", describe);
+            true
+        }
+        Deed::DeleteRule(key) | Deed::Revoke(key) => server.remove(key),
+        Deed::Restart => true,
+    }
+}
+
+/// Whether it has the label without which nobody is asked about it.
+fn guarded(object: &Object) -> bool {
+    object.field(GUARDED) == Some("deny")
+}
+
+/// Whether the API server asks about a request that makes this of a copy, by what the hook is registered for.
+fn hooked(deed: &Deed, before: &Object, after: Option<&Rc<Object>>) -> bool {
+    let own = |object: &Object| object.entries.iter().find(|entry| entry.apply && entry.manager == "mimeo").cloned();
+    let Some(entry) = own(before) else { return false };
+    let alone = entry.fields.contains("ann/mimeo.dev/strategy");
+    // That takes two requests, of which the first takes the field from Mimeo.
+    let forges = matches!(deed, Deed::Forge(..));
+    let taken = forges || after.is_none_or(|after| own(after) != Some(entry));
+    let added = alone && after.is_some_and(|after| after.entries != before.entries);
+    let exempt = before.key.namespace.starts_with("kube-");
+    (guarded(before) || after.is_some_and(|after| guarded(after)))
+        && !exempt
+        && !before.deleting
+        && (matches!(deed, Deed::Remove(_)) || taken || added)
 }
 
 fn differences(wanted: &super::model::Object, found: &Object) -> Vec<String> {

@@ -63,6 +63,9 @@ fn content(chance: &mut Chance, res: Res) -> Fields {
         let all = [TYPES[0], TYPES[1], TYPES[1], "kubernetes.io/service-account-token", "helm.sh/release.v1"];
         fields.push(("type".to_owned(), chance.of(&all).to_owned()));
     }
+    if res != Res::Widget && chance.percent(8) {
+        fields.push(("immutable".to_owned(), "true".to_owned()));
+    }
     unique(fields)
 }
 
@@ -90,6 +93,9 @@ fn foreign(chance: &mut Chance) -> Event {
     if chance.percent(20) {
         more.push(("data/z".to_owned(), value(chance)));
     }
+    if chance.percent(15) {
+        more.push(("immutable".to_owned(), "true".to_owned()));
+    }
     Event::Foreign(nth, content, more)
 }
 
@@ -110,10 +116,14 @@ fn edited(chance: &mut Chance, nth: Nth) -> Event {
         "label/mine",
         "ann/note",
         "label/app.kubernetes.io/managed-by",
+        "label/mimeo.dev/drift",
         "fin/example.com/held",
+        "immutable",
     ]);
     let value = match path {
+        "immutable" => Some("true".to_owned()),
         "label/app.kubernetes.io/managed-by" => None,
+        "label/mimeo.dev/drift" => chance.some(40, |_| "deny".to_owned()),
         "fin/example.com/held" => Some(String::new()),
         _ => chance.some(75, value),
     };

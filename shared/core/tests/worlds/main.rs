@@ -35,7 +35,7 @@ use std::{
     thread,
 };
 
-use drive::Cluster;
+use drive::{Cluster, Done};
 use model::{Deed, Model, Told};
 use server::Key;
 use spec::{RuleSpec, Story};
@@ -67,11 +67,16 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
         let suspended: BTreeMap<Key, RuleSpec> = model.suspended();
         for event in step {
             let Some(deed) = model.choose(event) else { continue };
-            model.act(&deed, coverage);
-            if !cluster.act(&deed) {
-                return Err(format!("{deed:?} could not be done"));
+            // What nobody can tell isn't tried.
+            let Ok(refused) = model.refuses(&deed, coverage) else { continue };
+            match cluster.act(&deed) {
+                Done::Yes if !refused => model.act(&deed, coverage),
+                Done::Refused if refused => {}
+                done => return Err(format!("{deed:?} comes to {done:?} after {deeds:?}")),
             }
-            deeds.push((at, deed));
+            if !refused {
+                deeds.push((at, deed));
+            }
         }
         told = match model.settle(coverage) {
             Ok(told) => told,

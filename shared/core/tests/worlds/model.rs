@@ -5,6 +5,7 @@ mod claims;
 mod consent;
 mod deeds;
 mod deletion;
+mod drift;
 mod object;
 mod plan;
 mod sources;
@@ -102,8 +103,10 @@ pub struct Model {
     changed: BTreeSet<Key>,
     /// What others wrote to in this step so that it shows.
     touched: BTreeSet<Key>,
-    /// What was taken away in this step, or since a rule that wants it rests.
+    /// What was taken away in this step.
     emptied: BTreeSet<Key>,
+    /// Copies that went in this step since nobody wants them.
+    ended: BTreeSet<Key>,
     /// What copies were created of in this step once and for all.
     sown: BTreeSet<Key>,
     /// What was there in this step and was written over.
@@ -213,7 +216,8 @@ impl Model {
                 if !self.sown.is_disjoint(&self.rewritten) {
                     return Err("what is created once of what is being written over");
                 }
-                self.emptied = self.emptied_at_rest();
+                self.emptied.clear();
+                self.ended.clear();
                 self.sown.clear();
                 self.rewritten.clear();
                 self.taken.clear();
@@ -232,17 +236,6 @@ impl Model {
             }
         }
         Err("rules that feed each other")
-    }
-
-    /// What was taken away from rules that rest. Once they act, what was there before may count for them.
-    fn emptied_at_rest(&self) -> BTreeSet<Key> {
-        let rests = |rule: &Key| self.rules[rule].rests();
-        if self.emptied.is_empty() || !self.rules.keys().any(rests) {
-            return BTreeSet::new();
-        }
-        let claims = self.claims(&mut Coverage::default());
-        let wanted = |key: &&Key| claims.get(*key).is_some_and(|rules| rules.keys().any(rests));
-        self.emptied.iter().filter(wanted).cloned().collect()
     }
 
     fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {

@@ -52,8 +52,16 @@ fn differs(text: &Text) -> bool {
     text.0.iter().any(of_namespace)
 }
 
+/// Whether there are variables of the namespace in a list afterwards, as far as no later operation is about the same.
+pub fn leaves_a_varying_list(operations: &[Operation]) -> bool {
+    operations.iter().enumerate().any(|(at, operation)| {
+        let again = |later: &Operation| later.paths().last() == operation.paths().last();
+        varies_in_a_list(operation) && !operations[at + 1..].iter().any(again)
+    })
+}
+
 /// Whether it puts variables of the namespace into a list.
-pub fn varies_in_a_list(operation: &Operation) -> bool {
+fn varies_in_a_list(operation: &Operation) -> bool {
     fn within(worth: &Worth, list: bool) -> bool {
         match worth {
             Worth::Text(text) => list && differs(text),
@@ -66,7 +74,7 @@ pub fn varies_in_a_list(operation: &Operation) -> bool {
     operation.worth().is_some_and(|worth| within(worth, item))
 }
 
-/// The copy as a patch sees it, without its type: of metadata labels and annotations alone, and these are there, if only empty.
+/// The copy as a patch sees it, without its type and whether it is immutable: of metadata labels and annotations alone, and these are there, if only empty.
 fn document(copy: &Content, res: Res) -> Value {
     let mut parts = json!({"metadata": {"labels": {}, "annotations": {}}});
     if res == Res::Widget {
@@ -126,7 +134,7 @@ pub fn patched(
         done(&mut whole, operation, worth).ok_or(Withheld::Refused)?;
     }
     let mut after = fields(&whole);
-    after.extend(copy.get("type").map(|type_| ("type".to_owned(), type_.clone())));
+    after.extend(copy.into_iter().filter(|(path, _)| ["type", "immutable"].contains(&path.as_str())));
     Ok(after)
 }
 

@@ -51,7 +51,7 @@ pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
 
 /// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the namespace's labels where
 /// whatever has the name is written over; for a patch of what none may touch. A namespace's own rule takes no labels into names,
-/// and takes others' objects only at home.
+/// and only at home takes others' objects or keeps anybody from its copies.
 pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     let secrets = kinds(spec).any(|kind| kind == Res::Secret);
     if spec.transform.patch.iter().any(|operation| patch::refused(operation, secrets)) {
@@ -70,7 +70,8 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     sets.chain(names.clone()).chain(texts).any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
         || (spec.conflict == Policy::Overwrite || rule.res == Res::Replication)
             && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
-        || (spec.conflict != Policy::Fail && rule.res == Res::Replication)
+        || (spec.conflict != Policy::Fail || spec.denies())
+            && rule.res == Res::Replication
             && spec.targets.iter().any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
 }
 
@@ -146,6 +147,14 @@ pub fn uncopied(spec: &RuleSpec, source: &Key, content: &Content) -> Result<bool
     }
 }
 
+/// Whether there are parts of it of which the copy has nothing.
+pub fn left_empty(spec: &RuleSpec, source: &Content) -> bool {
+    ["data/", "binaryData/"].iter().any(|part| {
+        let mut keys = source.keys().filter_map(|path| path.strip_prefix(part)).peekable();
+        keys.peek().is_some() && keys.all(|key| new_name(spec, key).is_none())
+    })
+}
+
 /// What a key of the data is called in the copy, if it is kept.
 fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
     let Data { include, exclude, rename } = &spec.transform.data;
@@ -169,7 +178,7 @@ fn transformed(
     keys(&mut copy, "label/", &transform.labels, source, place, coverage)?;
     keys(&mut copy, "ann/", &transform.annotations, source, place, coverage)?;
     for (path, value) in source {
-        if path.starts_with("spec/") {
+        if path.starts_with("spec/") || path == "immutable" {
             copy.insert(path.clone(), value.clone());
         }
         for part in ["data/", "binaryData/"] {
@@ -220,6 +229,9 @@ pub fn copy(
     mark("ann/mimeo.dev/source", &origin(place.source));
     mark("ann/mimeo.dev/cluster", cluster);
     mark("ann/mimeo.dev/checksum", OPAQUE);
+    if spec.denies() {
+        mark("label/mimeo.dev/drift", "deny");
+    }
     if spec.strategy == Strategy::Replace {
         mark("ann/mimeo.dev/strategy", OPAQUE);
     }

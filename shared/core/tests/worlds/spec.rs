@@ -81,6 +81,8 @@ pub struct RuleSpec {
     pub transform: Transform,
     pub strategy: Strategy,
     pub conflict: Policy,
+    /// Whether `driftPolicy` is Deny.
+    pub deny: bool,
     pub retention: Retention,
     /// Seconds.
     pub grace: u32,
@@ -125,6 +127,11 @@ impl RuleSpec {
     /// As the programs of the simulation ask.
     pub fn author_may(&self) -> Option<bool> {
         (self.author != Author::Unknown).then_some(self.author == Author::Allowed)
+    }
+
+    /// Whether it is for nobody else to change its copies. What is created once is its namespace's.
+    pub fn denies(&self) -> bool {
+        self.deny && self.strategy != Strategy::CreateOnce
     }
 
     /// The rule as the API server shows it, which it does whenever its status changes.
@@ -192,6 +199,7 @@ impl RuleSpec {
                 "sourceGracePeriodSeconds": self.grace,
             });
             spec["resyncSeconds"] = self.resync.into();
+            spec["driftPolicy"] = if self.denies() { "Deny" } else { "Repair" }.into();
         }
         spec
     }

@@ -146,6 +146,47 @@ pub const MEMBER: [Member; 8] = [
     Member(YES, &[Kin::Original, Kin::Others], NO, NO, false),
 ];
 
+// ---- who may change a copy ----
+
+/// What a request of somebody else's would do to a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deal {
+    Delete,
+    /// Change what Mimeo keeps in it, its marks and its entry in `managedFields` included.
+    Take,
+    /// Change anything else, or what of it is whose.
+    Add,
+    Nothing,
+}
+
+/// Its rule says that nobody else is to change it · acts · wants it, where neither it nor its namespace is being deleted · the namespace
+/// is one of the cluster's own · whether the rule is minded.
+#[derive(Debug)]
+pub struct Minded(In<bool>, In<bool>, In<bool>, In<bool>, bool);
+
+pub const MINDED: [Minded; 5] = [
+    Minded(NO, &[], &[], &[], false),
+    // Suspended, for instance.
+    Minded(YES, NO, &[], &[], false),
+    // Else neither the namespace could go, nor the finalizers of what goes.
+    Minded(YES, YES, NO, &[], false),
+    Minded(YES, YES, YES, YES, false),
+    Minded(YES, YES, YES, NO, true),
+];
+
+/// What it would do · whether the rule is minded · whether the copy is to have nothing else in it · whether it is refused.
+#[derive(Debug)]
+pub struct Refused(In<Deal>, In<bool>, In<bool>, bool);
+
+pub const REFUSED: [Refused; 6] = [
+    Refused(&[], NO, &[], false),
+    Refused(&[Deal::Delete], YES, &[], true),
+    Refused(&[Deal::Take], YES, &[], true),
+    Refused(&[Deal::Add], YES, NO, false),
+    Refused(&[Deal::Add], YES, YES, true),
+    Refused(&[Deal::Nothing], YES, &[], false),
+];
+
 // ---- what a patch may touch ----
 
 /// What a path leads to.
@@ -273,7 +314,7 @@ pub const CELL: [Cell; 29] = [
 ];
 
 /// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is said of a rule.
-pub const OTHERS: [&str; 35] = [
+pub const OTHERS: [&str; 37] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -303,7 +344,9 @@ pub const OTHERS: [&str; 35] = [
     "variable unset in name",
     "rule refused",
     "replaced for its type",
+    "replaced, being immutable",
     "not adopted for its type",
+    "not adopted, being immutable",
     "waits for a finalizer",
     "restart",
     "taken back by its uid",

@@ -331,6 +331,7 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
         transform: transform(chance, &kinds),
         strategy,
         conflict: chance.of(&[Policy::Fail, Policy::Fail, Policy::Adopt, Policy::Overwrite]),
+        deny: chance.percent(12),
         retention: Retention { rule_deleted: keep(chance), unmatched: keep(chance), source_deleted: keep(chance) },
         grace: chance.of(&[0, 0, 5]),
         resync: chance.of(&[0, 0, 0, 60]),

@@ -99,6 +99,7 @@ fn plainer(name: &Key, spec: &RuleSpec) -> Vec<RuleSpec> {
     with(&|spec| spec.retention = Retention::default());
     with(&|spec| spec.conflict = Policy::Fail);
     with(&|spec| spec.strategy = Strategy::Apply);
+    with(&|spec| spec.deny = false);
     with(&|spec| spec.suspend = false);
     with(&|spec| spec.author = Author::Allowed);
     with(&|spec| spec.grace = 0);

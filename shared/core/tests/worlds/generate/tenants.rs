@@ -71,7 +71,7 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     let abroad = targets.iter().any(|target| target.by != By::Home(home));
     let refused = spec.conflict == Policy::Overwrite && abroad && !chance.percent(80);
     if abroad && !refused {
-        spec.conflict = Policy::Fail;
+        (spec.conflict, spec.deny) = (Policy::Fail, false);
     }
     if kinds.iter().any(|kind| *kind != Res::Secret) {
         spec.transform.type_ = None;

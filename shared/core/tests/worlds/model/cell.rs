@@ -5,7 +5,7 @@ use crate::{
     patch,
     render::{self, Content, Withheld},
     server::{Key, Res},
-    spec::{Author, Policy, RuleSpec, Strategy},
+    spec::{Author, Keep, Policy, RuleSpec, Strategy},
     tables::{Coverage, Found, Then, Why},
 };
 
@@ -103,6 +103,10 @@ impl Model {
         if object.is_some_and(|object| !object.hidden.is_empty() && object.watched) && self.touched.contains(key) {
             return Err("what is changed without a trace as something else is");
         }
+        // Who has the server compare them finds out by its refusal.
+        if object.is_some_and(|object| !object.hidden.is_empty() && !object.watched && object.fixed()) {
+            return Err("what was changed without a trace, and is immutable since");
+        }
         let tenants = rule.res == Res::Replication;
         if former.is_some_and(|(of, author)| author == Author::Denied && !(tenants && of.res == Res::Rule)) {
             return Err("a copy of a rule whose author may not");
@@ -115,16 +119,7 @@ impl Model {
             return Ok(State::Failed("RuleConflict"));
         }
         let state = match then {
-            Then::Write if self.changes_type(key, &copy) && contested => {
-                // Between its end and its beginning it carries no mark.
-                return Err("whose a copy is that is made anew");
-            }
-            Then::Write
-                if self.changes_type(key, &copy) && object.is_some_and(|object| object.ours() && !object.shown()) =>
-            {
-                return Err("a copy that no watch shows and that can't be changed in place");
-            }
-            Then::Write => self.write(key, &copy, &spec, coverage),
+            Then::Write => self.become_copy(key, &copy, &spec, contested, coverage)?,
             Then::Created => State::Synced,
             Then::Conflict => State::Failed("Conflict"),
             Then::Silent => return Err("how a seed is counted"),
@@ -171,23 +166,47 @@ impl Model {
         true
     }
 
-    /// Whether what is there would have to become another type of Secret.
-    fn changes_type(&self, key: &Key, copy: &Content) -> bool {
-        let type_ = self.objects.get(key).and_then(|object| object.value("type"));
-        type_.is_some_and(|type_| Some(type_) != copy.get("type").map(String::as_str))
+    /// What is there becomes the copy, as far as the documents say how.
+    fn become_copy(
+        &mut self,
+        key: &Key,
+        copy: &Content,
+        spec: &RuleSpec,
+        contested: bool,
+        coverage: &mut Coverage,
+    ) -> Result<State, Silence> {
+        if let Some(object) = self.objects.get(key).filter(|object| object.must_go(copy, spec.strategy)) {
+            // It is applied before it turns out that what is to go from it can't.
+            if object.held() && !object.refuses(copy) {
+                return Err("what has half become a copy and is held by a finalizer");
+            }
+            // Between its end and its beginning it carries no mark.
+            if contested {
+                return Err("whose a copy is that is made anew");
+            }
+            if object.ours() && !object.shown() {
+                return Err("a copy that no watch shows and that can't be changed in place");
+            }
+        }
+        Ok(self.write(key, copy, spec, coverage))
     }
 
     fn write(&mut self, key: &Key, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> State {
-        let typed = self.changes_type(key, copy);
         let before = self.objects.get(key).map(Object::values);
         let object = self.objects.entry(key.clone()).or_default();
-        if typed && !object.ours() && spec.conflict == Policy::Adopt {
-            coverage.other("not adopted for its type");
+        if !object.hidden.is_empty() && !right_again(object, copy, spec, coverage) {
+            return State::Synced;
+        }
+        let goes = object.must_go(copy, spec.strategy);
+        if object.refuses(copy) && !object.ours() && spec.conflict == Policy::Adopt {
+            let typed = object.value("type") != copy.get("type").map(String::as_str);
+            coverage.other(if typed { "not adopted for its type" } else { "not adopted, being immutable" });
             return State::Failed("Invalid");
         }
-        if typed {
+        if goes {
             // What can't be changed in place is deleted and created anew.
-            coverage.other("replaced for its type");
+            let typed = object.value("type") != copy.get("type").map(String::as_str);
+            coverage.other(if typed { "replaced for its type" } else { "replaced, being immutable" });
             self.remove(key);
             if self.objects.contains_key(key) {
                 coverage.other("waits for a finalizer");
@@ -198,9 +217,6 @@ impl Model {
         let of = |content: Option<&Content>| content.and_then(|content| content.get("ann/mimeo.dev/rule")).cloned();
         if of(before.as_ref()) != of(Some(copy)) {
             self.taken.insert(key.clone());
-        }
-        if !object.hidden.is_empty() && !right_again(object, copy, spec, coverage) {
-            return State::Synced;
         }
         object.apply(copy, spec.strategy, coverage);
         if before.is_some_and(|before| object.values() != before) {
@@ -213,6 +229,12 @@ impl Model {
     fn sourceless(&mut self, key: &Key, rule: &Key, source: &Key, coverage: &mut Coverage) -> Result<State, Silence> {
         coverage.other("source missing");
         let Some(copy) = self.objects.get(key).filter(|object| object.ours() && !object.deleting) else {
+            // Where that was quicker the copy is there, and stays.
+            let spec = &self.rules[rule].spec;
+            let stays = spec.strategy == Strategy::CreateOnce || spec.retention.source_deleted == Keep::Retain;
+            if stays && self.ended.contains(source) {
+                return Err("what is copied of a copy that goes at the same time");
+            }
             return Ok(State::Open);
         };
         let of_this = copy.value("ann/mimeo.dev/source") == Some(&render::origin(source));
@@ -230,7 +252,7 @@ fn right_again(object: &Object, copy: &Content, spec: &RuleSpec, coverage: &mut 
     let due = !object.seems(copy, spec.strategy);
     let right = coverage.unseen(object.watched, spec.resync > 0, due);
     // Nobody can say what such a list should look like: who begins applies each copy.
-    let anew = !right && !object.watched && spec.transform.patch.iter().any(patch::varies_in_a_list);
+    let anew = !right && !object.watched && patch::leaves_a_varying_list(&spec.transform.patch);
     if anew {
         coverage.other("applied anew for a variable in a list");
     }

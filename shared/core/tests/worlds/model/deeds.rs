@@ -34,7 +34,7 @@ pub enum Deed {
 
 impl Deed {
     /// The object that it is done to.
-    fn place(&self) -> Option<&Key> {
+    pub fn place(&self) -> Option<&Key> {
         match self {
             Self::Create(key, _) | Self::Change(key, _) | Self::Forge(key, ..) => Some(key),
             Self::Remove(key) | Self::Release(key) | Self::Disown(key) | Self::Clear(key) | Self::Share(key) => {
@@ -92,8 +92,9 @@ impl Model {
                         changes.extend(object.fields.keys().map(|path| (path.clone(), None)));
                     }
                     changes.extend(fields.iter().map(|(path, value)| (path.clone(), Some(value.clone()))));
-                    // Nobody can change a Secret's type.
+                    // Nobody can change a Secret's type, nor anything in what is immutable.
                     changes.remove("type");
+                    changes.retain(|path, _| !(object.fixed() && is_content(path)));
                     Some(Deed::Change(key.clone(), changes.into_iter().collect()))
                 }
             },
@@ -129,8 +130,10 @@ impl Model {
             }
             Event::Edit(nth, path, value) => {
                 let key = there(nth)?;
-                let change = (fitting(&key, path), value.clone());
-                Some(Deed::Change(key, vec![change]))
+                let path = fitting(&key, path);
+                let fixed = is_content(&path) && self.objects[&key].fixed();
+                let nonsense = is_fixing(&path) && key.res == Res::Widget;
+                (!fixed && !nonsense).then(|| Deed::Change(key, vec![(path, value.clone())]))
             }
             Event::Delete(nth) => there(nth).map(Deed::Remove),
             Event::Release(nth) => there(nth).map(Deed::Release),
@@ -140,7 +143,7 @@ impl Model {
                 let content = |object: &Object| {
                     let mut fields = object.fields.iter();
                     let path = fields.find(|(path, field)| field.mine && *path != "type" && is_content(path));
-                    path.map(|(path, _)| path.clone()).filter(|_| !object.deleting)
+                    path.map(|(path, _)| path.clone()).filter(|_| !object.deleting && !object.fixed())
                 };
                 let all = self.objects.iter().filter_map(|(key, object)| Some((key, content(object)?)));
                 let all: Vec<(&Key, String)> = all.collect();
@@ -287,8 +290,14 @@ fn fitting(key: &Key, path: &str) -> String {
     }
 }
 
+/// Whether it says that nobody can change the object, which some kinds have not.
+fn is_fixing(path: &str) -> bool {
+    path == "immutable"
+}
+
 /// With the type that the server gives a Secret.
 fn typed(key: &Key, mut fields: Fields) -> Fields {
+    fields.retain(|(path, _)| !(is_fixing(path) && key.res == Res::Widget));
     if key.res == Res::Secret && !fields.iter().any(|(path, _)| path == "type") {
         fields.push(("type".to_owned(), "Opaque".to_owned()));
     }

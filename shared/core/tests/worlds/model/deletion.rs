@@ -41,6 +41,7 @@ impl Model {
                 if object.held() {
                     coverage.other("waits for a finalizer");
                 }
+                self.ended.insert(key.clone());
                 self.remove(key);
                 Ok(())
             }

@@ -33,7 +33,7 @@ pub struct Object {
 }
 
 pub fn is_content(path: &str) -> bool {
-    path == "type" || ["data/", "binaryData/", "spec/"].iter().any(|part| path.starts_with(part))
+    path == "type" || path == "immutable" || ["data/", "binaryData/", "spec/"].iter().any(|part| path.starts_with(part))
 }
 
 impl Object {
@@ -100,6 +100,28 @@ impl Object {
 
     pub fn shown(&self) -> bool {
         self.value("label/app.kubernetes.io/managed-by") == Some("mimeo")
+    }
+
+    /// Whether nobody can change what is in it.
+    pub fn fixed(&self) -> bool {
+        self.value("immutable") == Some("true")
+    }
+
+    /// Whether the copy can't be applied to it, being of another type, or of another content where that is fixed.
+    pub fn refuses(&self, copy: &Content) -> bool {
+        let other = |path: &&String| is_content(path) && self.value(path) != copy.get(*path).map(String::as_str);
+        self.value("type").is_some_and(|type_| Some(type_) != copy.get("type").map(String::as_str))
+            || self.fixed() && copy.keys().any(|path| other(&path))
+    }
+
+    /// Whether it can't become the copy: nor can what is to go be taken out where the content is fixed, or has become so as the copy
+    /// was applied. What is Mimeo's already goes with the same write.
+    pub fn must_go(&self, copy: &Content, strategy: Strategy) -> bool {
+        let mut after = self.clone();
+        after.apply(copy, strategy, &mut Coverage::default());
+        let gone = |path: &&String| is_content(path) && !after.fields.contains_key(*path);
+        let fixed = self.fixed() || !self.owned() && copy.get("immutable").is_some_and(|value| value == "true");
+        self.refuses(copy) || fixed && self.fields.keys().any(|path| gone(&path))
     }
 
     pub fn held(&self) -> bool {

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Model, Told};
+use super::{Model, Object, Told};
 use crate::{
+    render,
     server::Key,
     spec::KINDS,
     tables::{Coverage, Planned},
@@ -15,9 +16,16 @@ pub type Plan = BTreeMap<Key, Planned>;
 impl Model {
     /// What lifting `suspend` comes to if nothing else changes; none where the documents don't say.
     pub(super) fn plan(&self, name: &Key, coverage: &mut Coverage) -> Option<Plan> {
-        // What is being deleted is in the way for now, and what was forged is only seen by those who look.
+        // What was forged while nobody watched is only seen by those who look.
         let open = |key: &Key| self.open(&key.namespace);
-        if self.objects.iter().any(|(key, object)| open(key) && (object.deleting || !object.hidden.is_empty())) {
+        let unseen = |object: &Object| !object.hidden.is_empty() && !object.watched;
+        if self.objects.iter().any(|(key, object)| open(key) && unseen(object)) {
+            return None;
+        }
+        // Whether such a part is there is another copy, which nobody sees.
+        let spec = &self.rules.get(name)?.spec;
+        let left = |key: &Key| Some(render::left_empty(spec, &self.content(spec, key)?));
+        if self.chosen[name].sources.iter().filter_map(left).any(|left| left) {
             return None;
         }
         // Nobody looks again whether something has come to be in the way.
@@ -32,6 +40,12 @@ impl Model {
         if told.reasons.iter().any(|(.., reason)| !telling.contains(reason)) {
             return None;
         }
+        // Whether what a finalizer holds can be changed in place its metadata doesn't say.
+        let held = |key: &Key| self.objects.get(key).is_some_and(|was| !was.deleting);
+        let goes = |key: &Key| lifted.objects.get(key).is_some_and(|is| is.deleting);
+        if told.conflicts.iter().any(|key| held(key) && goes(key)) {
+            return None;
+        }
         let plan = self.difference(name, &lifted, &told);
         plan.values().for_each(|planned| coverage.planned(*planned));
         Some(plan)
@@ -43,7 +57,7 @@ impl Model {
         let keys: BTreeSet<&Key> = self.objects.keys().chain(after.objects.keys()).collect();
         for key in keys.into_iter().filter(|key| KINDS.contains(&key.res)) {
             let (was, is) = (self.objects.get(key), after.objects.get(key));
-            let goes = was.is_some() && is.is_none_or(|is| is.deleting);
+            let goes = was.is_some_and(|was| !was.deleting) && is.is_none_or(|is| is.deleting);
             let planned = match (was, is) {
                 (Some(was), _) if goes && was.rule().as_ref() == Some(name) => Planned::Delete,
                 (None, Some(is)) if is.rule().as_ref() == Some(name) => Planned::Create,

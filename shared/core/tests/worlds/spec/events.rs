@@ -3,7 +3,7 @@
 use super::{Author, GrantSpec, RuleSpec};
 use crate::server::Key;
 
-/// Fields of an object by their paths, as the server has them: `data/k`, `label/k`, `ann/k`, `type`.
+/// Fields of an object by their paths, as the server has them: `data/k`, `label/k`, `ann/k`, `type`, `immutable`.
 pub type Fields = Vec<(String, String)>;
 
 /// One of the places that rules want or have wanted, or where somebody else put something: counted through, as there are then.

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use super::{
-    ACTS, Acts, CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deleting, End, Exact, FIELD, Field, Foreign, Found,
-    Glob, Has, Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, Marked, Member, Named, Nothing, OTHERS, Others, Own, PATCHED,
-    PLANNED, Part, Patched, Pattern, Planned, Rest, RuleDeleted, SELECTION, Same, Selection, Selector, Source,
-    SourceDeleted, Superseded, Then, UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted, Way, Why, holds,
+    ACTS, Acts, CARRIED, CELL, CONSENT, COPY_MARKS, Cell, Consent, Deal, Deleting, End, Exact, FIELD, Field, Foreign,
+    Found, Glob, Has, Held, Kin, LEFT_ALONE, LeftAlone, MEMBER, MINDED, Marked, Member, Minded, Named, Nothing, OTHERS,
+    Others, Own, PATCHED, PLANNED, Part, Patched, Pattern, Planned, REFUSED, Refused, Rest, RuleDeleted, SELECTION,
+    Same, Selection, Selector, Source, SourceDeleted, Superseded, Then, UNSEEN, UNWANTED, Unmatched, Unseen, Unwanted,
+    Way, Why, holds,
 };
 use crate::spec::{
     Author,
@@ -29,6 +30,14 @@ fn is_left(LeftAlone(tenants, readers, may, _): &LeftAlone, case: (bool, bool, b
 
 fn is_member(Member(labels, kin, bound, first, _): &Member, case: (bool, Kin, bool, bool)) -> bool {
     holds(labels, &case.0) && holds(kin, &case.1) && holds(bound, &case.2) && holds(first, &case.3)
+}
+
+fn is_minded(Minded(deny, acts, wants, system, _): &Minded, case: [bool; 4]) -> bool {
+    [deny, acts, wants, system].iter().zip(&case).all(|(these, this)| holds(these, this))
+}
+
+fn is_refused(Refused(deals, minded, alone, _): &Refused, case: (Deal, bool, bool)) -> bool {
+    holds(deals, &case.0) && holds(minded, &case.1) && holds(alone, &case.2)
 }
 
 fn is_patched(Patched(parts, secrets, _): &Patched, case: (Part, bool)) -> bool {
@@ -83,6 +92,8 @@ pub struct Coverage {
     left_alone: Vec<u64>,
     acts: Vec<u64>,
     member: Vec<u64>,
+    minded: Vec<u64>,
+    refused: Vec<u64>,
     patched: Vec<u64>,
     unseen: Vec<u64>,
     cell: Vec<u64>,
@@ -110,6 +121,8 @@ impl Default for Coverage {
             left_alone: vec![0; LEFT_ALONE.len()],
             acts: vec![0; ACTS.len()],
             member: vec![0; MEMBER.len()],
+            minded: vec![0; MINDED.len()],
+            refused: vec![0; REFUSED.len()],
             patched: vec![0; PATCHED.len()],
             unseen: vec![0; UNSEEN.len()],
             cell: vec![0; CELL.len()],
@@ -158,6 +171,16 @@ impl Coverage {
     /// Whether an object is a source of the rule whose selector is asked.
     pub fn member(&mut self, labels: bool, kin: Kin, bound: bool, first: bool) -> bool {
         the_one(&MEMBER, &mut self.member, |row| is_member(row, (labels, kin, bound, first))).4
+    }
+
+    /// Whether a rule minds what others do to a copy of its: it says so, acts, wants it to stay; the namespace is the cluster's own.
+    pub fn minded(&mut self, case: [bool; 4]) -> bool {
+        the_one(&MINDED, &mut self.minded, |row| is_minded(row, case)).4
+    }
+
+    /// Whether that is refused.
+    pub fn refused(&mut self, deal: Deal, minded: bool, alone: bool) -> bool {
+        the_one(&REFUSED, &mut self.refused, |row| is_refused(row, (deal, minded, alone))).3
     }
 
     /// Counts what patches are about.
@@ -215,6 +238,8 @@ impl Coverage {
             (&mut self.left_alone, &more.left_alone),
             (&mut self.acts, &more.acts),
             (&mut self.member, &more.member),
+            (&mut self.minded, &more.minded),
+            (&mut self.refused, &more.refused),
             (&mut self.patched, &more.patched),
             (&mut self.unseen, &more.unseen),
             (&mut self.cell, &more.cell),
@@ -246,6 +271,8 @@ impl Coverage {
         all.extend(of(&LEFT_ALONE, &self.left_alone));
         all.extend(of(&ACTS, &self.acts));
         all.extend(of(&MEMBER, &self.member));
+        all.extend(of(&MINDED, &self.minded));
+        all.extend(of(&REFUSED, &self.refused));
         all.extend(of(&PATCHED, &self.patched));
         all.extend(of(&UNSEEN, &self.unseen));
         all.extend(of(&CELL, &self.cell));
@@ -290,6 +317,14 @@ fn of_each_table_exactly_one_row_holds_for_any_case() {
             either.iter().for_each(|first| one(&MEMBER, (labels, kin, bound, *first), is_member));
         }
         either.iter().for_each(|due| one(&UNSEEN, (labels, bound, *due), is_unseen));
+    }
+    for bits in 0..16 {
+        one(&MINDED, std::array::from_fn(|bit| bits >> bit & 1 == 1), is_minded);
+    }
+    for deal in [Deal::Delete, Deal::Take, Deal::Add, Deal::Nothing] {
+        for minded in either {
+            either.iter().for_each(|alone| one(&REFUSED, (deal, minded, *alone), is_refused));
+        }
     }
     for author in [Author::Allowed, Author::Denied, Author::Unknown] {
         either.iter().for_each(|suspended| one(&ACTS, (author, *suspended), is_acts));
