@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
     admissionregistration::v1::MutatingWebhookConfiguration,
     authentication::v1::{TokenRequest, TokenRequestSpec},
-    core::v1::ServiceAccount,
+    core::v1::{Pod, ServiceAccount},
     rbac::v1::ClusterRole,
 };
 use kube::{
@@ -17,8 +18,11 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams},
 };
 use mimeo_tests::{
-    Collector, ControlPlane, Pair, Replica, create_namespace, create_secret, eventually,
-    scenario::{SOON, Setting, apply, kubectl, put, rule, value},
+    Collector, Component, ControlPlane, Pair, Replica, Silent, create_namespace, create_secret, eventually,
+    scenario::{SOON, Setting, apply, kubectl, label, put, relabel, rule, stranger, value},
+    tenant::{Tenant, copying},
+    traffic::{create_patiently, pod},
+    unique,
 };
 use serde_json::json;
 
@@ -223,6 +227,249 @@ async fn numbers_are_exact() -> Result<()> {
         assert!(![&scene.tag, &scene.home].iter().any(|name| text.contains(&name[..])), "an object is named: {text}");
     }
     Ok(())
+}
+
+/// How many answers the webhook has counted, by hook and verdict; none that are zero.
+fn answers(replica: &Replica) -> Result<BTreeMap<(String, String), u64>> {
+    let text = replica.metrics()?;
+    let counted = values(&text).into_iter().filter_map(|(name, count)| {
+        let labels = name.strip_prefix("mimeo_admission_duration_seconds_count{hook=\"")?.strip_suffix("\"}")?;
+        let (hook, verdict) = labels.split_once("\",verdict=\"")?;
+        // A count, so it is whole.
+        let count = format!("{count}").parse().ok().filter(|count| *count > 0)?;
+        Some(((hook.to_owned(), verdict.to_owned()), count))
+    });
+    Ok(counted.collect())
+}
+
+/// Waits until the webhook has counted just these answers since `before`, of the hooks that these are of.
+async fn counted(
+    replica: &Replica,
+    what: &str,
+    before: &BTreeMap<(String, String), u64>,
+    want: &[(&str, &str, u64)],
+) -> Result<()> {
+    let want: BTreeMap<_, _> =
+        want.iter().map(|(hook, verdict, count)| (((*hook).to_owned(), (*verdict).to_owned()), *count)).collect();
+    eventually(SOON, format!("{what}: {want:?}"), || async {
+        let mut now = answers(replica)?;
+        now.retain(|(hook, _), _| want.keys().any(|(wanted, _)| wanted == hook));
+        for (answer, count) in &mut now {
+            *count -= before.get(answer).copied().unwrap_or_default();
+        }
+        now.retain(|_, count| *count > 0);
+        if now == want { Ok(Some(())) } else { bail!("{now:?}") }
+    })
+    .await
+}
+
+/// At each hook.
+async fn what_is_no_review_counts(webhook: &Replica, url: &str) -> Result<()> {
+    let stranger = stranger(url)?;
+    for (path, hook) in [
+        ("/mutate/namespaces", "Namespaces"),
+        ("/mutate/barrier", "Barrier"),
+        ("/mutate/objects/some", "Objects"),
+        ("/mutate/rules", "Stamps"),
+        ("/validate/rules", "Rules"),
+        ("/validate/copies", "Copies"),
+        ("/validate/sources", "Sources"),
+    ] {
+        let before = answers(webhook)?;
+        let request = http::Request::post(path).body(b"no review".to_vec())?;
+        drop(stranger.request_text(request).await);
+        counted(webhook, path, &before, &[(hook, "Undecodable", 1)]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
+    let setting =
+        Setting::start(ControlPlane::builder(), Pair::builder().webhook_args(["--barrier-wait", "200ms"])).await?;
+    let scene = setting.scene("verdicts").await?;
+    let webhook = &setting.pair.webhooks[0];
+    scene.secret("registry", &[("token", "1")]).await?;
+    let namespace = scene.namespace().await?;
+    let guarded = scene.rule().secret(&scene.home, "registry").set("driftPolicy", json!("Deny"));
+    let guarded = guarded.set("barrier", json!("Required"));
+    guarded.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "ConfigMap"}],
+                "objectSelector": {"matchLabels": {"rewrite": "yes"}},
+            },
+            "transform": {"labels": {"set": {"rewritten": "yes"}}},
+        },
+    });
+    apply(&scene.client, &policy).await?;
+    let map = |labels: serde_json::Value| {
+        let metadata = json!({"namespace": scene.home, "name": unique("map"), "labels": labels});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    };
+    eventually(SOON, "the policy in force", || async {
+        let stored = apply(&scene.client, &map(json!({"rewrite": "yes"}))).await?;
+        Ok((label(&stored, "rewritten") == Some("yes")).then_some(()))
+    })
+    .await?;
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    let copies = scene.secrets(&namespace);
+    eventually(SOON, "the copy kept", || async {
+        let params = DeleteParams { dry_run: true, ..DeleteParams::default() };
+        Ok(copies.delete("registry", &params).await.err().map(|_| ()))
+    })
+    .await?;
+
+    what_is_no_review_counts(webhook, &setting.pair.url()).await?;
+    let before = answers(webhook)?;
+    let other = rule(&unique("other")).secret(&scene.home, "registry").target(json!({"namespaces": ["nowhere"]}));
+    other.create(&scene.client).await?;
+    counted(webhook, "a rule", &before, &[("Stamps", "Patched", 1), ("Rules", "Allowed", 1)]).await?;
+    let before = answers(webhook)?;
+    let bad = rule(&unique("bad")).secret(&scene.home, "registry").target(json!({"namespacePattern": "("}));
+    ensure!(bad.create(&scene.client).await.is_err(), "it is no pattern");
+    counted(webhook, "a bad rule", &before, &[("Stamps", "Patched", 1), ("Rules", "Denied", 1)]).await?;
+    for (labels, verdict) in
+        [(json!({"rewrite": "yes"}), "Patched"), (json!({"rewrite": "yes", "rewritten": "yes"}), "Allowed")]
+    {
+        let before = answers(webhook)?;
+        apply(&scene.client, &map(labels)).await?;
+        counted(webhook, "an object of a policy", &before, &[("Objects", verdict, 1)]).await?;
+    }
+    let before = answers(webhook)?;
+    ensure!(put(&copies, "registry", &[("token", "2")]).await.is_err(), "drift is denied");
+    counted(webhook, "drift", &before, &[("Copies", "Denied", 1)]).await?;
+
+    // A namespace gets its mark, of whose removal by Mimeo nobody is asked; pods are asked about as long as it is there.
+    let before = answers(webhook)?;
+    scene.namespace().await?;
+    counted(webhook, "a namespace", &before, &[("Namespaces", "Patched", 1)]).await?;
+    let pods = |namespace: &str| Api::<Pod>::namespaced(scene.client.clone(), namespace);
+    let stuck = unique("stuck");
+    let before = answers(webhook)?;
+    create_namespace(&scene.client, &stuck, &[]).await?;
+    counted(webhook, "a namespace of no rule", &before, &[("Namespaces", "Allowed", 1)]).await?;
+    let silent = Silent::over(&scene, std::slice::from_ref(&stuck), "Fail", 30).await?;
+    relabel(&scene.client, &stuck, "scene", Some(&scene.tag)).await?;
+    let before = answers(webhook)?;
+    ensure!(pods(&stuck).create(&PostParams::default(), &pod("first")).await.is_err(), "its copy hangs");
+    counted(webhook, "a pod that is held", &before, &[("Barrier", "ComeAgain", 1)]).await?;
+    silent.end().await?;
+    create_patiently(&pods(&stuck), &pod("first")).await?;
+    let missing = rule(&unique("missing")).secret(&scene.home, "missing").set("barrier", json!("Required"));
+    missing.to_label("missing", &scene.tag).create(&scene.client).await?;
+    let (short, before) = (unique("short"), answers(webhook)?);
+    eventually(SOON, "a namespace with a mark", || async {
+        let name = unique(&short);
+        let namespace = create_namespace(&scene.client, &name, &[("missing", &scene.tag)]).await?;
+        ensure!(label(&namespace, "mimeo.dev/copies").is_some(), "the rule isn't in force yet");
+        let refused = pods(&name).create(&PostParams::default(), &pod("first")).await;
+        ensure!(refused.is_err(), "there is no source");
+        Ok(Some(()))
+    })
+    .await?;
+    counted(webhook, "a pod without its copies", &before, &[("Barrier", "Denied", 1)]).await?;
+
+    let sources = scene.secrets(&scene.home);
+    let deletion = DeleteParams { dry_run: true, ..DeleteParams::default() };
+    let asked = |answers: BTreeMap<_, u64>| answers.get(&("Sources".to_owned(), "Allowed".to_owned())).copied();
+    eventually(SOON, "the source to be asked about", || async {
+        let before = asked(answers(webhook)?);
+        sources.delete("registry", &deletion).await?;
+        Ok((asked(answers(webhook)?) > before).then_some(()))
+    })
+    .await?;
+    let before = answers(webhook)?;
+    sources.delete("registry", &deletion).await?;
+    counted(webhook, "a source", &before, &[("Sources", "Allowed", 1)]).await
+}
+
+/// While writes hang, one at a time.
+#[tokio::test]
+async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
+    const COPIES: usize = 12;
+    let args = ["--concurrency", "1", "--request-timeout", "60s"];
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder().reconciler_args(args)).await?;
+    let scene = setting.scene("queued").await?;
+    let reconciler = setting.pair.reconciler.as_ref().context("a reconciler")?;
+    let tenant = Tenant::editor(&scene).await?;
+    let namespaces: Vec<String> = (0..COPIES).map(|_| unique("queued")).collect();
+    for name in &namespaces {
+        create_namespace(&scene.client, name, &[]).await?;
+    }
+    let depths = |text: &str| {
+        let depth = |queue| values(text).get(&*format!("mimeo_queue_depth{{queue=\"{queue}\"}}")).copied();
+        ["Namespaces", "Rules", "Tenants"].map(depth)
+    };
+    let are = async |want: [f64; 3]| {
+        eventually(SOON, format!("queues of {want:?}"), || async {
+            let depths = depths(&reconciler.metrics()?);
+            if depths == want.map(Some) { Ok(Some(())) } else { bail!("{depths:?}") }
+        })
+        .await
+    };
+    are([0.0; 3]).await?;
+    for number in 0..COPIES {
+        let mut spec = copying(None, "own", &[&tenant.home]);
+        spec["targets"][0]["name"] = json!(format!("copy-{number:02}"));
+        tenant.writes("replications", &format!("own-{number:02}"), &spec).await?;
+    }
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = rule(&scene.tag).secret(&scene.home, "registry").target(json!({"namespaces": namespaces}));
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
+    tenant.secret("own", "one").await?;
+    for number in 0..COPIES {
+        tenant.status(&format!("own-{number:02}"), "Ready", "Synced").await?;
+    }
+    are([0.0; 3]).await?;
+
+    let silent = Silent::over(&scene, &namespaces, "Fail", 30).await?;
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    // One of them is under way.
+    let all = f64::from(u32::try_from(COPIES)?);
+    are([0.0, all - 1.0, 0.0]).await?;
+    put(&tenant.secrets(), "own", &[("token", "two")]).await?;
+    are([0.0, all - 1.0, all]).await?;
+    silent.end().await?;
+    are([0.0; 3]).await
+}
+
+/// How long it is that a watch has heard nothing: no longer than it was silent, and no less.
+#[tokio::test]
+async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    // The reconciler would give up its Lease before long, and end.
+    let webhook = &setting.pair.webhooks[0];
+    let scene = setting.scene("silence").await?;
+    let name = "mimeo_watch_staleness_seconds{resource=\"namespaces\"}";
+    let staleness = || -> Result<f64> { values(&webhook.metrics()?).get(name).copied().context("not told") };
+    let word = async || {
+        scene.namespace().await?;
+        eventually(SOON, "the word of a namespace", || async {
+            let seconds = staleness()?;
+            ensure!(seconds < 1.0, "{seconds}");
+            Ok(Some(()))
+        })
+        .await
+    };
+    word().await?;
+    let (server, heard) = (Component::ApiServer(0), Instant::now());
+    setting.control_plane.pause(server)?;
+    let told = eventually(SOON, "five seconds of silence", || async {
+        let (seconds, silent) = (staleness()?, heard.elapsed().as_secs_f64());
+        ensure!(seconds >= 5.0, "{seconds}");
+        Ok(Some((seconds, silent)))
+    })
+    .await;
+    setting.control_plane.resume(server)?;
+    let (seconds, silent) = told?;
+    // It began to be silent less than a second before it was paused.
+    ensure!(silent - 1.0 <= seconds && seconds <= silent + 2.0, "{seconds} told of {silent}");
+    word().await
 }
 
 /// The labels that metrics have, but for the bounds of histograms.

@@ -1,18 +1,16 @@
 //! What a rule says of its copies: its plan, its status, and what failed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_tests::scenario::{
     SOON, Scene, any, apply, condition, delete, kubectl, put, relabel, value, version, wait_gone,
 };
-use mimeo_tests::{create_secret, eventually};
+use mimeo_tests::{Silent, create_secret, eventually};
 use serde_json::json;
-use tokio::time::timeout;
 
 use crate::STAGE;
 
@@ -183,7 +181,7 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
 async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
     let scene = STAGE.scene("under-way").await?;
     let namespace = scene.namespace().await?;
-    let silent = Silent::over(&scene, &namespace, "Ignore", 6).await?;
+    let silent = Silent::over(&scene, std::slice::from_ref(&namespace), "Ignore", 6).await?;
 
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
@@ -216,7 +214,7 @@ async fn a_write_that_nobody_answers_is_the_trouble_of_its_namespace_alone() -> 
     let scene = STAGE.scene("unanswered").await?;
     let (stuck, other) = (scene.namespace().await?, scene.namespace().await?);
     // Longer than a request may take.
-    let silent = Silent::over(&scene, &stuck, "Fail", 30).await?;
+    let silent = Silent::over(&scene, std::slice::from_ref(&stuck), "Fail", 30).await?;
     scene.secret("registry", &[("token", "one")]).await?;
     scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
     scene.wait_secret(&other, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
@@ -228,50 +226,6 @@ async fn a_write_that_nobody_answers_is_the_trouble_of_its_namespace_alone() -> 
     scene.wait_synced(&scene.tag).await?;
     assert_eq!(value(&scene.secrets(&stuck).get("registry").await?, "token").as_deref(), Some("one"));
     Ok(())
-}
-
-/// Somebody else's admission webhook, for the Secrets of one namespace, which takes every connection and answers nobody.
-struct Silent<'a> {
-    scene: &'a Scene<'a>,
-    name: String,
-    _listener: std::net::TcpListener,
-}
-
-impl<'a> Silent<'a> {
-    const KIND: &'static str = "ValidatingWebhookConfiguration";
-
-    /// It is in force when this returns.
-    async fn over(scene: &'a Scene<'a>, namespace: &str, failure_policy: &str, seconds: u32) -> Result<Self> {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-        let name = format!("{}.example.com", scene.tag);
-        let rules = json!([{
-            "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
-        }]);
-        let hook = json!({
-            "name": name, "clientConfig": {"url": format!("https://{}/", listener.local_addr()?)}, "rules": rules,
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "failurePolicy": failure_policy, "timeoutSeconds": seconds,
-            "sideEffects": "None", "admissionReviewVersions": ["v1"],
-        });
-        let hooks =
-            json!({"apiVersion": ADMISSION, "kind": Self::KIND, "metadata": {"name": name}, "webhooks": [hook]});
-        apply(&scene.client, &hooks).await?;
-        // In force once a request hangs. Who asks goes away before it is answered.
-        let probe = Secret {
-            metadata: ObjectMeta { name: Some("probe".into()), ..ObjectMeta::default() },
-            ..Secret::default()
-        };
-        eventually(SOON, "the hook to be in force", || async {
-            let (secrets, dry_run) = (scene.secrets(namespace), PostParams { dry_run: true, ..PostParams::default() });
-            Ok(timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await.err().map(|_| ()))
-        })
-        .await?;
-        Ok(Self { scene, name, _listener: listener })
-    }
-
-    async fn end(self) -> Result<()> {
-        delete(&any(&self.scene.client, ADMISSION, Self::KIND, None)?, &self.name).await
-    }
 }
 
 fn words(line: &str) -> Vec<&str> {

@@ -1,0 +1,61 @@
+//! Somebody else's admission webhook, which takes every connection and answers nobody: writes hang for as long as the test wants them to.
+
+use std::{net::TcpListener, time::Duration};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{ObjectMeta, PostParams};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::{
+    eventually,
+    scenario::{SOON, Scene, any, apply, delete},
+};
+
+const ADMISSION: &str = "admissionregistration.k8s.io/v1";
+const KIND: &str = "ValidatingWebhookConfiguration";
+
+/// Over the Secrets of some namespaces.
+pub struct Silent<'a> {
+    scene: &'a Scene<'a>,
+    name: String,
+    _listener: TcpListener,
+}
+
+impl<'a> Silent<'a> {
+    /// It is in force when this returns.
+    pub async fn over(scene: &'a Scene<'a>, namespaces: &[String], failure_policy: &str, seconds: u32) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let name = format!("{}.example.com", scene.tag);
+        let rules = json!([{
+            "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
+        }]);
+        let named = json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
+        let hook = json!({
+            "name": name, "clientConfig": {"url": format!("https://{}/", listener.local_addr()?)}, "rules": rules,
+            "namespaceSelector": {"matchExpressions": [named]},
+            "failurePolicy": failure_policy, "timeoutSeconds": seconds,
+            "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        });
+        let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
+        apply(&scene.client, &hooks).await?;
+        // In force once a request hangs. Who asks goes away before it is answered.
+        let probe = Secret {
+            metadata: ObjectMeta { name: Some("probe".into()), ..ObjectMeta::default() },
+            ..Secret::default()
+        };
+        let secrets = scene.secrets(namespaces.first().context("no namespace")?);
+        eventually(SOON, "the hook to be in force", || async {
+            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+            Ok(timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await.err().map(|_| ()))
+        })
+        .await?;
+        Ok(Self { scene, name, _listener: listener })
+    }
+
+    /// It is gone when this returns; API servers know a moment later.
+    pub async fn end(self) -> Result<()> {
+        delete(&any(&self.scene.client, ADMISSION, KIND, None)?, &self.name).await
+    }
+}
