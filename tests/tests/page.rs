@@ -87,24 +87,39 @@ async fn without_the_flag_there_is_no_page() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
+/// A page that asks for tokens: one of somebody who may see it, and one of somebody who may not.
+async fn with_tokens() -> Result<(Setting, [String; 2])> {
     let control_plane = ControlPlane::builder().start().await?;
     let kubectl = |command: &str| kubectl(&control_plane, command.split(' '));
     let account = format!("--serviceaccount={NAMESPACE}:mimeo-reconciler");
     kubectl(&format!("create clusterrolebinding mimeo-tokens --clusterrole=system:auth-delegator {account}"))?;
-    let pair = Pair::builder().webhooks(0).shipped_rights().reconciler_args(["--ui", "--ops-auth", "token"]);
-    let pair = pair.start(&control_plane).await?;
-    let page = reconciler(&pair)?;
     kubectl("create clusterrole mimeo-page --verb=get --non-resource-url=/ui/stream --non-resource-url=/ui/copies")?;
     let token = |name: &str| {
         kubectl(&format!("create serviceaccount {name} -n default"))?;
-        kubectl(&format!("create token {name} -n default"))
+        anyhow::Ok(kubectl(&format!("create token {name} -n default"))?.trim().to_owned())
     };
-    let (viewer, stranger) = (token("viewer")?, token("stranger")?);
+    let tokens = [token("viewer")?, token("stranger")?];
     kubectl("create clusterrolebinding mimeo-page --clusterrole=mimeo-page --serviceaccount=default:viewer")?;
+    let pair = Pair::builder().shipped_rights().reconciler_args(["--ui", "--ops-auth", "token"]);
+    let pair = pair.start(&control_plane).await?;
+    Ok((Setting { pair, control_plane }, tokens))
+}
+
+/// Waits until a token is for the data.
+async fn lets_in(page: &Replica, token: &str) -> Result<()> {
+    eventually(SOON, "what the viewer sees", || async {
+        let answer = page.ask("GET", "/ui/copies?rule=ClusterReplication/x&namespace=y", Some(token), "")?;
+        if answer.starts_with("HTTP/1.1 200") { Ok(Some(())) } else { bail!("{answer}") }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
+    let (setting, [viewer, stranger]) = with_tokens().await?;
+    let page = reconciler(&setting.pair)?;
     let code = |path: &str, token: Option<&str>| {
-        let answer = page.ask("GET", path, token.map(str::trim), "")?;
+        let answer = page.ask("GET", path, token, "")?;
         ensure!(answer.contains("content-security-policy: default-src 'none'"), "{answer}");
         anyhow::Ok(answer.split(' ').nth(1).unwrap_or_default().to_owned())
     };
@@ -112,13 +127,7 @@ async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
         ensure!(code(path, None)? == "200", "{path} holds nothing");
     }
     let copies = "/ui/copies?rule=ClusterReplication/x&namespace=y";
-    eventually(SOON, "what the viewer sees", || async {
-        match code(copies, Some(&viewer))?.as_str() {
-            "200" => Ok(Some(())),
-            other => bail!("{other}"),
-        }
-    })
-    .await?;
+    lets_in(page, &viewer).await?;
     for path in [copies, "/ui/stream"] {
         ensure!(code(path, None)? == "401" && code(path, Some(&stranger))? == "403", "{path}");
     }
@@ -218,6 +227,9 @@ const DOWN: &str = "\u{e015}";
 const RIGHT: &str = "\u{e014}";
 const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
+const TAB: &str = "\u{e004}";
+const TAB_KEY: char = '\u{e004}';
+const SHIFT: char = '\u{e008}';
 const CONTROL: char = '\u{e009}';
 const HOME: char = '\u{e011}';
 const END: char = '\u{e010}';
@@ -284,6 +296,75 @@ async fn a_browser_shows_it_live_and_by_keyboard_and_takes_no_text_for_anything_
     ensure!(value(&browser, dark)? != light, "dark is not light");
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+/// Whoever has no pointer: is asked for a token, told why one isn't taken, and sees where they are wherever they go.
+#[tokio::test]
+async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alone() -> Result<()> {
+    let browser = Browser::start().await?;
+    let (setting, [viewer, stranger]) = with_tokens().await?;
+    let (client, page) = (setting.control_plane.client().await?, reconciler(&setting.pair)?);
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 2).await?;
+    source(&client, "defaults").await?;
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]})).create(&client).await?;
+    lets_in(page, &viewer).await?;
+
+    browser.open(&page.url("/ui/"))?;
+    let at = async |id: &str| {
+        let found = browser.wait(&format!("document.activeElement.id === '{id}'")).await;
+        found.with_context(|| format!("{:?}", value(&browser, "document.activeElement.outerHTML.slice(0, 200)")))
+    };
+    let asked = async |why: &str| {
+        let told = format!("document.getElementById('ask-why').textContent.includes('{why}')");
+        browser.wait(&format!("document.getElementById('ask').open && {told}")).await?;
+        at("token").await
+    };
+    asked("to those who may see it").await.context("at first")?;
+    browser.press(TAB)?;
+    browser.wait("document.activeElement.matches('#ask button:focus-visible')").await?;
+    browser.press_with(SHIFT, TAB_KEY)?;
+    at("token").await.context("back from the button")?;
+    browser.press(&format!("none{ENTER}"))?;
+    asked("not accepted").await?;
+    browser.press(&format!("{stranger}{ENTER}"))?;
+    asked("may not see it").await?;
+    browser.press(&format!("{viewer}{ENTER}"))?;
+    browser.wait("document.getElementById('live').textContent === 'Live'").await?;
+    browser.wait(&format!("{SYNCED_ONES} === 'Synced2'")).await?;
+    // Where it might stay: in the field, in what outlives the tab, or goes along with requests by itself.
+    let kept =
+        "JSON.stringify([document.getElementById('token').value, localStorage, sessionStorage, document.cookie])";
+    let kept = value(&browser, kept)?;
+    ensure!(kept.as_str().is_some_and(|kept| !kept.contains(&viewer[..20])), "the token is kept");
+    ensure!(value(&browser, "document.getElementById('ask').open")? == false, "it is asked for again");
+
+    // One stop for each thing to be used, in the order in which they are seen; the grid is one.
+    value(&browser, "document.getElementById('theme').focus()")?;
+    let states =
+        value(&browser, "document.querySelectorAll('#states button').length")?.as_u64().context("no states")?;
+    let states = (0..states).map(|_| "states");
+    let place = "document.activeElement.id || document.activeElement.closest('#states, #grid')?.id";
+    let shown = "document.activeElement.matches(':focus-visible') && getComputedStyle(document.activeElement).outlineStyle === 'solid'";
+    let stops: Vec<&str> = ["by-namespace", "by-rule", "by-reason"].into_iter().chain(states).chain(["grid"]).collect();
+    for stop in &stops {
+        browser.press(TAB)?;
+        let found = value(&browser, &format!("[{place}, {shown}]"))?;
+        ensure!(found == json!([stop, true]), "{found} instead of {stop}");
+    }
+    for stop in stops.iter().rev().skip(1) {
+        browser.press_with(SHIFT, TAB_KEY)?;
+        let found = value(&browser, &format!("[{place}, {shown}]"))?;
+        ensure!(found == json!([stop, true]), "{found} instead of {stop}, on the way back");
+    }
+    value(&browser, "document.querySelector('#grid [tabindex=\"0\"]').focus()")?;
+    browser.press("/")?;
+    at("by-namespace").await?;
+    // That nobody is let in without a token the browser says, too.
+    let complaints = browser.complaints()?;
+    ensure!(complaints.iter().all(|line| line.contains("401") || line.contains("403")), "{complaints:#?}");
     Ok(())
 }
 
