@@ -1,6 +1,7 @@
 //! `driftPolicy: Deny`: nobody but Mimeo changes or deletes a copy, and nothing else is held up by that.
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::Api;
@@ -305,4 +306,49 @@ async fn a_copy_that_is_being_deleted_can_go() -> Result<()> {
     wait_for(secrets.clone(), REGISTRY.to_owned(), leaving).await?;
     merge(&secrets, REGISTRY, json!({"metadata": {"finalizers": null}})).await?;
     wait_gone(secrets, REGISTRY).await
+}
+
+/// What others add is theirs, and so it is up to them how much the webhook has to read before it refuses.
+#[tokio::test]
+async fn however_much_is_added_to_a_copy_it_is_kept() -> Result<()> {
+    let scene = STAGE.scene("much").await?;
+    let (rule, namespace) = guarded(&scene).await?;
+    let owner = Tenant::editor_of(&scene, &namespace).await?;
+    let secrets = owner.secrets();
+    let many = |value: Value| -> Value { (0..22_000).map(|number| (number.to_string(), value.clone())).collect() };
+    let keys = many("".into());
+    let with = |key: &str, value: Value| {
+        let mut keys = keys.clone();
+        keys[key] = value;
+        keys
+    };
+    for (about, taken) in [
+        ("many keys", json!({"data": with("password", json!("eA=="))})),
+        ("many labels", json!({"metadata": {"labels": with("mimeo.dev/drift", Value::Null)}})),
+        ("many annotations", json!({"metadata": {"annotations": with("mimeo.dev/rule", json!("x"))}})),
+        ("the largest of values", json!({"data": {"password": "eA==", "more": ByteString(vec![0; 900 << 10])}})),
+    ] {
+        let params = PatchParams { dry_run: true, ..PatchParams::default() };
+        refused(secrets.patch(REGISTRY, &params, &patch(taken)?).await)?.context(about)?;
+    }
+    let of_data = |keys: &Value| json!({"data": keys});
+    let of_labels = |keys: &Value| json!({"metadata": {"labels": keys}});
+    for put in [of_data as fn(&Value) -> Value, of_labels] {
+        merge(&secrets, REGISTRY, put(&keys)).await?;
+        refused(secrets.delete(REGISTRY, &DeleteParams::default()).await)?.context("deleted")?;
+        let all = secrets.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+        refused(all)?.context("deleted with all others")?;
+        merge(&secrets, REGISTRY, put(&many(Value::Null))).await?;
+    }
+    // With this strategy nothing may be added at all.
+    rule.set("strategy", json!("Replace")).replace(&scene.client).await?;
+    let exclusive = |copy: &Secret| annotation(copy, "mimeo.dev/strategy").is_some();
+    wait_for(secrets.clone(), REGISTRY.to_owned(), exclusive).await?;
+    eventually(SOON, "nothing may be added", || async {
+        let params = PatchParams { dry_run: true, ..PatchParams::default() };
+        let added = patch(json!({"data": keys}))?;
+        Ok(Some(refused(secrets.patch(REGISTRY, &params, &added).await)?.context("let through")?))
+    })
+    .await?;
+    Ok(())
 }

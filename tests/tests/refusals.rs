@@ -747,26 +747,32 @@ fn assert_reason(status: &ClusterReplicationStatus, type_: &str, is: &str, reaso
 
 // ---- what no API server sends ----
 
-#[tokio::test]
-async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -> Result<()> {
-    let setting = STAGE.get().await?;
-    let webhook = stranger(&setting.pair.url())?;
-    let uid = "f3b1a6ce-0c6e-4c7e-9d0a-1b2c3d4e5f60";
+const REVIEW: &str = "f3b1a6ce-0c6e-4c7e-9d0a-1b2c3d4e5f60";
+
+/// What nobody can read, and whose review it says it is.
+fn unreadable() -> [(&'static str, Vec<u8>, &'static str); 7] {
     let shapeless =
-        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": uid, "kind": 7}});
-    let other = json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": uid}});
-    let bodies: [(&str, Vec<u8>, &str); 7] = [
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": REVIEW, "kind": 7}});
+    let other =
+        json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": REVIEW}});
+    [
         ("nothing", Vec::new(), ""),
         ("no JSON", b"{hello".to_vec(), ""),
         ("no text", vec![0xff; 64], ""),
         ("no review", b"[1, 2]".to_vec(), ""),
         ("no request", br#"{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}"#.to_vec(), ""),
-        ("a request of another shape", shapeless.to_string().into_bytes(), uid),
-        ("another version", other.to_string().into_bytes(), uid),
-    ];
-    for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
-        for (what, body, uid) in &bodies {
-            let review = ask(&webhook, path, body.clone()).await.with_context(|| format!("{path}: {what}"))?;
+        ("a request of another shape", shapeless.to_string().into_bytes(), REVIEW),
+        ("another version", other.to_string().into_bytes(), REVIEW),
+    ]
+}
+
+#[tokio::test]
+async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -> Result<()> {
+    let setting = STAGE.get().await?;
+    let webhook = stranger(&setting.pair.url())?;
+    for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/rules", "/validate/rules", "/validate/copies"] {
+        for (what, body, uid) in unreadable() {
+            let review = ask(&webhook, path, body).await.with_context(|| format!("{path}: {what}"))?;
             let answer = &review["response"];
             assert_eq!(
                 (&review["apiVersion"], &review["kind"]),
@@ -776,22 +782,50 @@ async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -
             let why = answer["status"]["message"].as_str().unwrap_or_default();
             assert!(answer["status"]["code"] == 400 && !why.is_empty(), "{path}: {what}: {review}");
         }
+    }
+    for path in ["/mutate/barrier", "/mutate/rules", "/validate/rules", "/validate/copies"] {
         // By little, so that the answer isn't lost with what nobody reads; on a connection of its own, which it ends.
         let another = stranger(&setting.pair.url())?;
-        let review = ask(&another, path, padded(uid, 7 << 20)).await.with_context(|| format!("{path}: over 7 MiB"))?;
+        let review =
+            ask(&another, path, padded(REVIEW, LARGEST)).await.with_context(|| format!("{path}: too large"))?;
         let why = review["response"]["status"]["message"].as_str().unwrap_or_default();
-        assert!(review["response"]["allowed"] == json!(false) && why.contains("MiB"), "{path}: over 7 MiB: {review}");
+        assert!(review["response"]["allowed"] == json!(false) && why.contains("MiB"), "{path}: too large: {review}");
     }
     Ok(())
 }
 
+/// Any verdict would be a refusal.
 #[tokio::test]
-async fn a_body_of_almost_7_mib_is_read() -> Result<()> {
+async fn where_the_failure_policy_is_to_decide_the_answer_is_an_error() -> Result<()> {
+    let setting = STAGE.get().await?;
+    let webhook = stranger(&setting.pair.url())?;
+    let failed = |answer: Result<Value>, what: &str| match answer.map_err(|error| error.downcast::<kube::Error>()) {
+        Err(Ok(kube::Error::Api(status))) if status.code == 413 => Ok(status.message),
+        answer => bail!("{what}: {answer:?}"),
+    };
+    for path in ["/mutate/objects/some", "/validate/sources"] {
+        for (what, body, _) in unreadable() {
+            failed(ask(&webhook, path, body).await, &format!("{path}: {what}"))?;
+        }
+    }
+    for path in ["/mutate/namespaces", "/mutate/objects/some", "/validate/sources"] {
+        let another = stranger(&setting.pair.url())?;
+        let why = failed(ask(&another, path, padded(REVIEW, LARGEST)).await, path)?;
+        assert!(why.contains("MiB"), "{path}: {why}");
+    }
+    Ok(())
+}
+
+/// Bytes of a review; no API server sends one that is larger.
+const LARGEST: usize = 19 << 20;
+
+#[tokio::test]
+async fn the_largest_body_that_an_api_server_sends_is_read() -> Result<()> {
     let setting = STAGE.get().await?;
     let webhook = stranger(&setting.pair.url())?;
     let uid = "1c1f0a56-3f0e-4a39-8c1f-6d1b5a9e0c11";
     for path in ["/mutate/namespaces", "/mutate/barrier", "/mutate/objects/some", "/validate/rules"] {
-        let review = ask(&webhook, path, padded(uid, (7 << 20) - (64 << 10))).await.context(path)?;
+        let review = ask(&webhook, path, padded(uid, LARGEST - (64 << 10))).await.context(path)?;
         assert_eq!(review["response"]["uid"], json!(uid), "{path}: {review}");
         assert_eq!(review["response"]["allowed"], json!(true), "{path}: {review}");
     }

@@ -264,9 +264,9 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
     let mut config = kube::Config::new(setting.pair.url().parse()?);
     config.accept_invalid_certs = true;
     let anybody = kube::Client::try_from(config)?;
-    let zeros = format!("[{}0]", "0,".repeat(3_500_000));
-    let maps = format!("[{}0]", r#"{"":0},"#.repeat(1_000_000));
-    let labels = (0..600_000).map(|number| format!(r#""{number}":"","#)).collect::<Vec<_>>().concat();
+    let zeros = format!("[{}0]", "0,".repeat(9_500_000));
+    let maps = format!("[{}0]", r#"{"":0},"#.repeat(2_700_000));
+    let labels = (0..1_500_000).map(|number| format!(r#""{number}":"","#)).collect::<Vec<_>>().concat();
     let objects = [
         zeros.clone(),
         format!(r#"{{"metadata":{{}},"data":{zeros}}}"#),
@@ -279,9 +279,12 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
             "kind":{{"version":"v1","kind":"Namespace"}},"resource":{{"version":"v1","resource":"namespaces"}},"object":{object}}}}}"#
         )
     };
+    let (objects, review, anybody) = (&objects, &review, &anybody);
     let flood = async {
-        let asked = objects.iter().cycle().take(32).map(|object| async {
-            let request = http::Request::post("/mutate/namespaces?timeout=5s").body(review(object).into_bytes())?;
+        let hooks = ["/mutate/namespaces?timeout=5s", "/mutate/objects/some?timeout=5s", "/validate/rules?timeout=5s"];
+        let asked = (0..24).map(|number| async move {
+            let (object, hook) = (&objects[number % objects.len()], hooks[number % hooks.len()]);
+            let request = http::Request::post(hook).body(review(object).into_bytes())?;
             let answer: Value = serde_json::from_str(&anybody.request_text(request).await?)?;
             anyhow::Ok(answer["response"]["uid"].as_str().map(str::to_owned))
         });

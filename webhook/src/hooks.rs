@@ -20,7 +20,7 @@ use mimeo_core::{
     registration::{
         BARRIER_PATH, COPIES_PATH, NAMESPACES_PATH, OBJECTS_PATH, RULES_PATH, SOURCES_PATH, STAMPS_PATH, TIMEOUT,
     },
-    review::{Request, Verdict, encode},
+    review::{Kept, Request, Verdict, encode},
 };
 use mimeo_runtime::{
     discovery::Discovery,
@@ -182,20 +182,25 @@ async fn rules_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
 async fn copies_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Copies, &asked, body).await {
         Ok(review) => review.answer(copies::decide(&app, &review.request, review.deadline)).await,
-        Err(_) => let_through(),
+        Err(answer) => answer,
     }
 }
 
 async fn sources_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     match Review::open(&app, Hook::Sources, &asked, body).await {
         Ok(review) => review.answer(async { sources::decide(&app, &review.request) }).await,
-        Err(_) => let_through(),
+        Err(answer) => answer,
     }
 }
 
-/// What a hook answers that fails open and couldn't read the review: any verdict would be a refusal, an error isn't one.
-fn let_through() -> Response {
-    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+/// What each hook looks at.
+fn kept(hook: Hook) -> Kept {
+    match hook {
+        Hook::Namespaces => Kept::Metadata,
+        Hook::Objects => Kept::Content,
+        Hook::Stamps | Hook::Rules => Kept::Rule,
+        Hook::Barrier | Hook::Copies | Hook::Sources => Kept::Marks,
+    }
 }
 
 /// A review under way.
@@ -224,11 +229,11 @@ impl<'a> Review<'a> {
             Self::unread(app, hook, arrived, &Why::NoRoom);
             return Err(StatusCode::TOO_MANY_REQUESTS.into_response());
         };
-        match receive(body, &mut room, deadline).await {
+        match receive(body, kept(hook), &mut room, deadline).await {
             Ok(request) => Ok(Self { app, hook, arrived, began, parent, deadline, request, room }),
             Err(unread) => {
                 Self::unread(app, hook, arrived, &unread.why);
-                Err(json(unread.answer()))
+                Err(unread.answer(hook).map_or_else(|| failed(&unread.why), json))
             }
         }
     }
@@ -267,6 +272,11 @@ impl<'a> Review<'a> {
             span.set("name", name.as_deref().unwrap_or_default());
         });
     }
+}
+
+/// To the API server this is a call that failed. It tells its clients what a 413 says, and of others that there was one.
+fn failed(why: &Why) -> Response {
+    (StatusCode::PAYLOAD_TOO_LARGE, why.to_string()).into_response()
 }
 
 fn json(body: Vec<u8>) -> Response {

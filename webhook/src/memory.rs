@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// Memory for all reviews at once, in bytes: four of the largest bodies, or some 2,000 of the usual size. The limit in
+/// Memory for all reviews at once, in bytes: two or three of the largest bodies, or some 2,000 of the usual size. The limit in
 /// `manifests/chart/values.yaml` reckons with it.
 const MEMORY: usize = 64 << 20;
 /// What a request takes besides its body.

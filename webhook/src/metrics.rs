@@ -46,7 +46,7 @@ pub(crate) enum Hook {
 }
 
 impl Hook {
-    const ALL: [Self; 7] =
+    pub(crate) const ALL: [Self; 7] =
         [Self::Namespaces, Self::Barrier, Self::Objects, Self::Stamps, Self::Rules, Self::Copies, Self::Sources];
 }
 

@@ -72,7 +72,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::review::decode;
+    use crate::review::{Kept, decode};
 
     /// Guards one copy of one rule.
     fn guards(rule: &RuleId, copy: &Marked<'_>) -> bool {
@@ -91,7 +91,7 @@ mod tests {
                 "namespace": "team", "operation": operation, "object": object, "oldObject": old,
             },
         });
-        decode(review.to_string().as_bytes()).unwrap().request
+        decode(review.to_string().as_bytes(), Kept::Marks).unwrap().request
     }
 
     fn copy(rule: &str) -> Value {

@@ -14,7 +14,7 @@ mod decode;
 mod encode;
 
 pub use self::{
-    decode::{Decoded, Undecodable, decode, is_name},
+    decode::{Decoded, Kept, Undecodable, decode, is_name},
     encode::{encode, encode_unread},
 };
 
@@ -42,8 +42,7 @@ pub struct Request {
     pub operation: Operation,
     /// Who does it.
     pub user: User,
-    /// The object as it will be; `None` on DELETE. Here and in the next: `apiVersion`, `kind`, `type`, of `metadata` all but
-    /// owners and `managedFields`, of `data`, `binaryData` and `stringData` the keys, and `spec` of Mimeo's own kinds.
+    /// The object as it will be; `None` on DELETE. Here and in the next: what is [`Kept`].
     pub object: Option<Value>,
     /// The object as it is stored; `None` on CREATE.
     pub old_object: Option<Value>,
@@ -51,8 +50,7 @@ pub struct Request {
     pub dry_run: bool,
 }
 
-/// Who sends a request, as the API server authenticated them. Of uid, groups and extra nothing is kept but where Mimeo's own
-/// kinds are written.
+/// Who sends a request, as the API server authenticated them. Uid, groups and extra are kept with [`Kept::Rule`] alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct User {
     /// Their name.

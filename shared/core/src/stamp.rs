@@ -193,7 +193,10 @@ pub fn put(object: &Value, stamp: Option<&Stamp>) -> Vec<Value> {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{admission::patch, review::decode};
+    use crate::{
+        admission::patch,
+        review::{Kept, decode},
+    };
 
     const KIND: &str = "ClusterReplication";
 
@@ -310,7 +313,7 @@ mod tests {
                     "object": {"metadata": metadata},
                 },
             });
-            generated_name(&decode(review.to_string().as_bytes()).unwrap().request)
+            generated_name(&decode(review.to_string().as_bytes(), Kept::Rule).unwrap().request)
         };
         let name = asked("CREATE", json!({"generateName": "registry-"})).unwrap();
         let letters = name.strip_prefix("registry-").unwrap();

@@ -168,7 +168,7 @@ fn webhook_configurations_by_url_and_strict() {
 
 /// The answer to a review in a file, with its patch in plain sight.
 fn answer(body: &str, decide: impl FnOnce(&review::Request) -> Verdict) -> Value {
-    let bytes = match review::decode(body.as_bytes()) {
+    let bytes = match review::decode(body.as_bytes(), review::Kept::Content) {
         Ok(review::Decoded { request, .. }) => review::encode(&request.uid, &decide(&request)),
         Err(undecodable) => review::encode_unread(body.as_bytes(), &review::bad_request(undecodable.to_string())),
     };

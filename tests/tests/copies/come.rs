@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, ResourceExt as _};
-use mimeo_tests::scenario::{annotation, delete, label, of, relabel, rule, uid, value, version, wait_gone};
+use mimeo_tests::scenario::{annotation, delete, label, merge, of, relabel, rule, uid, value, version, wait_gone};
 use mimeo_tests::{create_namespace, unique};
 use serde_json::json;
 
@@ -124,6 +124,29 @@ async fn a_namespace_gets_its_copies_as_soon_as_it_matches() -> Result<()> {
     wait_gone(namespaces, &new).await?;
     create_namespace(&scene.client, &new, &[("scene", &scene.tag)]).await?;
     scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    Ok(())
+}
+
+/// Whoever may edit a namespace can fill it with what API servers send as six times as much, old and new together: some 15 MiB.
+#[tokio::test]
+async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
+    let scene = STAGE.scene("large").await?;
+    let namespace = unique(&scene.tag);
+    create_namespace(&scene.client, &namespace, &[]).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    let namespaces: Api<Namespace> = Api::all(scene.client.clone());
+    let field = format!("f:{}", "<".repeat(1 << 20));
+    let entry = json!({
+        "manager": "somebody", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:annotations": {field: {}}}},
+    });
+    let full = json!({"metadata": {"annotations": {"note": "<".repeat(200 << 10)}, "managedFields": [entry]}});
+    let stored = serde_json::to_string(&merge(&namespaces, &namespace, full).await?)?;
+    assert!(stored.matches('<').count() > 6 << 17, "it isn't stored as it was sent");
+    relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
+    scene.wait_secret(&namespace, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Bytes to a [`Request`].
 //!
 //! Parsed JSON takes up to a hundred times the memory of its text, and anybody may send some. So of the objects only that is
-//! parsed which a hook looks at, and [`decode`] says beforehand what it comes to.
+//! parsed which the hook looks at, and [`decode`] says beforehand what it comes to.
 
 mod object;
 mod uid;
@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use self::object::{KEPT, KEPT_MEMORY, KEPT_OF_OWN, Object};
+pub use self::object::Kept;
+use self::object::{KEPT_MEMORY, Object};
 pub(super) use self::uid::find_uid;
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
 use crate::{kind::GroupVersionKind, memory, rule::syntax};
@@ -48,7 +49,7 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// Reads the body of an admission request.
-pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
+pub fn decode(body: &[u8], kept: Kept) -> Result<Decoded, Undecodable> {
     let undecodable = |why| Undecodable { why };
     let review: Review<'_> = serde_json::from_slice(body).map_err(|error| undecodable(place(&error)))?;
     if (&*review.api_version, &*review.kind) != (API_VERSION, KIND) {
@@ -56,13 +57,12 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Undecodable> {
     }
     let asked = review.request.ok_or_else(|| undecodable("no request in it".into()))?;
     asked.check().map_err(|why| undecodable(why.into()))?;
-    let own = *asked.kind.group == *mimeo_api::names::GROUP;
-    let kept = if own { KEPT_OF_OWN } else { KEPT };
-    let mut memory = if own { asked.user_info.memory() } else { 0 };
+    let whole_user = kept == Kept::Rule;
+    let mut memory = if whole_user { asked.user_info.memory() } else { 0 };
     if memory > USER_MEMORY {
         return Err(undecodable("a user with too many groups".into()));
     }
-    let user = asked.user_info.parse(own).map_err(|error| undecodable(place(&error)))?;
+    let user = asked.user_info.parse(whole_user).map_err(|error| undecodable(place(&error)))?;
     let mut keep = |object: Option<&RawValue>| {
         let Some(object) = object else { return Ok(None) };
         let object = Object::pick(object, kept).map_err(|error| undecodable(place(&error)))?;

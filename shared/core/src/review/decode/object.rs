@@ -8,15 +8,52 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use crate::memory;
+use crate::{memory, names};
 
-/// What is kept of an object. `managedFields`, which grow with it, are not.
-pub(super) const KEPT: &[&str] = &["apiVersion", "kind", "metadata", "type"];
-/// Of these the keys are kept, each with null: more of a Secret than that is nobody's business here.
-const KEYS_KEPT: &[&str] = &["data", "binaryData", "stringData"];
-/// What is kept of one of Mimeo's own, besides.
-pub(super) const KEPT_OF_OWN: &[&str] = &["apiVersion", "kind", "metadata", "spec"];
-const KEPT_OF_METADATA: &[&str] = &[
+/// What a hook looks at in the objects of a review. No more is kept, so that nothing else can be too much for it: who
+/// may write an object may put many values into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Whose copy it is: what it is called, and the annotations that say of which rule and source.
+    Marks,
+    /// All of `metadata` but owners and `managedFields`.
+    Metadata,
+    /// That, and what a policy rewrites: `type`, and of `data`, `binaryData` and `stringData` the keys.
+    Content,
+    /// `metadata` and `spec`, and all of who writes it.
+    Rule,
+}
+
+impl Kept {
+    /// The fields that are kept whole, and `metadata`.
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Marks | Self::Metadata => &["metadata"],
+            Self::Content => &["apiVersion", "kind", "metadata", "type"],
+            Self::Rule => &["apiVersion", "kind", "metadata", "spec"],
+        }
+    }
+
+    fn of_metadata(self) -> &'static [&'static str] {
+        match self {
+            Self::Marks => MARKED,
+            Self::Metadata | Self::Content | Self::Rule => OF_METADATA,
+        }
+    }
+
+    /// Of these the keys are kept, each with null: more of a Secret than that is nobody's business here.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Content => &["data", "binaryData", "stringData"],
+            Self::Marks | Self::Metadata | Self::Rule => &[],
+        }
+    }
+}
+
+const MARKED: &[&str] = &["name", "annotations"];
+/// Some 80,000 annotations fit into an object.
+const MARKS: &[&str] = &[names::RULE, names::SOURCE];
+const OF_METADATA: &[&str] = &[
     "name",
     "generateName",
     "namespace",
@@ -38,20 +75,29 @@ pub(super) const KEPT_MEMORY: usize = 4 << 20;
 pub(super) struct Object<'a> {
     fields: Fields<'a>,
     metadata: Fields<'a>,
+    /// Those that are kept, where not all are.
+    annotations: Fields<'a>,
     /// Maps of which the keys are kept, and what these take.
     data: Map<String, Value>,
     data_memory: usize,
 }
 
 impl<'a> Object<'a> {
-    pub(super) fn pick(object: &'a RawValue, kept: &'static [&'static str]) -> serde_json::Result<Self> {
+    pub(super) fn pick(object: &'a RawValue, kept: Kept) -> serde_json::Result<Self> {
         let pick =
             |object: &'a RawValue, kept| Pick(kept).deserialize(&mut serde_json::Deserializer::from_str(object.get()));
-        let mut fields = pick(object, kept)?;
-        let metadata = fields.remove("metadata").map(|metadata| pick(metadata, KEPT_OF_METADATA)).transpose()?;
+        let is_map = |text: &RawValue| text.get().starts_with('{');
+        let mut fields = pick(object, kept.fields())?;
+        let metadata = fields.remove("metadata").map(|metadata| pick(metadata, kept.of_metadata())).transpose()?;
+        let mut metadata = metadata.unwrap_or_default();
+        let annotations = match kept {
+            Kept::Marks => metadata.remove("annotations").filter(|text| is_map(text)),
+            Kept::Metadata | Kept::Content | Kept::Rule => None,
+        };
+        let annotations = annotations.map(|annotations| pick(annotations, MARKS)).transpose()?.unwrap_or_default();
         let (mut data, mut data_memory) = (Map::new(), 0);
         // Other kinds may have anything under these names.
-        let maps = pick(object, KEYS_KEPT)?.into_iter().filter(|(_, text)| text.get().starts_with('{'));
+        let maps = pick(object, kept.keys())?.into_iter().filter(|(_, text)| is_map(text));
         for (name, text) in maps {
             // All but the values' own text, which isn't kept.
             data_memory += memory::of_text(text.get()) - text.get().len();
@@ -62,7 +108,7 @@ impl<'a> Object<'a> {
             data_memory += keys.keys().map(String::len).sum::<usize>();
             data.insert(name.to_owned(), keys.into());
         }
-        Ok(Self { fields, metadata: metadata.unwrap_or_default(), data, data_memory })
+        Ok(Self { fields, metadata, annotations, data, data_memory })
     }
 
     /// Length of the longest text that it is known by.
@@ -73,7 +119,7 @@ impl<'a> Object<'a> {
 
     /// Bytes that it takes at most, once it is parsed.
     pub(super) fn memory(&self) -> usize {
-        let parts = self.fields.values().chain(self.metadata.values());
+        let parts = self.fields.values().chain(self.metadata.values()).chain(self.annotations.values());
         parts.map(|text| memory::of_text(text.get())).sum::<usize>() + self.data_memory
     }
 
@@ -82,7 +128,11 @@ impl<'a> Object<'a> {
             fields.iter().map(|(name, text)| Ok(((*name).to_owned(), serde_json::from_str(text.get())?))).collect()
         };
         let mut object = parse(&self.fields)?;
-        object.insert("metadata".into(), parse(&self.metadata)?.into());
+        let mut metadata = parse(&self.metadata)?;
+        if !self.annotations.is_empty() {
+            metadata.insert("annotations".into(), parse(&self.annotations)?.into());
+        }
+        object.insert("metadata".into(), metadata.into());
         object.extend(self.data.clone());
         Ok(object.into())
     }

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{object::IDENTITY, *};
-use crate::review::{bad_request, encode_unread};
+use crate::{
+    names,
+    review::{bad_request, encode_unread},
+};
 
 fn review() -> Value {
     json!({
@@ -23,13 +26,17 @@ fn review() -> Value {
 }
 
 #[track_caller]
-fn decoded(review: &Value) -> Request {
-    decode(review.to_string().as_bytes()).unwrap().request
+fn decoded(review: &Value, kept: Kept) -> Request {
+    decode(review.to_string().as_bytes(), kept).unwrap().request
+}
+
+fn undecodable(review: &str) -> Undecodable {
+    decode(review.as_bytes(), Kept::Content).expect_err(&review[..review.len().min(1_000)])
 }
 
 #[test]
 fn decode_reads_every_field() {
-    let request = decoded(&review());
+    let request = decoded(&review(), Kept::Content);
     assert_eq!(request.uid, "u-1");
     assert_eq!(request.kind, GroupVersionKind::parse("v1", "Secret").unwrap());
     assert_eq!(&*request.resource.resource, "secrets");
@@ -41,6 +48,44 @@ fn decode_reads_every_field() {
     assert_eq!(request.old_object, Some(json!({"metadata": {"name": "n"}})));
 }
 
+#[test]
+fn of_an_object_is_kept_what_the_hook_looks_at() {
+    let mut review = review();
+    let (rule, source) = ("mimeo.dev/rule", "mimeo.dev/source");
+    review["request"]["object"]["metadata"] = json!({
+        "name": "n", "labels": {"a": "b"}, "annotations": {rule: "r", source: "s", "mimeo.dev/strategy": "Replace"},
+        "managedFields": [{"manager": "m"}], "ownerReferences": [{"name": "o"}],
+    });
+    let all = json!({
+        "name": "n", "labels": {"a": "b"}, "annotations": {rule: "r", source: "s", "mimeo.dev/strategy": "Replace"},
+    });
+    for (kept, object) in [
+        (Kept::Marks, json!({"metadata": {"name": "n", "annotations": {rule: "r", source: "s"}}})),
+        (Kept::Metadata, json!({"metadata": all})),
+        (Kept::Content, json!({"metadata": all, "type": "t", "data": {"k": null}})),
+        (Kept::Rule, json!({"metadata": all, "spec": {}})),
+    ] {
+        assert_eq!(decoded(&review, kept).object, Some(object), "{kept:?}");
+    }
+    review["request"]["object"]["metadata"] = json!({"name": "n", "annotations": null});
+    assert_eq!(decoded(&review, Kept::Marks).object, Some(json!({"metadata": {"name": "n"}})));
+}
+
+/// Whoever may edit a copy must not get past its guard by what he adds to it first.
+#[test]
+fn however_much_is_in_an_object_whose_copy_it_is_is_read() {
+    let many: serde_json::Map<String, Value> = (0..100_000).map(|number| (number.to_string(), json!(""))).collect();
+    let metadata = |annotations: Value| json!({"name": "n", "labels": many, "annotations": annotations});
+    let mut annotations = many.clone();
+    annotations.insert(names::RULE.into(), json!("r"));
+    let object = json!({"metadata": metadata(annotations.into()), "data": many, "type": "t"});
+    let mut review = review();
+    review["request"]["oldObject"] = object;
+    let old = decoded(&review, Kept::Marks).old_object.unwrap();
+    assert_eq!(old, json!({"metadata": {"name": "n", "annotations": {names::RULE: "r"}}}));
+    assert_eq!(undecodable(&review.to_string()).why, "an object with too many values");
+}
+
 /// A client may write what it likes there, and the API server sends it along.
 #[test]
 fn however_deep_managed_fields_are_a_review_is_read() {
@@ -49,7 +94,9 @@ fn however_deep_managed_fields_are_a_review_is_read() {
         .to_string()
         .replace(r#""manager":"m""#, &format!(r#""time":"9999-12-31T23:59:59Z","fieldsV1":{deep}"#));
     assert!(body.len() > deep.len(), "no test of anything");
-    assert_eq!(decode(body.as_bytes()).unwrap().request, decoded(&review()));
+    for kept in [Kept::Marks, Kept::Metadata, Kept::Content, Kept::Rule] {
+        assert_eq!(decode(body.as_bytes(), kept).unwrap().request, decoded(&review(), kept));
+    }
 }
 
 #[test]
@@ -62,7 +109,7 @@ fn a_name_that_is_yet_to_be_made_up_is_none() {
     request.insert("object".into(), json!({"metadata": {"generateName": "n-"}}));
     request.insert("namespace".into(), "".into());
     request.insert("oldObject".into(), Value::Null);
-    let request = decoded(&review);
+    let request = decoded(&review, Kept::Metadata);
     assert_eq!((&request.name, &request.namespace, request.generate_name()), (&None, &None, Some("n-")));
     assert!(request.old_object.is_none() && !request.dry_run && request.user.name.is_empty());
 }
@@ -70,7 +117,6 @@ fn a_name_that_is_yet_to_be_made_up_is_none() {
 #[test]
 fn all_is_kept_of_who_writes_one_of_mimeos_own() {
     let mut review = review();
-    review["request"]["kind"]["group"] = "mimeo.dev".into();
     review["request"]["userInfo"]["uid"] = "u-7".into();
     let user = User {
         name: "ann".into(),
@@ -78,18 +124,17 @@ fn all_is_kept_of_who_writes_one_of_mimeos_own() {
         groups: vec!["g".into()],
         extra: [("k".into(), vec!["v".into()])].into(),
     };
-    assert_eq!(decoded(&review).user, user);
+    assert_eq!(decoded(&review, Kept::Rule).user, user);
     for (field, value) in [("groups", json!(null)), ("extra", json!(null)), ("extra", json!({"k": null}))] {
         let mut review = review.clone();
         review["request"]["userInfo"][field] = value;
-        assert_eq!(decoded(&review).user.name, "ann");
+        assert_eq!(decoded(&review, Kept::Rule).user.name, "ann");
     }
     let many: Vec<_> = (0..10_000).map(|n| format!("group-{n}")).collect();
     review["request"]["userInfo"]["groups"] = json!(many);
-    let refused = decode(review.to_string().as_bytes()).unwrap_err();
+    let refused = decode(review.to_string().as_bytes(), Kept::Rule).unwrap_err();
     assert!(refused.to_string().ends_with("a user with too many groups"), "{refused}");
-    review["request"]["kind"]["group"] = "".into();
-    assert!(decoded(&review).user.groups.is_empty(), "nobody else's groups are looked at");
+    assert!(decoded(&review, Kept::Content).user.groups.is_empty(), "nobody else's groups are looked at");
 }
 
 #[test]
@@ -118,7 +163,7 @@ fn what_cannot_be_a_name_is_no_review() {
     ] {
         let mut review = review();
         review["request"][field] = bad.clone();
-        let refused = decode(review.to_string().as_bytes()).expect_err(field);
+        let refused = undecodable(&review.to_string());
         assert!(refused.why.contains("can't be one") || refused.why.contains("too long"), "{field}: {refused}");
         let answer = encode_unread(review.to_string().as_bytes(), &bad_request(refused.to_string()));
         assert!(answer.len() < 1_000, "{field}");
@@ -126,7 +171,7 @@ fn what_cannot_be_a_name_is_no_review() {
     for field in IDENTITY {
         let mut review = review();
         review["request"]["object"]["metadata"][field] = too_long.clone();
-        assert!(decode(review.to_string().as_bytes()).is_err(), "{field}");
+        undecodable(&review.to_string());
     }
     for (name, resource, good) in [
         ("system:node ä", json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}), true),
@@ -138,13 +183,13 @@ fn what_cannot_be_a_name_is_no_review() {
         let mut review = review();
         review["request"]["name"] = name.into();
         review["request"]["resource"] = resource;
-        assert_eq!(decode(review.to_string().as_bytes()).is_ok(), good, "{name}");
+        assert_eq!(decode(review.to_string().as_bytes(), Kept::Marks).is_ok(), good, "{name}");
     }
 }
 
 #[test]
 fn debug_shows_no_object() {
-    let shown = format!("{:?}", decoded(&review()));
+    let shown = format!("{:?}", decoded(&review(), Kept::Content));
     assert!(shown.contains("u-1") && !shown.contains("c2VjcmV0"), "{shown}");
 }
 
@@ -179,7 +224,7 @@ fn the_uid_is_found_in_what_cannot_be_decoded() {
         ("[]".into(), None, "a field is missing"),
         ("<html>".into(), None, "no JSON"),
     ] {
-        let undecodable = decode(body.as_bytes()).expect_err(&body);
+        let undecodable = undecodable(&body);
         assert!(undecodable.why.starts_with(why), "{body}: {undecodable}");
         assert!(!undecodable.to_string().contains("c2VjcmV0"), "{undecodable}");
         let answer: Value =
@@ -208,7 +253,7 @@ fn flood(at: &str) -> String {
 fn what_no_hook_looks_at_takes_no_memory() {
     for at in ["/data", "/spec", "/metadata/managedFields"] {
         let body = flood(at);
-        let Decoded { request, memory } = decode(body.as_bytes()).unwrap();
+        let Decoded { request, memory } = decode(body.as_bytes(), Kept::Content).unwrap();
         assert!(memory < 10_000 && request.object.unwrap().to_string().len() < 1_000, "{at}: {memory}");
     }
 }
@@ -216,8 +261,7 @@ fn what_no_hook_looks_at_takes_no_memory() {
 #[test]
 fn too_many_values_are_refused_before_they_take_memory() {
     for at in ["/type", "/metadata/labels", "/metadata/finalizers"] {
-        let undecodable = decode(flood(at).as_bytes()).expect_err(at);
-        assert_eq!(undecodable.why, "an object with too many values", "{at}");
+        assert_eq!(undecodable(&flood(at)).why, "an object with too many values", "{at}");
     }
 }
 
@@ -229,7 +273,7 @@ fn the_largest_rule_is_read_whole() {
     let mut review = review();
     review["request"]["kind"] = json!({"group": "mimeo.dev", "version": "v1alpha1", "kind": "ClusterReplication"});
     review["request"]["object"]["spec"] = spec.clone();
-    let Decoded { request, memory } = decode(review.to_string().as_bytes()).unwrap();
+    let Decoded { request, memory } = decode(review.to_string().as_bytes(), Kept::Rule).unwrap();
     assert!(request.object.unwrap()["spec"] == spec && memory < KEPT_MEMORY * 2 / 3, "{memory}");
 }
 
