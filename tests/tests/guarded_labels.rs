@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -97,6 +97,7 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     ] {
         rule.create(&admin).await?;
     }
+    long_and_older_rules(&admin).await?;
     let client = person(&control_plane, &admin).await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let try_out = PostParams { dry_run: true, ..PostParams::default() };
@@ -128,8 +129,15 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         assert_eq!(refused(namespaces.create(&try_out, &namespace(name, &[])).await)?, None, "{name}");
     }
 
-    let labels =
-        [("stage", "lab"), ("copies", "none"), ("tier", "gold"), ("quiet", "yes"), ("still", "yes"), ("mute", "yes")];
+    let labels = [
+        ("stage", "lab"),
+        ("copies", "none"),
+        ("tier", "gold"),
+        ("quiet", "yes"),
+        ("still", "yes"),
+        ("mute", "yes"),
+        ("frozen", "yes"),
+    ];
     create_namespace(&admin, "old", &labels).await?;
     let params = PatchParams { dry_run: true, ..PatchParams::default() };
     for (labels, by) in [
@@ -152,6 +160,11 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         let outcome = namespaces.patch_status("old", &params, &patch).await;
         assert_eq!(refused(outcome)?.as_deref(), by, "by its status: {labels}");
     }
+    // What can't be evaluated is refused to who would gain by it if it matched, and to nobody else.
+    let thaw = Patch::Merge(json!({"metadata": {"labels": {"frozen": null}}}));
+    let refused = namespaces.patch("old", &params, &thaw).await.err().context("let through")?.to_string();
+    ensure!(refused.contains("mimeo-guarded-labels") && refused.contains("error parsing regexp"), "{refused}");
+    Api::<Namespace>::all(admin.clone()).patch("old", &params, &thaw).await?;
     // Whoever may do all may do this.
     Api::<Namespace>::all(admin.clone()).create(&PostParams::default(), &namespace("new", &[("team", "blue")])).await?;
     // And namespaces go as ever.
@@ -161,6 +174,28 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     })
     .await?;
     without_definitions(&control_plane, &admin).await
+}
+
+/// Rules that take the longest to match, and a pattern from before the definition knew which ones API servers can evaluate. The
+/// cases that are tried hereafter are as if they weren't there.
+async fn long_and_older_rules(admin: &Client) -> Result<()> {
+    let label = |key: &str, value: &str| json!({"matchLabels": {key: value}});
+    let globs: Vec<String> = (0..128).map(|number| format!("*-{number}?*{}*", "a*".repeat(20))).collect();
+    let target = json!({"namespaces": globs, "exclude": {"namespaceSelector": label("copies", "none")}});
+    rule("long").secret("platform", "registry").set("targets", json!(vec![target; 32])).create(admin).await?;
+    let definition = mimeo_api::crds().into_iter().find(|crd| crd.spec.names.kind == "ClusterReplication");
+    let definition = definition.context("no definition of rules")?;
+    let mut older = serde_json::to_value(&definition)?;
+    let target = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/targets/items/properties";
+    let pattern = older.pointer_mut(&format!("{target}/namespacePattern")).context("no pattern")?;
+    pattern.as_object_mut().and_then(|pattern| pattern.remove("x-kubernetes-validations")).context("no rule of it")?;
+    install_crd(admin, &serde_json::from_value(older)?).await?;
+    for (name, pattern) in [("verbose", "(?x)team-a"), ("unclosed", "team-(")] {
+        let target = json!({"namespacePattern": pattern, "exclude": {"namespaceSelector": label("frozen", "yes")}});
+        let older = rule(name).secret("platform", "registry").target(target);
+        eventually(SOON, "the older definition", || async { Ok(older.create(admin).await.ok()) }).await?;
+    }
+    install_crd(admin, &definition).await
 }
 
 /// Without definitions the API server doesn't know what to ask, from its next start on at the latest, and refuses. It is as

@@ -48,6 +48,14 @@ pub(crate) fn rule(rule: &str, message: &str) -> Value {
     json!({"rule": rule, "message": message, "reason": "FieldValueInvalid"})
 }
 
+/// A regular expression as API servers take it: they can evaluate it, else whoever asks them to (the policy that guards labels) would
+/// fail. The answer doesn't matter; of what is no regular expression there is none, which refuses it.
+pub(crate) fn name_pattern(_: &mut SchemaGenerator) -> Schema {
+    let taken =
+        rule("''.matches('^(?:' + self + ')$') in [true, false]", "must be a regular expression in RE2's syntax");
+    json_schema!({"type": "string", "minLength": 1, "maxLength": 256, "x-kubernetes-validations": [taken]})
+}
+
 /// A [`rule`] whose refusal names `field` (a path below the schema that carries the rule, as `.targets`).
 pub(crate) fn rule_of(field: &str, expression: &str, message: &str) -> Value {
     let mut rule = rule(expression, message);

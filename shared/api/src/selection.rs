@@ -22,7 +22,7 @@ pub struct NamespaceSelection {
 
     /// Regular expression (RE2 syntax) that must match the whole name of a namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 256))]
+    #[schemars(schema_with = "schema::name_pattern")]
     pub namespace_pattern: Option<String>,
 
     /// Namespaces with these labels. An empty selector ({}) means every namespace.
