@@ -5,6 +5,7 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingW
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use mimeo_api::ClusterReplication;
+use mimeo_tests::author::{Author, secrets};
 use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, kubectl_as, merge, rule};
 use mimeo_tests::tenant::{Tenant, consent, copying};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
@@ -123,6 +124,48 @@ async fn copies_that_another_rule_has_are_told_with_the_rule_and_the_namespaces(
     let edited = second.set("barrier", json!("None"));
     assert_eq!(warnings(&scene, &edited, false)?, [""; 0]);
     Ok(())
+}
+
+/// Not how many there are, nor what globs find, to whom the API server doesn't tell it.
+#[tokio::test]
+async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> Result<()> {
+    let scene = STAGE.scene("unlisted").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let first = scene.rule().secret(&scene.home, "registry");
+    first.create(&scene.client).await?;
+    scene.wait_condition(&scene.tag, "BarrierActive", "True", "Active").await?;
+    let author = Author::new(&scene, &[]).await?;
+    author.may(None, &secrets(&["get", "create", "update", "delete"])).await?;
+    let user = scene.setting.control_plane.user(&author.name, &[])?;
+    let told = |targets: Value| -> Result<Vec<String>> {
+        let second = rule(&unique(&scene.tag)).secret(&scene.home, "registry").set("targets", targets);
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), second.object().to_string())?;
+        let path = file.path().display().to_string();
+        let told = kubectl_as(&scene.setting.control_plane, &user, ["apply", "--dry-run=server", "-f", &path])?;
+        Ok(told.lines().filter_map(|line| line.strip_prefix("Warning: ")).map(str::to_owned).collect())
+    };
+    let glob = json!([{"namespaces": [format!("{namespace}*")]}]);
+    let named = json!([{"namespaces": [namespace]}]);
+    let wants = format!("ClusterReplication/{} wants Secret registry, too; it has it", first.name);
+    let wants = format!("{wants}, and this rule reports RuleConflict; in namespace {namespace}");
+    // His rights take a moment to be known.
+    let words = eventually(SOON, "his rule to be accepted", || async { Ok(told(named.clone()).ok()) }).await?;
+    assert_told(&words, &[&wants]);
+    for unnamed in [glob.clone(), json!([{"namespaceSelector": {}}]), json!([{"namespaces": ["nowhere-*"]}])] {
+        assert_eq!(told(unnamed.clone())?, [""; 0], "{unnamed}");
+    }
+    author.may(None, &json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]})).await?;
+    eventually(SOON, "his new right to be known", || async {
+        let told = told(glob.clone())?;
+        if told.is_empty() {
+            bail!("nothing is told")
+        } else {
+            Ok(Some(assert_told(&told, &["the rule selects 1 of ", &wants])))
+        }
+    })
+    .await
 }
 
 /// In his own namespace, whoever has the copy; of what other rules want elsewhere, and of other tenants', nothing.

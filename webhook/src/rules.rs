@@ -14,7 +14,7 @@ use kube::{
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_core::{
     admission::forbid,
-    authority::{Need, of_grant, of_policy, of_rule},
+    authority::{Need, Right, of_grant, of_policy, of_rule},
     grant::{self, Grant},
     kind::{GroupVersionKind, Resource},
     lineage::Lineage,
@@ -30,7 +30,12 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::{author, hooks::App, stamps::key, warnings};
+use crate::{
+    author,
+    hooks::App,
+    stamps::key,
+    warnings::{self, Told},
+};
 
 /// So many objects of a selector are counted: more than a rule may have.
 const LISTED: u32 = 512;
@@ -132,7 +137,12 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         RuleKind::ClusterReplication => {
             let targets = |object: &Value| object.pointer("/spec/targets").cloned();
             let same = request.old_object.as_ref().is_some_and(|old| targets(old) == targets(object));
-            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), request.dry_run || !same));
+            let told = match lists_namespaces(app, &request.user, deadline).await {
+                false => Told::Named,
+                true if same && !request.dry_run => Told::Odd,
+                true => Told::Counts,
+            };
+            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), told));
         }
         RuleKind::Replication => {
             warnings.extend(warnings::not_granted(app, &rule, &sources));
@@ -143,6 +153,13 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     }
     warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
     Ok(warnings)
+}
+
+/// In doubt they don't.
+async fn lists_namespaces(app: &App, user: &User, deadline: Instant) -> bool {
+    let namespaces =
+        Right { verb: "list", group: "".into(), resource: "namespaces".into(), namespace: None, name: None };
+    app.questions.may(&app.client, user, &namespaces, deadline).await.unwrap_or(false)
 }
 
 async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {

@@ -29,18 +29,30 @@ const RIGHTS: usize = 128;
 /// So many at once.
 const AT_ONCE: usize = 16;
 
+/// What of namespaces its author is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Nothing but of those that the rule names: who may not list namespaces is not to learn how many there are, nor what a glob finds.
+    Named,
+    /// What is odd.
+    Odd,
+    /// How many are selected, be there nothing odd about it.
+    Counts,
+}
+
 /// About the namespaces and the other rules that the rule would meet with these sources, all it has now; `before` is the rule as it is stored.
-/// `counts`: whether to tell how many namespaces are selected, be there nothing odd about it.
-pub(crate) fn foresee(
-    app: &App,
-    rule: &Rule,
-    sources: &[SourceRef],
-    before: Option<&Rule>,
-    counts: bool,
-) -> Vec<String> {
+pub(crate) fn foresee(app: &App, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>, told: Told) -> Vec<String> {
     let preview = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, sources, before)));
-    let Some(preview) = preview else { return vec![] };
-    let mut warnings: Vec<String> = selection(rule, &preview, counts).into_iter().collect();
+    let Some(mut preview) = preview else { return vec![] };
+    if told == Told::Named {
+        let named = |namespace: &str| rule.targets.iter().any(|target| target.selection.names(namespace));
+        preview.contests.retain_mut(|contest| {
+            contest.namespaces.retain(|namespace| named(namespace));
+            !contest.namespaces.is_empty()
+        });
+        return contested(&preview.contests);
+    }
+    let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts).into_iter().collect();
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
     warnings

@@ -118,6 +118,11 @@ impl TargetSelection {
         globs.iter().map(Glob::literal).collect()
     }
 
+    /// Whether the namespace is named, not found by a glob that matches it.
+    pub fn names(&self, name: &str) -> bool {
+        self.selection.names(name)
+    }
+
     /// What matching it costs, in names compared.
     pub fn load(&self) -> usize {
         match &self.selection {
