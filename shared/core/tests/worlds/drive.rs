@@ -11,7 +11,7 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
     drift::guard,
     engine::{Role, Webhooks},
-    review::decode,
+    review::{Kept, decode},
 };
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ impl Cluster {
                 "object": if deletes { Value::Null } else { json!({"metadata": {}}) }, "oldObject": copy.json(),
             },
         });
-        let review = decode(review.to_string().as_bytes()).expect("a review");
+        let review = decode(review.to_string().as_bytes(), Kept::Marks).expect("a review");
         guard(&review.request, |rule, copy| webhook.engine.guards(rule, copy)).is_some()
     }
 
