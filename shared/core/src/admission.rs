@@ -249,9 +249,9 @@ mod tests {
         }
 
         fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-            assert!(!labels.contains_key(MARK), "the mark is nobody's label");
+            assert!(labels.get(MARK).is_none(), "the mark is nobody's label");
             let (NameHint::Exact(name) | NameHint::Prefix(name)) = hint;
-            let gold = labels.get("tier").is_some_and(|tier| &**tier == "gold").then(|| id("gold"));
+            let gold = labels.get("tier").is_some_and(|tier| tier == "gold").then(|| id("gold"));
             gold.into_iter().chain(name.starts_with("team-").then(|| id("team"))).collect()
         }
 

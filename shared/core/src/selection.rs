@@ -2,26 +2,21 @@
 //!
 //! Compiled when the rule is parsed; matching neither fails nor takes more than linear time.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use mimeo_api::NamespaceSelection;
 
 use self::{glob::GLOB_LOAD, selector::Requirement};
-pub use self::{glob::Glob, pattern::Pattern, selector::Selector};
+pub use self::{glob::Glob, labels::Labels, pattern::Pattern, selector::Selector};
 use crate::{
     names::SYSTEM_NAMESPACES,
     rule::{Refusal, Refusals, syntax},
 };
 
 mod glob;
+mod labels;
 mod pattern;
 mod selector;
-
-/// Labels of an object.
-pub type Labels = BTreeMap<Box<str>, Box<str>>;
 
 /// The label by which the API server gives every namespace its own name, whatever its creator wrote there.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -208,7 +203,7 @@ impl Selection {
                 if &*requirement.key == NAMESPACE_NAME {
                     requirement.test.could_pass(prefix)
                 } else {
-                    requirement.test.passes(labels.get(&requirement.key).map(|value| &**value))
+                    requirement.test.passes(labels.get(&requirement.key))
                 }
             }),
         }
@@ -227,7 +222,7 @@ impl Selection {
 
 /// A namespace's label as it will be stored: its name is there though a review's object may lack it or lie about it.
 fn namespace_label<'a>(key: &str, name: &'a str, labels: &'a Labels) -> Option<&'a str> {
-    if key == NAMESPACE_NAME { Some(name) } else { labels.get(key).map(|value| &**value) }
+    if key == NAMESPACE_NAME { Some(name) } else { labels.get(key) }
 }
 
 #[cfg(test)]

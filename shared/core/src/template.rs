@@ -47,7 +47,7 @@ impl Variable {
     pub fn value<'a>(&self, place: Place<'a>) -> Option<&'a str> {
         match self {
             Self::Name => Some(place.name),
-            Self::Label(key) => place.labels.get(key).map(|value| &**value),
+            Self::Label(key) => place.labels.get(key),
         }
     }
 }

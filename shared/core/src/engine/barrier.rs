@@ -238,7 +238,7 @@ impl Engine {
     /// Whether a mark's removal is still right when its turn comes. If it isn't, whatever made it wrong plans it anew.
     pub(super) fn still_removable(&mut self, name: &Arc<str>, token: &str, version: u64) -> bool {
         let same = |namespace: &&Namespace| namespace.version == version && namespace.token() == Some(token);
-        let namespace = self.namespaces.get(name).filter(same);
+        let namespace = self.namespaces.get(name).map(AsRef::as_ref).filter(same);
         let removable = namespace.is_some_and(|namespace| self.held_by_nothing(name, namespace));
         if !removable {
             self.marks.going.remove(name);

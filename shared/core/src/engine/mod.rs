@@ -200,7 +200,9 @@ pub struct Engine {
     reviewed: Cell<u64>,
     /// What a person confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
-    namespaces: BTreeMap<Arc<str>, Namespace>,
+    /// Each by itself: in the nodes of a map there is room for twice as many as there are, and each plan takes one out and puts it
+    /// back.
+    namespaces: BTreeMap<Arc<str>, Box<Namespace>>,
     namespaces_listed: bool,
     /// What rules name, and what their selectors find. Of the latter also what they have found and don't any more, for as long
     /// as copies of it are there.

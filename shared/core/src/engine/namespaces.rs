@@ -79,7 +79,7 @@ impl Engine {
             // Deleted and created again under its name: nothing that was in it is in it.
             rules.extend(entry.cells.iter().filter_map(|cell| self.slots.owner(cell).cloned()));
             let cells = watched(&mut self.work, &name, entry, self.settings.role);
-            *entry = Namespace { cells, ended: true, ..Namespace::default() };
+            **entry = Namespace { cells, ended: true, ..Namespace::default() };
         }
         if std::mem::take(&mut entry.ended) {
             // Older than what is known of the namespace: most likely a copy in the former one, whose end is yet to be told.
@@ -159,7 +159,7 @@ impl Engine {
         self.review_home(&name);
         let cells = watched(&mut self.work, &name, &mut old, self.settings.role);
         if !cells.is_empty() {
-            self.namespaces.insert(name, Namespace { cells, ended: true, ..Namespace::default() });
+            self.namespaces.insert(name, Box::new(Namespace { cells, ended: true, ..Namespace::default() }));
         }
     }
 
@@ -228,7 +228,7 @@ impl Namespace {
 
     /// The token of its mark.
     pub(super) fn token(&self) -> Option<&str> {
-        self.labels.get(names::MARK).map(|token| &**token)
+        self.labels.get(names::MARK)
     }
 }
 

@@ -18,7 +18,7 @@ impl Engine {
                 return true;
             }
             // One that is being planned isn't among the others.
-            let space = if home == name { Some(namespace) } else { self.namespaces.get(home) };
+            let space = if home == name { Some(namespace) } else { self.namespaces.get(home).map(AsRef::as_ref) };
             let copy = space.and_then(|space| space.cell(kind, copy)).filter(|cell| cell.ours().is_some());
             let Some(next) = copy.and_then(|cell| self.slots.get(&cell.want?)) else { return false };
             slot = next;

@@ -52,7 +52,7 @@ impl Selector {
 
     /// Whether an object with these labels is selected.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.matches_by(|key| labels.get(key).map(|value| &**value))
+        self.matches_by(|key| labels.get(key))
     }
 
     /// Whether an object is selected, given the value of each of its labels by key.
