@@ -158,20 +158,23 @@ impl Observer {
     /// Namespaces, by their metadata.
     pub async fn namespaces(self) {
         let spec = cluster_wide("/api/v1/namespaces", true, None, "namespaces");
-        let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
+        // Of a listing that is under way.
+        let mut listed: Option<BTreeSet<Box<str>>> = None;
         watch::<Meta>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => listed.clear(),
+            Event::Listing => listed = Some(BTreeSet::new()),
             Event::Applied(object) => {
-                listed.insert(object.metadata.name.as_deref().unwrap_or_default().into());
+                let name = object.metadata.name.as_deref().unwrap_or_default();
+                listed.iter_mut().for_each(|listed| _ = listed.insert(name.into()));
                 self.handle.with(|engine, now| engine.namespace_applied(&object.metadata, now));
             }
             Event::Deleted(object) => {
-                listed.remove(object.metadata.name.as_deref().unwrap_or_default());
+                let name = object.metadata.name.as_deref().unwrap_or_default();
+                listed.iter_mut().for_each(|listed| _ = listed.remove(name));
                 self.handle.with(|engine, now| engine.namespace_deleted(&object.metadata, now));
             }
             Event::Listed { .. } => {
+                let Some(listed) = listed.take() else { return };
                 self.handle.with(|engine, now| engine.namespaces_listed(&listed, now));
-                listed.clear();
             }
             // Whose metadata alone is watched can be decoded if anything can.
             Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => {}
