@@ -12,7 +12,7 @@ use kube::{Api, Client, api::PostParams};
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually,
-    scenario::{SOON, merge, put, rule, value, wait_for},
+    scenario::{SOON, any, apply, kubectl, merge, put, rule, value, wait_for},
     traffic::{pod, stubbornly},
 };
 use serde_json::{Value, json};
@@ -139,6 +139,80 @@ async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
     let copy = wait_for(copies, "registry".into(), |copy| value(copy, "token").as_deref() == Some("two")).await?;
     assert_eq!(copy.metadata.uid, before.uid, "it is the same copy, rotated");
     condition(&client, "Ready", "Synced").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_role_that_mimeo_may_not_hand_out_is_told_and_copied_once_it_may() -> Result<()> {
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"namespace": "platform", "name": "base"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "developers"}],
+    });
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"namespace": "platform", "name": "base"},
+        "rules": [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "patch"]}],
+    });
+    hand_out(&binding, json!({"resources": ["clusterroles"], "verbs": ["bind"], "resourceNames": ["view"]})).await?;
+    hand_out(&role, json!({"resources": ["roles"], "verbs": ["escalate"]})).await
+}
+
+/// A source of rights, and the rule of RBAC's that Mimeo must be given to write copies of it.
+async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
+    rule_told["apiGroups"] = json!(["rbac.authorization.k8s.io"]);
+    let kind = source["kind"].as_str().context("no kind")?;
+    let control_plane = ControlPlane::builder().start().await?;
+    let _pair = Pair::builder().shipped_rights().start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    create_namespace(&client, "team-a", &[]).await?;
+    apply(&client, source).await?;
+    let plural = format!("{}s", kind.to_lowercase());
+    let give = async |name: &str, label: &str, rule: &Value| {
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": name, "labels": {label: "true"}}, "rules": [rule],
+        });
+        apply(&client, &role).await
+    };
+    let verbs =
+        |verbs: &[&str]| json!({"apiGroups": ["rbac.authorization.k8s.io"], "resources": [plural], "verbs": verbs});
+    let (both, reconciler) = ("mimeo.dev/aggregate-to-mimeo", "mimeo.dev/aggregate-to-mimeo-reconciler");
+    give("copies", both, &verbs(&["get", "list", "watch", "create", "patch"])).await?;
+    give("copies-delete", reconciler, &verbs(&["delete"])).await?;
+
+    let rule = rule("templates").source("rbac.authorization.k8s.io/v1", kind, "platform", "base");
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), rule.target(json!({"namespaces": ["team-*"]})).object().to_string())?;
+    let path = file.path().display().to_string();
+    eventually(SOON, "the rights on the kind itself", || async {
+        let told = kubectl(&control_plane, ["apply", "-f", &*path, "--dry-run=server"])?;
+        ensure!(!told.contains("lacks rights"), "{told}");
+        Ok(Some(()))
+    })
+    .await?;
+    let warned = kubectl(&control_plane, ["apply", "-f", &*path])?;
+    let asked = |text: &str| -> Result<Value> {
+        let words = format!(
+            "hand out only rights of its own by {kind}: a ClusterRole labelled {both}=true must have the rule "
+        );
+        let (_, rule) = text.split_once(&words).with_context(|| text.to_owned())?;
+        let (rule, _) = rule.split_once('}').context("no end")?;
+        Ok(serde_yaml::from_str(&format!("{rule}}}"))?)
+    };
+    assert_eq!(asked(&warned)?, rule_told, "{warned}");
+    assert_eq!(warned.matches("rights").count(), 1, "{warned}");
+
+    let denied = told(&client, "Authorized", "ControllerForbidden", "denied copies of kind").await?;
+    condition(&client, "Ready", "NotAuthorized").await?;
+    assert_eq!(asked(&denied)?, rule_told, "{denied}");
+    give("hand-out", both, &asked(&denied)?).await?;
+    condition(&client, "Ready", "Synced").await?;
+    condition(&client, "Authorized", "Allowed").await?;
+    let copy = any(&client, "rbac.authorization.k8s.io/v1", kind, Some("team-a"))?.get("base").await?.data;
+    for part in ["roleRef", "subjects", "rules"] {
+        assert_eq!(copy.get(part), source.get(part), "{part}");
+    }
     Ok(())
 }
 

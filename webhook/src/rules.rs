@@ -124,7 +124,9 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     if before.as_ref().is_none_or(|before| before.weight < rule.weight) {
         refuse(app.handle.look(|engine, _| engine.refuses_rule(&rule)).as_slice())?;
     }
-    let homes = rule.homes().filter(|(gvk, home)| told(*home) && reach.refuses_home(gvk, *home).is_none());
+    let read = givers(app, &sources, &kinds, deadline).await;
+    let homes = rule.homes(|source| read.get(source));
+    let homes = homes.filter(|home| told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none());
     let places = app.handle.look(|engine, _| engine.reached(&rule));
     let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     // A list each: a tenant, who may write as many rules as he likes, is told of the first.
@@ -263,6 +265,17 @@ async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadl
         answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
     };
     join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
+}
+
+/// Those of the sources that give rights, as far as they can be read in time: what they give Mimeo must be granted, and no more.
+async fn givers(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> BTreeMap<SourceRef, Value> {
+    let givers = sources.iter().filter(|source| own_rights::gives_rights(&source.gvk));
+    let read = async |source: &&SourceRef| {
+        let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
+        let object = app.questions.ask(named::read(&api, &source.name), deadline).await?.ok()??;
+        Some(((*source).clone(), serde_json::to_value(object).ok()?))
+    };
+    join_all(givers.map(read)).await.into_iter().flatten().collect()
 }
 
 /// What one selector finds.

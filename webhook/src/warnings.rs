@@ -125,11 +125,11 @@ pub(crate) async fn missing_rights(
 /// The right, if any of the program's users lacks it; in doubt they don't.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
-        match app.questions.may(&app.client, &user, &need.right(), deadline).await {
+        match app.questions.may(&app.client, &user, &need.right, deadline).await {
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {
-                debug!(user = user.name, right = %need.right(), error = %Fault(&error), "cannot ask for a right");
+                debug!(user = user.name, right = %need.right, error = %Fault(&error), "cannot ask for a right");
             }
         }
     }

@@ -236,7 +236,7 @@ fn to_write<'a>(
 
 /// What the API server asks of whoever writes objects that give rights, unless they hold all that is given. What a source will
 /// give one day isn't known, so it takes the right to give anything.
-fn to_grant(gvk: &GroupVersionKind) -> Vec<Right> {
+pub(crate) fn to_grant(gvk: &GroupVersionKind) -> Vec<Right> {
     let right = |verb, resource: &str| Right {
         verb,
         group: RBAC.into(),

@@ -144,9 +144,13 @@ impl Outcome {
             404 if details.and_then(|d| d.kind.as_deref()) == Some("namespaces") => Self::NamespaceGone,
             404 => Self::Absent,
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
-            // The three senders of 403 share one reason word; only their sentences differ.
+            // The senders of 403 share one reason word; only their sentences differ.
             403 if message.contains("exceeded quota") => refused(FailureReason::QuotaExceeded),
             403 if message.contains(" cannot ") && message.contains("User ") => refused(FailureReason::Forbidden),
+            // A Role or RoleBinding, of whoever lacks what it would give.
+            403 if message.contains("attempting to grant RBAC permissions not currently held") => {
+                refused(FailureReason::Forbidden)
+            }
             // Counting a quota races with other writers; the object itself was not looked at yet.
             409 if details.and_then(|d| d.kind.as_deref()) == Some("resourcequotas") => {
                 Self::of_silence(FailureReason::QuotaExceeded, told(code, status, secret))
@@ -251,6 +255,8 @@ mod tests {
     fn errors_are_told_apart() {
         let policy = r#"secrets "x" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no"#;
         let forbidden = r#"secrets "x" is forbidden: User "mimeo" cannot patch resource "secrets""#;
+        let gives = "rolebindings.rbac.authorization.k8s.io \"x\" is forbidden: user \"mimeo\" (groups=[\"a\"]) is attempting \
+                     to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}";
         let cases = [
             (404, serde_json::json!({}), "NotServed"),
             (404, serde_json::json!({"details": {"name": "a", "kind": "namespaces"}}), "NamespaceGone"),
@@ -258,6 +264,7 @@ mod tests {
             (403, serde_json::json!({"details": {"causes": [{"reason": "NamespaceTerminating"}]}}), "NamespaceGone"),
             (403, serde_json::json!({"message": "exceeded quota: q"}), "QuotaExceeded"),
             (403, serde_json::json!({"message": forbidden}), "Forbidden"),
+            (403, serde_json::json!({"message": gives}), "Forbidden"),
             (403, serde_json::json!({"message": "denied by a policy"}), "AdmissionDenied"),
             (
                 409,

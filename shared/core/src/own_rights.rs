@@ -4,8 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
+
 use crate::{
-    authority::Right,
+    authority::{self, Right},
     kind::{GroupVersionKind, Resource},
     names,
     reach::Reach,
@@ -25,30 +27,40 @@ pub enum Program {
 pub struct ProgramRight {
     /// Whose.
     pub program: Program,
-    /// To do what.
-    pub verb: &'static str,
-    /// With what.
-    pub resource: Resource,
-    /// Where; everywhere if absent.
-    pub namespace: Option<Box<str>>,
+    /// For copies of which kind.
+    pub kind: Box<str>,
+    /// The right itself, as the API server is asked for it.
+    pub right: Right,
+}
+
+/// What is copied, and from where.
+#[derive(Clone, Copy, Debug)]
+pub struct Home<'a> {
+    /// Its kind.
+    pub gvk: &'a GroupVersionKind,
+    /// The namespace that it is read in; none if it is inline.
+    pub namespace: Option<&'a str>,
+    /// The object that copies are made of, if just that is known.
+    pub object: Option<&'a Value>,
 }
 
 impl ProgramRight {
-    /// The right itself, as the API server is asked for it.
-    pub fn right(&self) -> Right {
-        let Self { verb, resource: Resource { gvk, plural, .. }, namespace, .. } = self;
-        Right { verb, group: gvk.group.clone(), resource: plural.clone(), namespace: namespace.clone(), name: None }
+    /// Whether it is about what copies give, not about the copies.
+    pub fn hands_out(&self) -> bool {
+        !OF_COPIES.contains(&self.right.verb)
     }
 }
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
+/// What is done with sources and copies themselves.
+const OF_COPIES: [&str; 6] = ["get", "list", "watch", "create", "patch", DELETE];
 
-/// What is needed for copies, in these places or everywhere if `None`, of sources of these kinds in these namespaces, or in none if
-/// they are inline; a kind that `look_up` doesn't find needs nothing yet.
+/// What is needed for copies, in these places or everywhere if `None`, of these sources; a kind that `look_up` doesn't find needs
+/// nothing yet.
 pub fn needed<'a>(
-    homes: impl Iterator<Item = (&'a GroupVersionKind, Option<&'a str>)>,
+    homes: impl Iterator<Item = Home<'a>>,
     places: Option<&BTreeSet<Box<str>>>,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<ProgramRight> {
@@ -57,32 +69,53 @@ pub fn needed<'a>(
         Some(places) => places.iter().map(|name| Some(&**name)).collect(),
     };
     let mut needs = BTreeSet::new();
-    for (gvk, home) in homes {
-        let Some(resource) = look_up(gvk) else { continue };
-        let mut need = |program, verbs: &[&'static str], namespace: Option<&str>| {
-            needs.extend(verbs.iter().map(|verb| ProgramRight {
+    for Home { gvk, namespace: home, object } in homes {
+        let Some(Resource { plural, .. }) = look_up(gvk) else { continue };
+        let right =
+            |verb| Right { verb, group: gvk.group.clone(), resource: plural.clone(), namespace: None, name: None };
+        let mut need = |program, rights: &[Right], namespace: Option<&str>| {
+            needs.extend(rights.iter().map(|right| ProgramRight {
                 program,
-                verb,
-                resource: resource.clone(),
-                namespace: namespace.map(Into::into),
+                kind: gvk.kind.clone(),
+                right: Right { namespace: namespace.map(Into::into), ..right.clone() },
             }));
         };
+        let (read, write) = (READ.map(right), WRITE.map(right));
         if home.is_some() {
-            need(Program::Webhook, &READ, home);
+            need(Program::Webhook, &read, home);
         }
         // Without places it reads everywhere, for its copies.
         if home.is_some() && places.is_some() {
-            need(Program::Reconciler, &READ, home);
+            need(Program::Reconciler, &read, home);
         }
+        let grant = to_grant_by(gvk, object);
         for target in &targets {
             // The webhook watches no copies, and deletes none.
-            need(Program::Webhook, &WRITE, *target);
-            need(Program::Reconciler, &WRITE, *target);
-            need(Program::Reconciler, &READ, *target);
-            need(Program::Reconciler, &[DELETE], *target);
+            need(Program::Webhook, &write, *target);
+            need(Program::Reconciler, &write, *target);
+            need(Program::Reconciler, &read, *target);
+            need(Program::Reconciler, &[right(DELETE)], *target);
+            // Nor may either hand out what it doesn't hold.
+            need(Program::Webhook, &grant, *target);
+            need(Program::Reconciler, &grant, *target);
         }
     }
     needs
+}
+
+/// Whether whoever has an object of the kind has rights by it, which nobody may write who doesn't hold them.
+pub fn gives_rights(gvk: &GroupVersionKind) -> bool {
+    !authority::to_grant(gvk).is_empty()
+}
+
+/// What it takes to write such an object if it gives rights: no more than to bind the role that it names, if it is known.
+fn to_grant_by(gvk: &GroupVersionKind, object: Option<&Value>) -> Vec<Right> {
+    let all = authority::to_grant(gvk);
+    // A variable in it is filled in namespace by namespace.
+    let text = |field: &str| object?.get("roleRef")?.get(field)?.as_str().filter(|text| !text.contains("$("));
+    let (Some(kind), Some(name)) = (text("kind"), text("name")) else { return all };
+    let bound = all.into_iter().filter(|right| right.resource.strip_suffix('s') == Some(&kind.to_lowercase()));
+    bound.map(|right| Right { name: Some(name.into()), ..right }).collect()
 }
 
 /// Most namespaces of which it is told one by one that a Role is missing in them.
@@ -91,39 +124,57 @@ const PLACES: usize = 3;
 /// How to grant what is missing, each a sentence for people.
 pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     let by_roles = reach.sources.is_some() || reach.targets.is_some();
-    let mut grants: BTreeMap<(&Resource, Grant<'_>), BTreeSet<&str>> = BTreeMap::new();
-    for ProgramRight { verb, resource, namespace, .. } in missing {
+    let mut rules: BTreeMap<Lack<'_>, BTreeSet<&str>> = BTreeMap::new();
+    for need in missing {
+        let ProgramRight { kind, right: Right { verb, group, resource, namespace, name }, .. } = need;
         let grant = match namespace.as_deref().filter(|_| by_roles) {
             Some(namespace) => Grant::Role(namespace),
             // Both programs read and write the same.
             None if *verb == DELETE => Grant::ClusterRole(names::AGGREGATE_TO_RECONCILER),
             None => Grant::ClusterRole(names::AGGREGATE),
         };
-        grants.entry((resource, grant)).or_default().insert(verb);
+        let lack = Lack { grant, kind, hands_out: need.hands_out(), group, resource, name: name.as_deref() };
+        rules.entry(lack).or_default().insert(verb);
     }
-    let more = grants.len().saturating_sub(PLACES);
-    let sentence = |((resource, grant), verbs): ((&Resource, Grant<'_>), BTreeSet<&str>)| {
-        let Resource { gvk, plural, .. } = resource;
-        let verbs = verbs.into_iter().collect::<Vec<_>>().join(", ");
-        let (kind, group) = (&gvk.kind, if gvk.group.is_empty() { "\"\"" } else { &*gvk.group });
-        let rule = format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [{verbs}]}}");
-        match grant {
-            Grant::ClusterRole(label) => {
-                format!("Mimeo lacks rights on {kind}: a ClusterRole labelled {label}=true must have the rule {rule}")
-            }
-            Grant::Role(namespace) => {
-                format!("Mimeo lacks rights on {kind} in namespace {namespace}: a Role there must have the rule {rule}")
-            }
-        }
-    };
-    if !by_roles {
-        return grants.into_iter().map(sentence).collect();
-    }
-    let mut told: Vec<String> = grants.into_iter().take(PLACES).map(sentence).collect();
-    if more > 0 {
-        told.push(format!("Mimeo: so it is in {more} more namespaces"));
+    let grants: BTreeSet<Grant<'_>> = rules.keys().map(|lack| lack.grant).collect();
+    let named: BTreeSet<Grant<'_>> = grants.iter().copied().take(PLACES).collect();
+    let told = rules.iter().filter(|(lack, _)| named.contains(&lack.grant));
+    let mut told: Vec<String> = told.map(|(lack, verbs)| lack.explain(verbs)).collect();
+    if grants.len() > PLACES {
+        told.push(format!("Mimeo: so it is in {} more namespaces", grants.len() - PLACES));
     }
     told
+}
+
+/// A rule of RBAC's that is missing, but for its verbs.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Lack<'a> {
+    grant: Grant<'a>,
+    kind: &'a str,
+    hands_out: bool,
+    group: &'a str,
+    resource: &'a str,
+    name: Option<&'a str>,
+}
+
+impl Lack<'_> {
+    fn explain(&self, verbs: &BTreeSet<&str>) -> String {
+        let Self { grant, kind, hands_out, group, resource, name } = self;
+        // What it holds itself it may hand out without more.
+        let lack = if *hands_out { "may hand out only rights of its own by" } else { "lacks rights on" };
+        let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
+        let group = if group.is_empty() { "\"\"" } else { group };
+        let only = name.map(|name| format!(", resourceNames: [{name:?}]")).unwrap_or_default();
+        let rule = format!("{{apiGroups: [{group}], resources: [{resource}], verbs: [{verbs}]{only}}}");
+        match grant {
+            Grant::ClusterRole(label) => {
+                format!("Mimeo {lack} {kind}: a ClusterRole labelled {label}=true must have the rule {rule}")
+            }
+            Grant::Role(namespace) => {
+                format!("Mimeo {lack} {kind} in namespace {namespace}: a Role there must have the rule {rule}")
+            }
+        }
+    }
 }
 
 /// What would grant a right.
@@ -138,6 +189,8 @@ enum Grant<'a> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn policies() -> Resource {
@@ -145,17 +198,22 @@ mod tests {
         Resource { gvk, plural: "networkpolicies".into(), namespaced: true }
     }
 
+    fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>, object: Option<&'a Value>) -> Home<'a> {
+        Home { gvk, namespace, object }
+    }
+
     fn needs() -> BTreeSet<ProgramRight> {
         needs_in(None)
     }
 
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
-        needed([(&policies().gvk, Some("home")); 2].into_iter(), places, |_| Some(policies()))
+        needed([home(&policies().gvk, Some("home"), None); 2].into_iter(), places, |_| Some(policies()))
     }
 
     fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
         let told = |need: &ProgramRight| {
-            format!("{:?} {} {}", need.program, need.verb, need.namespace.as_deref().unwrap_or("*"))
+            let Right { verb, namespace, .. } = &need.right;
+            format!("{:?} {verb} {}", need.program, namespace.as_deref().unwrap_or("*"))
         };
         needs.iter().map(told).collect()
     }
@@ -178,8 +236,8 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed([(&policies().gvk, Some("home"))].into_iter(), None, |_| None).is_empty());
-        let inline = needed([(&policies().gvk, None)].into_iter(), None, |_| Some(policies()));
+        assert!(needed([home(&policies().gvk, Some("home"), None)].into_iter(), None, |_| None).is_empty());
+        let inline = needed([home(&policies().gvk, None, None)].into_iter(), None, |_| Some(policies()));
         assert_eq!(told(&inline)[..2], ["Webhook create *", "Webhook patch *"], "there is nothing to read");
     }
 
@@ -199,6 +257,49 @@ mod tests {
         let sentences = explain(&needs_in(reach.targets.as_deref()), &reach);
         assert_eq!(sentences.last().map(String::as_str), Some("Mimeo: so it is in 7 more namespaces"));
         assert_eq!(sentences.len(), PLACES + 1);
+    }
+
+    /// Those that are about what copies give.
+    fn handed_out(kind: &str, object: Option<&Value>, reach: &Reach) -> Vec<String> {
+        let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).unwrap();
+        let plural = format!("{}s", kind.to_lowercase()).into();
+        let resource = Resource { gvk: gvk.clone(), plural, namespaced: true };
+        let homes = [home(&gvk, Some("home"), object)].into_iter();
+        let sentences = explain(&needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())), reach);
+        // The API server cuts a warning off at 256 characters.
+        assert!(sentences.iter().all(|sentence| sentence.len() <= 256), "{sentences:?}");
+        let about = |sentence: String| {
+            let rule = sentence.strip_prefix("Mimeo may hand out only rights of its own by ")?;
+            Some(rule.replace("apiGroups: [rbac.authorization.k8s.io], ", ""))
+        };
+        sentences.into_iter().filter_map(about).collect()
+    }
+
+    #[test]
+    fn what_copies_give_must_be_mimeos_to_give() {
+        let everywhere = Reach::default();
+        let of = |kind: &str, rule: &str| {
+            format!("{kind}: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {rule}")
+        };
+        assert_eq!(handed_out("Role", None, &everywhere), [of("Role", "{resources: [roles], verbs: [escalate]}")]);
+        let any = [
+            of("RoleBinding", "{resources: [clusterroles], verbs: [bind]}"),
+            of("RoleBinding", "{resources: [roles], verbs: [bind]}"),
+        ];
+        assert_eq!(handed_out("RoleBinding", None, &everywhere), any);
+        let bound = |kind: &str, name: &str| json!({"roleRef": {"kind": kind, "name": name}});
+        assert_eq!(
+            handed_out("RoleBinding", Some(&bound("ClusterRole", "view")), &everywhere),
+            [of("RoleBinding", "{resources: [clusterroles], verbs: [bind], resourceNames: [\"view\"]}")]
+        );
+        assert_eq!(handed_out("RoleBinding", Some(&bound("Role", "$(namespace.name)")), &everywhere), any);
+        let reach = Reach { targets: Some(std::sync::Arc::new(["t1".into()].into())), ..Reach::default() };
+        assert_eq!(
+            handed_out("RoleBinding", Some(&bound("Role", "deployer")), &reach),
+            ["RoleBinding in namespace t1: a Role there must have the rule {resources: [roles], verbs: [bind], \
+                 resourceNames: [\"deployer\"]}"]
+        );
+        assert_eq!(handed_out("ConfigMap", None, &everywhere), [""; 0]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
+    own_rights::Home,
     reach::Reach,
     selection::{Labels, NameHint},
     template::{Place, Template, each_text},
@@ -218,10 +219,20 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.could_match(hint, labels))
     }
 
-    /// Where its sources are, unless they are inline, with their kinds; one may come several times.
-    pub fn homes(&self) -> impl Iterator<Item = (&GroupVersionKind, Option<&str>)> {
-        let known = self.sources.iter().map(|source| (&source.gvk, source.home()));
-        known.chain(self.selectors.iter().map(|selector| (&selector.gvk, Some(&*selector.namespace))))
+    /// What its sources are, and where, unless they are inline; `object` is asked for those that are read.
+    pub fn homes<'a>(&'a self, object: impl Fn(&SourceRef) -> Option<&'a Value>) -> impl Iterator<Item = Home<'a>> {
+        let named = self.sources.iter().map(move |source| {
+            let object = self.inline.get(source).map(|object| &**object).or_else(|| object(source));
+            // What a patch makes of it nobody knows yet.
+            let object = object.filter(|_| !self.transform.patches());
+            Home { gvk: &source.gvk, namespace: source.home(), object }
+        });
+        let selected = |selector: &'a SourceSelector| Home {
+            gvk: &selector.gvk,
+            namespace: Some(&*selector.namespace),
+            object: None,
+        };
+        named.chain(self.selectors.iter().map(selected))
     }
 
     /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed over: it may come.

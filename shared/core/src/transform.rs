@@ -155,6 +155,11 @@ impl Transform {
         self.json_patch.apply(metadata, body, source, rules, show)
     }
 
+    /// Whether it patches copies.
+    pub(crate) fn patches(&self) -> bool {
+        !self.json_patch.is_noop()
+    }
+
     /// Bytes of memory that making a copy may take, if the source takes so many.
     pub(crate) fn memory(&self, source: usize, rules: RuleKind) -> usize {
         self.json_patch.memory(source, rules)

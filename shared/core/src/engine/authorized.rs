@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use mimeo_api::names::GROUP;
 
-use super::{Engine, Observed, Role, RuleState, Served, Tick, tally::Tally, trouble::unwatched};
+use super::{Engine, Observed, Role, RuleState, Served, Tick, sources::Source, tally::Tally, trouble::unwatched};
 use crate::{
     authority::{Need, Right, lacks, of_rule},
     condition::{ConditionReason, ConditionType},
@@ -22,7 +22,7 @@ use crate::{
     own_rights::{self, Program, ProgramRight},
     reach::Reach,
     review::User,
-    rule::{Barrier, Rule, RuleId, RuleKind},
+    rule::{Barrier, Rule, RuleId, RuleKind, SourceRef},
 };
 
 /// Most namespaces that a message names.
@@ -312,15 +312,21 @@ impl Engine {
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
         let copies = || {
             let (namespace, why) = self.unwatchable(rule, &gvk.group_kind()).filter(|(_, why)| denied(why))?;
-            Some(Denied { what: unwatched(namespace, why, resource), places: namespace.into_iter().collect() })
+            let what = unwatched(namespace, why, resource);
+            Some(Denied { what, places: namespace.into_iter().collect(), written: false })
         };
         let reading = || {
             let why = unreadable.filter(denied)?;
             let what = format!("{source}: {}", why.explain(&resource.to_string()));
-            Some(Denied { what, places: place.into_iter().collect() })
+            Some(Denied { what, places: place.into_iter().collect(), written: false })
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
-        let to_grant = denied.to_grant(home, &self.settings.reach, resource);
+        let read = |source: &SourceRef| match self.sources.get(source)? {
+            Source::Found { object, .. } => object.as_deref(),
+            _ => None,
+        };
+        let homes = rule.homes(read).filter(|home| home.gvk.group_kind() == gvk.group_kind());
+        let to_grant = denied.to_grant(homes, &self.settings.reach, resource);
         Some(Unauthorized {
             reason: ConditionReason::ControllerForbidden,
             message: format!("{}; {to_grant}", denied.what),
@@ -348,6 +354,8 @@ pub(super) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized
 struct Denied<'a> {
     what: String,
     places: BTreeSet<&'a str>,
+    /// It is known what was to be written: whatever that gives must be Mimeo's to give.
+    written: bool,
 }
 
 /// In which namespaces copies of the kind were denied.
@@ -363,20 +371,22 @@ fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
         1..=NAMED => {}
         all => _ = write!(what, " and {} more namespaces", all - NAMED),
     }
-    Some(Denied { what, places })
+    Some(Denied { what, places, written: true })
 }
 
 impl Denied<'_> {
     /// All that the reconciler needs of the kind there: which of it is missing only the next refusal would tell.
-    fn to_grant(&self, home: &Home<'_>, reach: &Reach, resource: &Resource) -> String {
+    fn to_grant<'a>(
+        &self,
+        homes: impl Iterator<Item = own_rights::Home<'a>>,
+        reach: &Reach,
+        resource: &Resource,
+    ) -> String {
         let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
-        let here = |need: &ProgramRight| need.namespace.as_deref().is_none_or(|name| self.places.contains(name));
-        let needed = own_rights::needed(
-            std::iter::once((home.gvk, home.namespace)),
-            reach.targets.is_some().then_some(&places),
-            |_| Some(resource.clone()),
-        );
-        let needed = needed.into_iter().filter(|need| need.program == Program::Reconciler && here(need));
+        let here = |need: &ProgramRight| need.right.namespace.as_deref().is_none_or(|name| self.places.contains(name));
+        let needed = own_rights::needed(homes, reach.targets.is_some().then_some(&places), |_| Some(resource.clone()));
+        let asked = |need: &ProgramRight| self.written || !need.hands_out();
+        let needed = needed.into_iter().filter(|need| need.program == Program::Reconciler && here(need) && asked(need));
         own_rights::explain(&needed.collect(), reach).join("; ")
     }
 }
