@@ -527,6 +527,16 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
         ("no transform", json!({"/transform": {}}), &["spec.transform"]),
         ("an invalid type", json!({"/transform": {"type": "a b"}}), &["spec.transform.type"]),
         (
+            "the type of service account tokens",
+            json!({"/transform": {"type": "kubernetes.io/service-account-token"}}),
+            &["spec.transform.type", "service account tokens"],
+        ),
+        (
+            "the type of Helm's releases",
+            json!({"/transform": {"type": "helm.sh/release.v1"}}),
+            &["spec.transform.type", "Helm releases"],
+        ),
+        (
             "a type for ConfigMaps",
             json!({"/match/kinds": [{"apiVersion": "v1", "kind": "ConfigMap"}]}),
             &["spec.transform.type", "only for Secrets"],

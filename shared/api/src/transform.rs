@@ -15,7 +15,8 @@ use crate::schema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Transform {
-    /// Type of the Secret. Only where everything concerned is a Secret. If left out, the type stays as it is.
+    /// Type of the Secret. Only where everything concerned is a Secret. Not that of service account tokens or Helm releases. If left
+    /// out, the type stays as it is.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,

@@ -86,8 +86,8 @@ impl Transform {
         let at_type = format!("{field}.type");
         if let Some(text) = type_ {
             refusals.one(&at_type, syntax::secret_type(text));
-            if matches!(used, Use::Copies(_)) && never_copied(Some(text)).is_some() {
-                refusals.add(&at_type, "must not be that of service account tokens or Helm releases: who keeps these would take a copy for one");
+            if never_copied(Some(text)).is_some() {
+                refusals.add(&at_type, "must not be that of service account tokens or Helm releases: who keeps these would take the Secret for one");
             }
             if !secrets {
                 refusals.add(at_type, "is only for Secrets");
