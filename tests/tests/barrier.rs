@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures::future::try_join_all;
 use futures::try_join;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Pod, Secret};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
@@ -611,6 +612,35 @@ async fn pods_of_system_priority_classes_pass() -> Result<()> {
         critical.spec.get_or_insert_default().priority_class_name = Some(class.to_owned());
         of::<Pod>(&scene.client, &namespace).create(&PostParams::default(), &critical).await?;
     }
+    Ok(())
+}
+
+/// What is named waits besides pods: these wait whatever is named.
+#[tokio::test]
+async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
+    let pair = Pair::builder().webhook_args(["--barrier-resources", "batch/v1/jobs"]);
+    let setting = Setting::start(ControlPlane::builder(), pair).await?;
+    let scene = setting.scene("jobs").await?;
+    let namespace = pending(&scene, "Required").await?;
+    let template =
+        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example.com/app:1"}]}});
+    let job: Job = serde_json::from_value(json!({"metadata": {"name": "first"}, "spec": {"template": template}}))?;
+    let jobs: Api<Job> = of(&scene.client, &namespace);
+    match create_patiently(&jobs, &job).await {
+        Err(kube::Error::Api(status)) if status.message.contains(REGISTRY) => {}
+        outcome => bail!("{:?}", outcome.map(|_| "a job was admitted without its copies")),
+    }
+    let told = refusal(&scene.client, &namespace).await?;
+    ensure!(told.contains(REGISTRY), "{told}");
+    // What isn't named doesn't wait.
+    of::<ConfigMap>(&scene.client, &namespace)
+        .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "a"}}))?)
+        .await?;
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    let params = PostParams::default();
+    let (admitted, _) = stubbornly(|| jobs.create(&params, &job)).await?;
+    let copy = scene.secrets(&namespace).get(REGISTRY).await?;
+    ensure!(precedes(&copy, &admitted)?, "the copy is late");
     Ok(())
 }
 

@@ -139,14 +139,8 @@ pub(crate) struct HookArgs {
     /// Most requests held at once by this replica; any more are answered with 429 at once
     #[arg(long, env = "MIMEO_BARRIER_MAX_HELD", value_name = "REQUESTS", default_value_t = 64)]
     pub(crate) barrier_max_held: usize,
-    /// What waits for a new namespace's copies, as version/resource or group/version/resource in plural
-    #[arg(
-        long,
-        env = "MIMEO_BARRIER_RESOURCES",
-        value_name = "RESOURCES",
-        value_delimiter = ',',
-        default_value = "v1/pods"
-    )]
+    /// What waits for a new namespace's copies besides pods, as version/resource or group/version/resource in plural
+    #[arg(long, env = "MIMEO_BARRIER_RESOURCES", value_name = "RESOURCES", value_delimiter = ',')]
     barrier_resources: Vec<String>,
     /// Users besides this program's own who may change the mark on namespaces, and copies that nobody else may: those
     /// of Mimeo's other programs.
@@ -170,7 +164,7 @@ impl HookArgs {
         }
     }
 
-    /// What waits for copies.
+    /// What waits for copies besides pods.
     pub(crate) fn barrier_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
         let parse = |text: &String| {
             let parts: Vec<&str> = text.trim().split('/').collect();

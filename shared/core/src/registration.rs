@@ -90,7 +90,7 @@ pub struct Registration {
     /// What happens to a new namespace while no webhook answers. `Ignore`: it is created, and filled later. `Fail`: it
     /// isn't, and so every namespace that exists was marked.
     pub namespaces_failure_policy: FailurePolicy,
-    /// What waits for copies.
+    /// What waits for copies besides pods. These always do: a list that leaves them out must not take the barrier away.
     pub barrier_resources: Vec<GroupVersionResource>,
     /// Users that Mimeo's own programs are to the API server: their taking a mark away is asked of nobody.
     pub mimeo_users: Vec<String>,
@@ -222,12 +222,14 @@ impl Registration {
                 "operations": ["CREATE"], "scope": "Namespaced",
             })
         };
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let others = self.barrier_resources.iter().filter(|resource| **resource != pods);
         let ordinary = "!(has(object.spec) && has(object.spec.priorityClassName) \
                         && object.spec.priorityClassName.startsWith('system-'))";
         json!({
             "name": "barrier.mimeo.dev",
             "clientConfig": self.client_config(BARRIER_PATH),
-            "rules": self.barrier_resources.iter().map(rule).collect::<Vec<_>>(),
+            "rules": std::iter::once(&pods).chain(others).map(rule).collect::<Vec<_>>(),
             "namespaceSelector": {"matchExpressions": [{"key": MARK, "operator": "Exists"}]},
             "objectSelector": {},
             "matchConditions": [
@@ -437,7 +439,7 @@ mod tests {
             ca_bundle: None,
             own_namespace: "mimeo-system".into(),
             namespaces_failure_policy: FailurePolicy::Ignore,
-            barrier_resources: vec![GroupVersionResource::new("", "v1", "pods")],
+            barrier_resources: vec![],
             mimeo_users: vec![],
             owner: None,
         }

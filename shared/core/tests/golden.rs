@@ -111,7 +111,7 @@ fn registration() -> Registration {
         ca_bundle: Some("-----BEGIN CERTIFICATE-----\n".into()),
         own_namespace: "mimeo-system".into(),
         namespaces_failure_policy: FailurePolicy::Ignore,
-        barrier_resources: vec![GroupVersionResource::new("", "v1", "pods")],
+        barrier_resources: vec![],
         mimeo_users: vec!["system:serviceaccount:mimeo-system:mimeo-webhook".into()],
         owner: Some(json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "mimeo-webhook", "uid": "u-1",
@@ -155,10 +155,7 @@ fn webhook_configurations_by_url_and_strict() {
         endpoint: Endpoint::Url("https://127.0.0.1:8443".into()),
         ca_bundle: None,
         namespaces_failure_policy: FailurePolicy::Fail,
-        barrier_resources: vec![
-            GroupVersionResource::new("", "v1", "pods"),
-            GroupVersionResource::new("batch", "v1", "jobs"),
-        ],
+        barrier_resources: vec![GroupVersionResource::new("batch", "v1", "jobs")],
         mimeo_users: vec![],
         owner: None,
         ..registration()
