@@ -17,7 +17,7 @@ mod keys;
 mod marks;
 
 pub(crate) use self::marks::is_mark;
-pub use self::marks::{is_copy_mark, never_carried};
+pub use self::marks::{COPY_MARKS, MARK_KEYS, MARKS, is_copy_mark, never_carried};
 use self::{
     keys::{ANNOTATIONS, DataEdits, Edits, LABELS},
     marks::is_ours,

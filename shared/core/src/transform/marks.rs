@@ -3,48 +3,52 @@
 
 use crate::names;
 
-/// Domains whose labels and annotations, those of their subdomains included, say who manages an object.
+/// Domains whose labels and annotations, those of their subdomains included, say who manages an object; by whose they are.
 ///
 /// On a copy they would lie, and some of them kill: a tool that prunes what carries its mark and isn't in its repository
 /// deletes the copies, a replicator takes them for sources of its own.
-const MARKS: &[&str] = &[
-    "mimeo.dev",
-    // GitOps.
-    "argocd.argoproj.io",
-    "configmanagement.gke.io",
-    "configsync.gke.io",
-    "fleet.cattle.io",
-    "fluxcd.io",
-    "kapp.k14s.io",
-    "objectset.rio.cattle.io",
-    // Helm, kubectl, kustomize.
-    "applyset.kubernetes.io",
-    "config.k8s.io",
-    "config.kubernetes.io",
-    "helm.sh",
-    "kubectl.kubernetes.io",
-    // Controllers' own notes on what they manage.
-    "cert-manager.io",
-    "deployment.kubernetes.io",
-    // Other replicators.
-    "cloud.teleport.dev",
-    "clustersecret.io",
-    "infra.einstein.ai",
-    "kopf.zalando.org",
-    "kubed.appscode.com",
-    "kyverno.io",
-    "reflector.v1.k8s.emberstack.com",
-    "replicator.v1.mittwald.de",
-    "replika.prosimcorp.com",
-    "sync.rustrial.org",
+pub const MARKS: &[(&str, &[&str])] = &[
+    ("Mimeo", &[mimeo_api::names::GROUP]),
+    (
+        "GitOps",
+        &[
+            "argocd.argoproj.io",
+            "configmanagement.gke.io",
+            "configsync.gke.io",
+            "fleet.cattle.io",
+            "fluxcd.io",
+            "kapp.k14s.io",
+            "objectset.rio.cattle.io",
+        ],
+    ),
+    (
+        "Helm, kubectl, kustomize",
+        &["applyset.kubernetes.io", "config.k8s.io", "config.kubernetes.io", "helm.sh", "kubectl.kubernetes.io"],
+    ),
+    ("Controllers, of what they manage", &["cert-manager.io", "deployment.kubernetes.io"]),
+    (
+        "Other replicators",
+        &[
+            "cloud.teleport.dev",
+            "clustersecret.io",
+            "infra.einstein.ai",
+            "kopf.zalando.org",
+            "kubed.appscode.com",
+            "kyverno.io",
+            "reflector.v1.k8s.emberstack.com",
+            "replicator.v1.mittwald.de",
+            "replika.prosimcorp.com",
+            "sync.rustrial.org",
+        ],
+    ),
 ];
 
 /// Single keys of that sort, in domains that have harmless ones too or in none.
-const MARK_KEYS: &[&str] = &[names::MANAGED_BY, "app.kubernetes.io/instance", "clustersecret.io"];
+pub const MARK_KEYS: &[&str] = &[names::MANAGED_BY, "app.kubernetes.io/instance", "clustersecret.io"];
 
 /// Labels and annotations that replicators put on the copies that they make, and on nothing else: what only their sources
 /// carry is no sign of a copy. A copy of ours whose `managedFields` were lost, as some backup tools do, counts too.
-const COPY_MARKS: &[&str] = &[
+pub const COPY_MARKS: &[&str] = &[
     names::RULE,
     "clustersecret.io/created-by",
     "generate.kyverno.io/policy-name",
@@ -57,7 +61,8 @@ const COPY_MARKS: &[&str] = &[
 /// Whether a label or annotation of a source is never carried to its copies.
 pub fn never_carried(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
-    MARK_KEYS.contains(&key) || domain.is_some_and(|domain| MARKS.iter().any(|mark| is_within(domain, mark)))
+    let mut marks = MARKS.iter().flat_map(|(_, domains)| *domains);
+    MARK_KEYS.contains(&key) || domain.is_some_and(|domain| marks.any(|mark| is_within(domain, mark)))
 }
 
 /// Whether a label or annotation says that a replicator made its object as a copy.

@@ -6,10 +6,11 @@ use std::{
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use mimeo_core::transform::{COPY_MARKS, MARK_KEYS, MARKS};
 use serde_json::{Map, Value};
 
 const INTRODUCTION: &str = "\
-<!-- Generated from the doc comments of shared/api; do not edit (make golden). -->
+<!-- Generated from the doc comments of shared/api, and from lists of shared/core; do not edit (make golden). -->
 
 # The API
 
@@ -48,6 +49,28 @@ pub(crate) fn render(definitions: &[CustomResourceDefinition]) -> String {
             }
         }
     }
+    text + &marks()
+}
+
+/// The labels and annotations that copies don't have of their sources, and those by which a copy of another tool is known.
+fn marks() -> String {
+    let list = |keys: &[&str]| keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let mut text = "
+## What is never carried
+
+Labels and annotations that say who manages an object are left out of copies, whatever `include` says: those in the domains below, in all of their
+subdomains, and these keys: "
+        .to_owned();
+    let _ = writeln!(text, "{}. `set` may give a copy any of them but Mimeo's.\n", list(MARK_KEYS));
+    text += "| whose | domains |\n| --- | --- |\n";
+    for (whose, domains) in MARKS {
+        let _ = writeln!(text, "| {whose} | {} |", list(domains));
+    }
+    let _ = writeln!(
+        text,
+        "\nUnder `conflictPolicy: Adopt` an object is taken for another tool's copy, whatever is in it, if it has one of these: {}.",
+        list(COPY_MARKS)
+    );
     text
 }
 
