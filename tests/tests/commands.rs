@@ -28,10 +28,11 @@ fn workspace() -> PathBuf {
 /// file it is what stands before that.
 fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
     let text = fs::read_to_string(workspace().join(document))?;
+    // In a list they stand further in.
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("    "));
     let mut commands: Vec<(String, Vec<String>)> = Vec::new();
     while let Some(line) = lines.next() {
-        let (shown, typed) = line.strip_prefix("$ ").map_or((false, line), |typed| (true, typed));
+        let (shown, typed) = line.strip_prefix("$ ").map_or((false, line.trim_start()), |typed| (true, typed));
         if !typed.starts_with("kubectl ") && !typed.starts_with("m ") {
             if let Some((_, printed)) = commands.last_mut().filter(|(command, _)| command.starts_with("$ ")) {
                 printed.push(line.to_owned());
@@ -123,7 +124,8 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     let (control_plane, _pair, _) = at_work().await?;
     with_a_rule_and_a_policy(&control_plane).await?;
     let mut all = Vec::new();
-    for document in ["docs/runbook.md", "docs/lifecycle.md", "docs/operations.md"] {
+    // First what waits for the rule to be Ready.
+    for document in ["docs/coming-from.md", "docs/runbook.md", "docs/lifecycle.md", "docs/operations.md"] {
         all.extend(commands(document)?.into_iter().map(|(command, _)| (document, filled_in(&command))));
     }
     assert!(all.len() > 70, "only {}", all.len());
