@@ -290,6 +290,23 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
 }
 
 #[test]
+fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
+    let mut world = World::new(Role::Keeper, 1, 3);
+    world.answer(|_| None);
+    world.engine.source(&world.sources[0], None, world.now);
+    let source = json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "another"});
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "rule-0", "uid": uid(0), "generation": 2},
+        "spec": {"sources": [source], "targets": [{"namespaces": ["team-*"]}]},
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    world.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, world.now);
+    vouch(&mut world.engine, world.now);
+    assert_eq!(world.engine.announcements_due(), None);
+}
+
+#[test]
 fn deletions_that_are_held_are_told_once() {
     let mut world = World::new(Role::Keeper, 1, 40);
     world.answer(|_| None);

@@ -168,6 +168,15 @@ impl News {
         pending.copies = pending.copies.max(copies);
     }
 
+    /// A rule is another one now, or isn't there: of what it had from sources that it no longer names there is nothing to tell.
+    pub(super) fn forget_sources(&mut self, rule: &Arc<RuleId>, still: impl Fn(&SourceRef) -> bool) {
+        let stays = |happening: &Happening| match happening {
+            Happening::SourceGone(source) => still(source),
+            _ => true,
+        };
+        self.pending.retain(|(id, happening), _| id != rule || stays(happening));
+    }
+
     /// A standby announces nothing: the leader does.
     pub(super) fn forget(&mut self) {
         self.pending.clear();
@@ -183,15 +192,17 @@ impl News {
         }
     }
 
-    /// What is told next: the platform's first, then of those namespaces of whose rules least was told lately.
-    fn next(&self, now: Tick) -> Option<Topic> {
+    /// What is to be told now, in its order: the platform's first, then of those namespaces of whose rules least was told lately.
+    fn due(&self, now: Tick) -> Vec<Topic> {
         let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
         for (id, _) in self.told.keys() {
             *told.entry(id.namespace.as_deref()).or_default() += 1;
         }
         let due = self.pending.iter().filter(|(topic, pending)| pending.due <= now && self.affords(topic));
         let turn = |(id, _): &Topic| (id.kind, told.get(&id.namespace.as_deref()).copied().unwrap_or_default());
-        due.min_by_key(|(topic, pending)| (turn(topic), pending.due)).map(|(topic, _)| topic.clone())
+        let mut due: Vec<_> = due.map(|(topic, pending)| ((turn(topic), pending.due), topic)).collect();
+        due.sort();
+        due.into_iter().map(|(_, topic)| topic.clone()).collect()
     }
 
     fn affords(&self, (id, _): &Topic) -> bool {
@@ -216,12 +227,8 @@ impl Engine {
         self.at(now);
         self.news.refill(self.now);
         let mut announcements = Vec::new();
-        while let Some(topic) = self.news.next(self.now) {
-            let Some(pending) = self.news.pending.remove(&topic) else { break };
-            let news = self.announce(&topic, &pending);
-            if news.is_empty() {
-                continue;
-            }
+        // Each that is told changes whose turn it is. Of most there may be nothing to tell any more: they go in one pass.
+        while let Some((topic, news)) = self.next_news() {
             // The rule's comes first.
             let beside = usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
             let before = announcements.len();
@@ -232,6 +239,17 @@ impl Engine {
         let now = self.now;
         self.news.told.retain(|_, told| *told + INTERVAL > now);
         announcements
+    }
+
+    fn next_news(&mut self) -> Option<(Topic, Vec<Announcement>)> {
+        for topic in self.news.due(self.now) {
+            let Some(pending) = self.news.pending.remove(&topic) else { continue };
+            let news = self.announce(&topic, &pending);
+            if !news.is_empty() {
+                return Some((topic, news));
+            }
+        }
+        None
     }
 
     /// When [`Engine::announcements`] has something to say.

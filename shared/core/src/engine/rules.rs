@@ -160,6 +160,9 @@ impl Engine {
                 changed: self.changes.next(),
             },
         );
+        let slots = self.rules.get(&id).into_iter().flat_map(|state| state.slots.iter().flatten());
+        let sources: BTreeSet<&SourceRef> = slots.filter_map(|slot| Some(&self.slots.get(slot)?.source)).collect();
+        self.news.forget_sources(&id, |source| sources.contains(source));
         self.apply_allowances();
         self.keep_all_copied(&id);
         self.follow_anew(shift);
@@ -188,6 +191,7 @@ impl Engine {
         self.apply_allowances();
         self.follow_anew(shift);
         self.sweeps.remove(&id);
+        self.news.forget_sources(&id, |_| false);
         self.ask_about_authors();
         self.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
