@@ -160,16 +160,29 @@ impl Handle {
 
     /// A source is as it was just read; none: it isn't there.
     pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
-        self.with(|engine, now| match object {
-            Some(Decoded::Whole(object)) => engine.source(source, Some(object), now),
-            Some(Decoded::Part(part)) => engine.source_undecodable(source, part, now),
-            None => engine.source(source, None, now),
+        self.with(|engine, now| show_source(engine, source, object, now));
+    }
+
+    /// A source was read since it was awaited. If it isn't any more, the watch has told of it meanwhile, and knows better.
+    fn source_reread(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
+        self.with(|engine, now| {
+            if engine.awaits(source) {
+                show_source(engine, source, object, now);
+            }
         });
     }
 
     /// Tells of every change from now on.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
+    }
+}
+
+fn show_source(engine: &mut Engine, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
+    match object {
+        Some(Decoded::Whole(object)) => engine.source(source, Some(object), now),
+        Some(Decoded::Part(part)) => engine.source_undecodable(source, part, now),
+        None => engine.source(source, None, now),
     }
 }
 
@@ -355,7 +368,7 @@ async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
             let answer = tools.writer.read(&resource, &source.namespace, &source.name).await;
             match answer {
                 Ok(object) => {
-                    handle.source(source, object.filter(|object| admits(source, object.value())));
+                    handle.source_reread(source, object.filter(|object| admits(source, object.value())));
                     return drop(turn);
                 }
                 Err(error) => warn!(%source, %error, "cannot read a source"),

@@ -125,7 +125,8 @@ impl Engine {
             None => findings.members.take(&source.name),
         };
         let excess = findings.members.excess().map(|member| selector.source(&*member.name));
-        let held = object.is_some() && findings.members.first().any(|member| *member.name == *source.name);
+        let gone = object.is_none();
+        let held = !gone && findings.members.first().any(|member| *member.name == *source.name);
         if findings.members.depleted() && self.relist.insert(selector.clone()) {
             self.demand_changed();
         }
@@ -143,6 +144,10 @@ impl Engine {
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector);
             self.mark_statuses_due_of_selector(selector);
+        }
+        // One that was passed over has no slot that would tell: what was once copied of it may go now.
+        if moved && gone {
+            self.replan_rules_of_selector(selector);
         }
         self.render_source(source);
         self.keep_if_copied(source);
@@ -346,7 +351,7 @@ impl Engine {
         matches!(self.sources.get(source), Some(Source::Found { version: known, .. }) if *known == version)
     }
 
-    /// Whether the source has yet to be read.
+    /// Whether the source has yet to be read. What a read says counts as long as it has: whatever the watch has told of it since is newer.
     pub fn awaits(&self, source: &SourceRef) -> bool {
         matches!(self.sources.get(source), Some(Source::NotRead))
     }

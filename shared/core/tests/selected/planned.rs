@@ -100,6 +100,30 @@ fn the_copy_of_one_of_too_many_is_not_planned_to_go() {
     assert_eq!(world.copies.len(), 257);
 }
 
+/// It has no slot, and nobody tells what it fed but its end.
+#[test]
+fn the_copy_of_one_of_too_many_goes_with_its_source() {
+    let aged = |number: usize| {
+        let mut object = secret(&format!("s{number:03}"));
+        object["metadata"]["creationTimestamp"] =
+            format!("2026-01-01T00:{:02}:{:02}Z", number / 60, number % 60).into();
+        object
+    };
+    let all: Vec<Value> = (0..257).map(aged).collect();
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
+    world.listed(&all[1..]);
+    world.listed(&all);
+    world.wait(1);
+    assert_eq!(world.copies.len(), 257, "the youngest one's stays");
+    world.read = Some(SourceRead::Absent(home(0, 0)));
+    world.shown(&all[256], false);
+    // Its grace, what became of it, and each time a moment, since a crowded namespace isn't planned twice at a time.
+    for seconds in [1, 61, 1, 1] {
+        world.wait(seconds);
+    }
+    assert!(world.copies.len() == 256 && !world.copies.contains_key("one/s256"));
+}
+
 #[test]
 fn a_copy_that_somebody_deletes_is_not_planned_to_go_any_more() {
     let mut world = resting();

@@ -548,7 +548,9 @@ impl Process {
                 self.engine.source_read(source, meant, now);
             }
             (Errand::ReadSource(source), Some(Answer::Shown(object))) => {
-                self.engine.source(source, object.map(|object| object.json()), now);
+                if self.engine.awaits(source) {
+                    self.engine.source(source, object.map(|object| object.json()), now);
+                }
             }
             (Errand::Unmark { namespace, .. }, answer) => {
                 self.engine.unmarked(namespace, matches!(answer, Some(Answer::Unmarked(true))), now);
