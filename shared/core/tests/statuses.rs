@@ -196,6 +196,17 @@ fn a_rule_is_reconciling_while_its_copies_are_being_written_and_nothing_has_fail
 }
 
 #[test]
+fn what_could_not_be_written_is_written_anew_and_has_not_changed_meanwhile() {
+    let mut world = World::failed(Names::short());
+    let first = world.status();
+    world.engine.status_failed(&world.id, world.now);
+    world.now += Duration::from_secs(5);
+    let told = world.engine.statuses(world.now, Timestamp::from_second(60).unwrap());
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].status, first, "its conditions have the times of their last change");
+}
+
+#[test]
 fn a_rule_that_is_refused_says_so_of_its_present_generation_and_keeps_its_copies() {
     let mut world = World::failed(Names::short());
     // Whatever it quotes.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    Engine, RuleState, Settings, Source, Tick,
+    Engine, Settings, Source, Tick,
     work::{Errand, Timer, delay},
 };
 use crate::{
@@ -24,6 +24,9 @@ pub(super) struct Absence {
     home: Option<Uid>,
     /// How often in a row asking told nothing.
     streak: u8,
+    /// Namespaces where a copy's fate depends on the answer. Nobody goes over all others for it: anybody's marks can name rules
+    /// without number, and a copy doesn't always carry the mark of the rule that would have it now.
+    asking: BTreeSet<Arc<str>>,
 }
 
 /// What became of it.
@@ -63,7 +66,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(10);
 impl Absence {
     /// Of what was in this namespace until just now, as far as this process knows.
     pub(super) fn from(home: Option<Uid>) -> Self {
-        Self { verdict: Verdict::Open, asked: None, home, streak: 0 }
+        Self { verdict: Verdict::Open, asked: None, home, streak: 0, asking: BTreeSet::new() }
     }
 
     /// What it means for the copy in a cell; none: that isn't known, or not any more.
@@ -81,8 +84,9 @@ impl Absence {
         }
     }
 
-    /// Notes that it is asked. False: it is already.
-    fn ask(&mut self, shown: u64) -> bool {
+    /// Notes that it is asked for the sake of a copy in this namespace. False: it is already.
+    fn ask(&mut self, namespace: &Arc<str>, shown: u64) -> bool {
+        self.asking.insert(namespace.clone());
         let asks = self.asked.is_none();
         self.asked = self.asked.or(Some(shown));
         asks
@@ -113,8 +117,6 @@ pub(super) struct Gone {
     pub(super) absence: Absence,
     /// Until then it is remembered even if no copy names it: a write that was never answered may still show.
     pub(super) until: Tick,
-    /// Namespaces where a copy's fate depends on what is read of it.
-    asking: BTreeSet<Arc<str>>,
 }
 
 /// Longer than any write may take to show.
@@ -132,7 +134,7 @@ impl Gone {
     /// It was there until just now, under this CRD and in this namespace.
     pub(super) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
         let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
-        Self { seen, absence: Absence::from(home), until: now + REMEMBERED, asking: BTreeSet::new() }
+        Self { seen, absence: Absence::from(home), until: now + REMEMBERED }
     }
 }
 
@@ -221,7 +223,7 @@ impl Engine {
             Some(home) => gone.absence.absent_at(home, shown, self.now),
             None => Verdict::Homeless,
         };
-        self.answer_who_asked(&id);
+        self.dirty.append(&mut gone.absence.asking);
     }
 
     /// A source was read; none: it is there after all, or there was no answer.
@@ -242,7 +244,7 @@ impl Engine {
             SourceRead::Homeless => Verdict::Homeless,
             SourceRead::Relabelled => Verdict::Lost,
         };
-        self.look_at_copies_from(source);
+        self.dirty.append(&mut absence.asking);
     }
 
     /// A rule may be asked about again.
@@ -253,40 +255,15 @@ impl Engine {
         }
         if let Some(gone) = self.gone.get_mut(id) {
             gone.absence.asked = None;
-            self.answer_who_asked(id);
+            self.dirty.append(&mut gone.absence.asking);
         }
-    }
-
-    /// Copies that wait for what became of their rule are to be planned anew. Nobody goes over all others for that: anybody's marks can
-    /// name rules without number.
-    fn answer_who_asked(&mut self, id: &RuleId) {
-        let asking = self.gone.get_mut(id).map(|gone| std::mem::take(&mut gone.asking)).unwrap_or_default();
-        self.dirty.extend(asking);
     }
 
     /// A source may be asked about again.
     pub(super) fn reopen_source(&mut self, source: &SourceRef) {
         if let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) {
             absence.asked = None;
-            self.look_at_copies_from(source);
-        }
-    }
-
-    fn look_at_copies_of(&mut self, id: &RuleId) {
-        let keys = self.cells_of(id);
-        self.dirty.extend(keys.into_iter().map(|(namespace, ..)| namespace));
-    }
-
-    /// Copies of this source are to be planned anew. One that a selector doesn't find any more has no slot.
-    fn look_at_copies_from(&mut self, source: &SourceRef) {
-        let named = self.slots.values().filter(|slot| slot.source == *source).map(|slot| slot.rule.clone());
-        let finds = |state: &RuleState| {
-            state.rule.as_ref().is_ok_and(|rule| rule.selectors.iter().any(|selector| selector.finds(source)))
-        };
-        let selecting = self.rules.iter().filter(|(_, state)| finds(state)).map(|(id, _)| id.clone());
-        let rules: BTreeSet<Arc<RuleId>> = named.chain(selecting).collect();
-        for id in rules {
-            self.look_at_copies_of(&id);
+            self.dirty.append(&mut absence.asking);
         }
     }
 
@@ -294,11 +271,10 @@ impl Engine {
     pub(super) fn rule_fate(&mut self, id: &Arc<RuleId>, namespace: &Arc<str>, cell: &Cell) -> Option<Fate> {
         self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
         let fate = self.known_fate(id, cell);
-        if let (None, Some(gone)) = (fate, self.gone.get_mut(id)) {
-            gone.asking.insert(namespace.clone());
-            if gone.absence.ask(self.shown) {
-                self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
-            }
+        if let (None, Some(gone)) = (fate, self.gone.get_mut(id))
+            && gone.absence.ask(namespace, self.shown)
+        {
+            self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
         }
         fate
     }
@@ -319,10 +295,10 @@ impl Engine {
     }
 
     /// What became of a missing source that this copy was made of. If that isn't known it is asked.
-    pub(super) fn source_fate(&mut self, source: &SourceRef, cell: &Cell) -> Option<Fate> {
+    pub(super) fn source_fate(&mut self, source: &SourceRef, namespace: &Arc<str>, cell: &Cell) -> Option<Fate> {
         let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) else { return None };
         let fate = absence.fate(cell, cell.ours()?, self.now);
-        if fate.is_none() && absence.ask(self.shown) {
+        if fate.is_none() && absence.ask(namespace, self.shown) {
             self.work.errands.push_back(Errand::ConfirmSource(source.clone()));
         }
         fate

@@ -61,7 +61,7 @@ impl Engine {
             // As long as it is new.
             Doom::SourceLost(sources) if self.is_new_loss(id, &sources) => Step::Leave(Leave::NoSource),
             Doom::SourceLost(sources) => {
-                let fate = self.fate_of_sources(&sources, cell);
+                let fate = self.fate_of_sources(&sources, name, cell);
                 self.decide_lost(fate, id, name, cell, Why::SourceDeleted)
             }
             Doom::Unmatched => self.sweep(id, name, cell, Why::Unmatched),
@@ -98,12 +98,12 @@ impl Engine {
     }
 
     /// What became of the sources that this copy may have been made of; none: that isn't known of all.
-    fn fate_of_sources(&mut self, sources: &[SourceRef], cell: &Cell) -> Option<Fate> {
+    fn fate_of_sources(&mut self, sources: &[SourceRef], name: &Arc<str>, cell: &Cell) -> Option<Fate> {
         let mut all = Fate::Meant;
         for source in sources {
             // What is there is not deleted: it has come of this copy's own rule.
             let missing = self.sources.get(source).is_some_and(Source::is_missing);
-            let fate = if missing { self.source_fate(source, cell)? } else { Fate::Lost };
+            let fate = if missing { self.source_fate(source, name, cell)? } else { Fate::Lost };
             if fate != Fate::Meant {
                 all = fate;
             }

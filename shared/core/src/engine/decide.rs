@@ -39,6 +39,9 @@ impl Engine {
         let Some(slot) = self.slots.get(&id) else { return keep };
         let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { return keep };
         let (doom, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
+        if doom.goes() && !self.left_by_the_platform(id, name, cell) {
+            return keep;
+        }
         self.decide_doomed(doom, &rule, (name, namespace), cell)
     }
 

@@ -89,6 +89,10 @@ impl Engine {
         if !self.sources.get(&slot.source).is_some_and(Source::is_missing) {
             return keep;
         }
+        // Nor does one go that another rule keeps from this one.
+        if cell.want.is_some_and(|id| self.keeper(id, cell).is_some()) {
+            return keep;
+        }
         if rule.retention.when_source_deleted == Retain::Retain {
             return Doom::Keep(Leave::Retained);
         }

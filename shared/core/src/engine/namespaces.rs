@@ -152,8 +152,10 @@ impl Engine {
             self.mark_status_due(id);
         }
         for id in self.rules_for(&name) {
-            if let Some(state) = self.rules.get_mut(&id) {
-                state.conflicts.remove(&name);
+            if let Some(state) = self.rules.get_mut(&id)
+                && state.conflicts.remove(&name).is_some()
+            {
+                state.status.mark_due();
             }
         }
         self.review_home(&name);

@@ -46,6 +46,8 @@ pub(super) struct Book {
     due: bool,
     not_before: Tick,
     observed: Observed,
+    /// Whether what was to be written last could not be.
+    unwritten: bool,
     /// When a copy was last written or deleted, until it is told by the clock on the wall.
     synced: Option<Tick>,
     /// The same by that clock, read once: read again it would differ by a moment, and a second's end may lie in it.
@@ -175,7 +177,7 @@ impl Engine {
         self.at(now);
         if let Some(state) = self.rules.get_mut(id) {
             state.status.due = true;
-            state.status.observed = None;
+            state.status.unwritten = true;
             state.status.not_before = self.now + PACE * 5;
         }
     }
@@ -189,7 +191,7 @@ impl Engine {
         let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall);
         let book = &mut self.rules.get_mut(id)?.status;
         book.told = told;
-        if book.observed.as_ref() == Some(&status) {
+        if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
             return None;
         }
         book.observed = Some(status.clone());

@@ -299,12 +299,15 @@ impl Engine {
         keys.iter().filter_map(|key| Some((key.clone(), self.sweeps.take(id, key)?))).collect()
     }
 
-    /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether.
+    /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether. What was lost
+    /// since the nonce was told has another one, which is told when that was collected.
     pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
-        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.clone()) else { return false };
+        let Some((sweep, held)) = self.sweeps.get(id).and_then(|sweep| Some((sweep, sweep.held.clone()?))) else {
+            return false;
+        };
         let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
         let confirmed = [rule.and_then(|rule| rule.confirm_deletion.as_ref()), self.confirmed.as_ref()];
-        let confirmed = confirmed.contains(&Some(&held));
+        let confirmed = confirmed.contains(&Some(&held)) && self.nonce(id, sweep) == held;
         if confirmed {
             self.let_go(id);
         }

@@ -14,7 +14,7 @@ use crate::{
     rule::{Rule, RuleId, RuleKind, Strategy},
     selection::Labels,
     slot::{KindId, Slot, SlotId},
-    template::Variable,
+    template::{Place, Variable},
 };
 
 /// A cell that a rule wants and can't have.
@@ -99,6 +99,7 @@ impl Engine {
         for (kind, copy) in wants.keys() {
             namespace.cell_or_insert(*kind, copy);
         }
+        let place = Place { name, labels: &namespace.labels };
         for cell in &mut namespace.cells {
             let want = wants.get(&(cell.kind, cell.name.clone())).copied();
             if cell.want == want {
@@ -110,6 +111,12 @@ impl Engine {
                 cell.look_anew();
             }
             cell.want = want;
+            // What was right was another copy, unless it is the same bytes that are wanted now.
+            let wanted = want.and_then(|id| self.slots.get(&id)).and_then(|slot| slot.rendering.as_ref().ok());
+            let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
+            if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
+                cell.basis.iter_mut().for_each(|basis| basis.right = false);
+            }
             cell.streak = 0;
             cell.start_over();
             self.work.remind(name, cell, None);
@@ -151,7 +158,10 @@ impl Engine {
                 let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
                 if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, slot, name, namespace)) {
                     let cells = lost.entry(id.clone()).or_default();
-                    cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(keeper.clone()) });
+                    // Another target of the same rule may have lost it already.
+                    if !cells.iter().any(|cell| cell.kind == slot.kind && cell.name == copy) {
+                        cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(keeper.clone()) });
+                    }
                     continue;
                 }
                 let key = (slot.kind, copy.clone());

@@ -185,6 +185,29 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
     assert_eq!(world.copies(), ["one/c", "two/c"], "a selector that was taken away takes its copies along at once");
 }
 
+/// In the place of the new copy was one of the same rule: that it was right says nothing of the one that is to come.
+#[test]
+fn a_copy_that_moves_into_the_place_of_another_is_waited_for() {
+    let named = |name: &str| json!({"namespace": "home", "name": name});
+    let from = rule("r", &[named("a"), named("b")], &["one"], &json!({}));
+    let [a, b] = [from.sources[0].clone(), from.sources[1].clone()];
+    let mut world = World::new(vec![from]);
+    for source in [&a, &b] {
+        let object = json!({"metadata": {"resourceVersion": "9"}, "data": {"k": "eA=="}});
+        world.engine.source(source, Some(object), world.now);
+    }
+    world.settle();
+    assert_eq!(world.copies(), ["one/a", "one/b"]);
+    let keep = json!({"whenSourceDeleted": "Retain"});
+    let to = json!({"retentionPolicy": keep, "targets": [{"namespaces": ["one"], "name": "b"}]});
+    let mut to = rule("r", &[named("a")], &["one"], &to);
+    to.generation = 2;
+    world.engine.source(&a, None, world.now);
+    world.engine.rule_applied(to.id.clone(), Ok(to), author(), None, world.now);
+    world.wait(61);
+    assert_eq!(world.copies(), ["one/a", "one/b"], "what the new one would be made of isn't there");
+}
+
 #[test]
 fn too_many_are_taken_by_their_age() {
     let aged = |number: usize| {

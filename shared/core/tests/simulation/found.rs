@@ -10,7 +10,7 @@ use mimeo_core::{
 use super::{
     process::{Flight, Topic, What},
     server::{Key, Res},
-    spec::{Hold, Keep, RuleSpec, Select},
+    spec::{By, Hold, Keep, RuleSpec, Select, To},
     world::{Act, Fate, Move, World, count_writes},
 };
 
@@ -492,6 +492,66 @@ fn a_sweep_that_is_undone_is_held_no_more() {
         settle(&mut world);
         assert!(!is_held(&world) && copies(&world, "s1") == 24, "{}", world.report("undone"));
     }
+}
+
+/// A script that relabels goes on while somebody confirms what he was told of: what went meanwhile nobody was told of.
+#[test]
+fn what_is_lost_after_the_nonce_was_told_is_not_confirmed_by_it() {
+    let mut world = world(&[Role::Keeper]);
+    let to = RuleSpec::of(0, Select::Team("a"));
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, to), Act::Fleet(Some("a")), Act::PutNamespace(2, Some("a"))]);
+    settle(&mut world);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1") == 25, "{}", world.report("held"));
+    run(&mut world, &[Act::PutNamespace(2, Some("b")), Act::Confirm(0)]);
+    assert_eq!(copies(&world, "s1"), 25, "{}", world.report("another nonce"));
+    settle(&mut world);
+    assert!(is_held(&world) && copies(&world, "s1") == 25, "{}", world.report("held anew"));
+    run(&mut world, &[Act::Confirm(0)]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1"), 0, "{}", world.report("confirmed"));
+}
+
+/// The copy carries the mark of a rule that wants it no more. What became of its source is asked for the rule that wants it now.
+#[test]
+fn a_copy_of_another_rule_goes_with_the_source_that_it_lost() {
+    let mut world = world(&[Role::Keeper]);
+    let keep = Keep { source: true, ..Keep::default() };
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec { keep, ..RuleSpec::of(0, Select::All) })]);
+    run(&mut world, &[Act::DeleteSource(0), put(1, RuleSpec { grace: 5, ..RuleSpec::of(0, Select::All) })]);
+    settle(&mut world);
+    assert!(copies(&world, "s1") > 0, "{}", world.report("retained"));
+    run(&mut world, &[put(0, RuleSpec::of(1, Select::Names(&["none"])))]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1"), 0, "{}", world.report("its source was deleted"));
+}
+
+/// What a rule that is refused wants isn't known: it keeps what it has, from a rule that has lost the source, too.
+#[test]
+fn a_copy_of_a_refused_rule_stays_when_another_rule_loses_its_source() {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec::of(0, Select::All))]);
+    let had = copies(&world, "s1");
+    run(&mut world, &[put(0, RuleSpec { invalid: true, ..RuleSpec::of(0, Select::All) })]);
+    run(&mut world, &[put(1, RuleSpec::of(0, Select::All)), Act::DeleteSource(0)]);
+    settle(&mut world);
+    assert!(had > 0 && copies(&world, "s1") == had, "{}", world.report("kept"));
+}
+
+/// Two of its targets want what another rule keeps from it.
+#[test]
+fn a_cell_that_a_rule_without_an_author_keeps_is_lost_once() {
+    let mut world = world(&[Role::Keeper]);
+    let to = || To { select: Select::All, exclude: None, renamed: false };
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec::of(0, Select::All))]);
+    run(&mut world, &[put(1, RuleSpec { targets: vec![to(), to()], ..RuleSpec::of(0, Select::All) })]);
+    run(&mut world, &[put(0, RuleSpec { by: By::Nobody, ..RuleSpec::of(0, Select::All) })]);
+    settle(&mut world);
+    let rule = world.server.get(&Key::new(Res::Rule, "", "r1")).and_then(|rule| rule.status.clone());
+    let counts = rule.and_then(|status| status.copies).expect("counted");
+    let had = i32::try_from(copies(&world, "s1")).expect("few");
+    assert_eq!([counts.desired, counts.synced, counts.failed], [had, 0, had]);
 }
 
 /// The annotation that confirmed one deletion stays on the rule: the same accident a month later is another one.

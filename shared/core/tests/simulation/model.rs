@@ -27,6 +27,8 @@ pub struct Want {
     pub tier: Result<Option<String>, ()>,
     /// Whether other rules want it, too.
     pub contested: bool,
+    /// Whether it holds the copy of a rule that is refused: what that wants isn't known, and it keeps what it has.
+    pub kept: bool,
 }
 
 /// What a history knows beyond what the server holds.
@@ -79,7 +81,8 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
                 continue;
             }
             let tier = spec.tier_in(&namespace.labels());
-            let want = Want { rule: rule.key.name.clone(), spec: spec.clone(), source, tier, contested: false };
+            let want =
+                Want { rule: rule.key.name.clone(), spec: spec.clone(), source, tier, contested: false, kept: false };
             claims.entry(key).or_default().entry(rule.key.name.clone()).or_insert(want);
         }
     }
@@ -102,7 +105,12 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
         for loser in claims.keys().filter(|name| **name != winner) {
             *lost.entry(loser.clone()).or_default() += 1;
         }
-        wants.insert(key, Want { contested: claims.len() > 1, ..claims[&winner].clone() });
+        let keeper = marked.and_then(|name| server.get(&Key::new(Res::Rule, "", name))?.spec.as_ref());
+        let kept = keeper.is_some_and(|keeper| keeper.invalid);
+        // Without our label nobody sees whose copy it is until somebody looks, and that may be one that is kept from this rule.
+        let hidden = copy.filter(|copy| copy.ours() && !copy.labelled()).and_then(|copy| rule_of(copy));
+        let hidden = hidden.is_some_and(|name| name != winner && server.get(&Key::new(Res::Rule, "", name)).is_some());
+        wants.insert(key, Want { contested: claims.len() > 1 || hidden, kept, ..claims[&winner].clone() });
     }
     (wants, lost)
 }
@@ -305,6 +313,11 @@ pub fn check_wanted(before: &Server, after: &Server, key: &Key, want: &Want, fac
     }
     if want.spec.rests() {
         return rests(was, is, want, facts).map(|()| State::Open);
+    }
+    if want.kept {
+        let known = source_for(after, &want.spec, want.source).is_some() && after.served(key.res);
+        return same(was, is, "kept by a rule that is refused")
+            .map(|()| if known { State::Failed } else { State::Open });
     }
     let Some(source) = source_for(after, &want.spec, want.source) else {
         let Some(ours) = ours else { return same(was, is, "no source").map(|()| State::Open) };
