@@ -71,6 +71,22 @@ async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn that_a_suspended_rule_cannot_have_its_copies_know_that_they_stay_is_told() -> Result<()> {
+    let scene = STAGE.scene("untold").await?;
+    scene.namespaces(1).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    seen(&scene, &rule, 1).await?;
+    assert_told(&warnings(&scene, &rule, false)?, &["the rule selects 1 of "]);
+    scene.wait_synced(&scene.tag).await?;
+    let retained = rule.set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}));
+    let suspended = retained.clone().set("suspend", json!(true));
+    assert_told(&warnings(&scene, &suspended, false)?, &["before that, deleting the rule deletes them"]);
+    assert_told(&warnings(&scene, &retained, false)?, &[]);
+    Ok(())
+}
+
 /// Waits until the webhook knows of so many namespaces that the rule selects.
 async fn seen(scene: &Scene<'_>, rule: &RuleSpec, count: usize) -> Result<()> {
     eventually(SOON, "the webhook to see the namespaces", || async {

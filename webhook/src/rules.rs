@@ -153,6 +153,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
             own.retain(|need| need.program == Program::Reconciler);
         }
     }
+    warnings.extend(warnings::untold_retention(&rule, before.as_ref()));
     warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
     Ok(warnings)
 }

@@ -93,6 +93,17 @@ fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     })
 }
 
+/// Copies know from their own marks that they are to stay without their rule, and nothing is written while it is suspended.
+pub(crate) fn untold_retention(rule: &Rule, before: Option<&Rule>) -> Option<String> {
+    let retains = |rule: &Rule| rule.retention.when_rule_deleted == Retain::Retain;
+    let untold = rule.suspend && retains(rule) && before.is_some_and(|before| !retains(before));
+    untold.then(|| {
+        "Mimeo: that copies stay when the rule is deleted is written on them when suspend is lifted: before that, deleting the rule \
+         deletes them"
+            .to_owned()
+    })
+}
+
 fn contest(contest: &Contest) -> String {
     let Contest { other, kind, name, lost, .. } = contest;
     let winner = if *lost { "has it, and this rule reports RuleConflict" } else { "is younger, and yields" };

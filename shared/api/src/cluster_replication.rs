@@ -284,7 +284,9 @@ pub enum DriftPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetentionPolicy {
-    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are. Default: Delete.
+    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are; this is written on each copy,
+    /// so a change counts for those that were written since, and while the rule is suspended, or its source is missing, none
+    /// is. Default: Delete.
     #[serde(default)]
     pub when_rule_deleted: Retention,
 
@@ -298,7 +300,8 @@ pub struct RetentionPolicy {
     #[serde(default)]
     pub when_source_deleted: Retention,
 
-    /// Seconds that a deleted source has to come back before its copies are deleted. From 0 to 86400. Default: 60.
+    /// Seconds that a deleted source has to come back before its copies are deleted. They begin anew when the reconciler is
+    /// started anew. From 0 to 86400. Default: 60.
     #[serde(default = "grace")]
     #[schemars(range(min = 0, max = 86400))]
     pub source_grace_period_seconds: i32,
