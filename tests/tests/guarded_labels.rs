@@ -59,18 +59,11 @@ async fn person(control_plane: &ControlPlane, admin: &Client) -> Result<Client> 
     Ok(client)
 }
 
-#[tokio::test]
-async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> Result<()> {
-    let control_plane = ControlPlane::builder().start().await?;
-    let admin = control_plane.client().await?;
-    for definition in mimeo_api::crds() {
-        install_crd(&admin, &definition).await?;
-    }
-    let policy = Path::new(MANIFESTS).join("kustomize/guarded-labels/policy.yaml");
-    kubectl(&control_plane, ["apply", "--validate=strict", "-f", &policy.display().to_string()])?;
+/// One of each kind of targets, with what it is that only its holders may bring a namespace under.
+fn rules() -> [RuleSpec; 12] {
     let label = |key: &str, value: &str| json!({"matchLabels": {key: value}});
     let expressions = |all: Value| json!({"matchExpressions": all});
-    for rule in [
+    [
         selecting("closed", &label("team", "blue")),
         selecting("open", &label("team", "green")),
         selecting("all", &json!({})),
@@ -94,7 +87,19 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         rule("elsewhere-but").secret("platform", "registry").target(json!({
             "namespacePattern": "older", "exclude": {"namespaceSelector": label("mute", "yes")},
         })),
-    ] {
+    ]
+}
+
+#[tokio::test]
+async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let admin = control_plane.client().await?;
+    for definition in mimeo_api::crds() {
+        install_crd(&admin, &definition).await?;
+    }
+    let policy = Path::new(MANIFESTS).join("kustomize/guarded-labels/policy.yaml");
+    kubectl(&control_plane, ["apply", "--validate=strict", "-f", &policy.display().to_string()])?;
+    for rule in rules() {
         rule.create(&admin).await?;
     }
     long_and_older_rules(&admin).await?;

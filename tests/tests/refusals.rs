@@ -813,7 +813,7 @@ async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -
 async fn where_the_failure_policy_is_to_decide_the_answer_is_an_error() -> Result<()> {
     let setting = STAGE.get().await?;
     let webhook = stranger(&setting.pair.url())?;
-    let failed = |answer: Result<Value>, what: &str| match answer.map_err(|error| error.downcast::<kube::Error>()) {
+    let failed = |answer: Result<Value>, what: &str| match answer.map_err(anyhow::Error::downcast::<kube::Error>) {
         Err(Ok(kube::Error::Api(status))) if status.code == 413 => Ok(status.message),
         answer => bail!("{what}: {answer:?}"),
     };

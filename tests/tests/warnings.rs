@@ -1,6 +1,6 @@
 //! What the author of a rule is told while it is stored, and when nothing is said.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -175,11 +175,9 @@ async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> R
     author.may(None, &json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]})).await?;
     eventually(SOON, "his new right to be known", || async {
         let told = told(glob.clone())?;
-        if told.is_empty() {
-            bail!("nothing is told")
-        } else {
-            Ok(Some(assert_told(&told, &["the rule selects 1 of ", &wants])))
-        }
+        ensure!(!told.is_empty(), "nothing is told");
+        assert_told(&told, &["the rule selects 1 of ", &wants]);
+        Ok(Some(()))
     })
     .await
 }

@@ -412,7 +412,11 @@ pub fn check_unwanted(
         return same(was, is, "another cluster's");
     }
     let Some(name) = rule_of(ours) else { return same(was, is, "no rule's") };
-    if before.namespace(&key.namespace).is_some_and(|namespace| remembers(namespace, name, key)) {
+    // Seen while its rule created once it counts, noted by then or not.
+    if [before, after]
+        .iter()
+        .any(|server| server.namespace(&key.namespace).is_some_and(|home| remembers(home, name, key)))
+    {
         return same(was, is, "created once");
     }
     let Some(rule) = after.get(&Key::new(Res::Rule, "", name)) else {
