@@ -22,7 +22,7 @@ pub enum Program {
     Reconciler,
 }
 
-/// A right that one of Mimeo's own programs needs; what a rule's author needs is [`authority`](crate::authority)'s.
+/// A right that one of Mimeo's own programs needs; what a rule's author needs is [`authority`]'s.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProgramRight {
     /// Whose.
