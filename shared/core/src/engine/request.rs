@@ -7,7 +7,7 @@ use super::{
     work::{CellRef, delay},
 };
 use crate::{
-    cell::{Belief, Cell, Phase, Reference, Repair, Step, Why},
+    cell::{Belief, Cell, Leave, Phase, Reference, Repair, Step, Why},
     kind::{GroupVersionKind, Resource},
     meta::{Checksum, Uid},
     outcome::{Failure, FailureReason},
@@ -100,6 +100,10 @@ impl Engine {
         let (verb, why) = match step {
             Step::Leave(leave) => {
                 self.settle(Place { name, labels: &namespace.labels }, name, cell, leave);
+                // What is to be remembered of the namespace waits for all that is queued there, and no answer comes of this.
+                if leave == Leave::Seeded {
+                    self.dirty.insert(name.clone());
+                }
                 return None;
             }
             Step::Create(why) => (Verb::Create, Some(why)),

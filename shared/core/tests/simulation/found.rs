@@ -664,3 +664,17 @@ fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
     settle(&mut world);
     assert!(world.server.get(&Key::new(Res::Secret, "q", "s1")).is_some(), "{}", world.report("it isn't there"));
 }
+
+/// The former process's create is carried out late, when the next one has the copy's creation in its queue.
+#[test]
+fn what_came_while_it_was_queued_is_remembered_as_created_once() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let spec = RuleSpec::of(3, Select::All);
+    let once = RuleSpec { once: true, keep: Keep::ALL, ..spec.clone() };
+    for act in [Act::PutSource(3, "v1"), Act::PutNamespace(2, None), Act::PutNamespace(3, None), put(0, spec)] {
+        world.act(&act);
+    }
+    let moves = [Move::Calm(6), Move::Act(put(0, once)), Move::Restart(0), Move::Calm(3), Move::Tick(11_000)];
+    world.run(&moves).unwrap_or_else(|why| panic!("{why}"));
+    settle(&mut world);
+}
