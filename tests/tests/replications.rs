@@ -240,7 +240,12 @@ async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() ->
     scene.wait_secret(&tenant.home, "copy-of-db", has("one")).await?;
     owner.labelled("later", "two").await?;
     scene.wait_secret(&tenant.home, "copy-of-later", has("two")).await?;
-    assert_eq!(tenant.status("there", "Ready", "Synced").await?.sources.len(), 2);
+    eventually(SOON, "both sources to be told", || async {
+        let sources = tenant.status("there", "Ready", "Synced").await?.sources;
+        ensure!(sources.len() == 2, "{sources:?}");
+        Ok(Some(()))
+    })
+    .await?;
 
     // And takes it back.
     delete(&of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home), "any").await?;

@@ -329,8 +329,10 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     other.create(&scene.client).await?;
     counted(webhook, "a rule", &before, &[("Stamps", "Patched", 1), ("Rules", "Allowed", 1)]).await?;
     let before = answers(webhook)?;
-    let bad = rule(&unique("bad")).secret(&scene.home, "registry").target(json!({"namespacePattern": "("}));
-    ensure!(bad.create(&scene.client).await.is_err(), "it is no pattern");
+    // Which the definition takes.
+    let large = json!({"namespacePattern": "(.*a.{9}){9}"});
+    let bad = rule(&unique("bad")).secret(&scene.home, "registry").target(large);
+    ensure!(bad.create(&scene.client).await.is_err(), "it is too large a pattern");
     counted(webhook, "a bad rule", &before, &[("Stamps", "Patched", 1), ("Rules", "Denied", 1)]).await?;
     for (labels, verdict) in
         [(json!({"rewrite": "yes"}), "Patched"), (json!({"rewrite": "yes", "rewritten": "yes"}), "Allowed")]

@@ -75,6 +75,10 @@ impl Engine {
             let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else { continue };
             let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { continue };
             if rule.strategy != Strategy::CreateOnce {
+                // Before its copies were seen another rule may have the cell, whose mark decides that.
+                if !self.kinds[cell.kind].surveyed(name) {
+                    continue;
+                }
                 self.seed(namespace, &rule.id, slot.kind, &cell.name).iter().for_each(|seed| seeds.remove(*seed));
             } else if !cell.settled() {
                 return; // Its answer comes by here.

@@ -107,8 +107,10 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
         }
         let keeper = marked.and_then(|name| server.get(&Key::new(Res::Rule, "", name))?.spec.as_ref());
         let kept = keeper.is_some_and(|keeper| keeper.invalid);
-        // Without our label nobody sees whose copy it is until somebody looks, and that may be one that is kept from this rule.
-        let hidden = copy.filter(|copy| copy.ours() && !copy.labelled()).and_then(|copy| rule_of(copy));
+        // Without our label, or our entry, whose copy it is is known to who has seen it before, or looks; and it may be one that is
+        // kept from this rule.
+        let hidden = copy.filter(|copy| if copy.ours() { !copy.labelled() } else { stripped(copy) });
+        let hidden = hidden.and_then(|copy| rule_of(copy));
         let hidden = hidden.is_some_and(|name| name != winner && server.get(&Key::new(Res::Rule, "", name)).is_some());
         wants.insert(key, Want { contested: claims.len() > 1 || hidden, kept, ..claims[&winner].clone() });
     }
@@ -119,10 +121,14 @@ pub fn wanted(before: &Server, server: &Server, namespace: &Object) -> (BTreeMap
 fn waits_for_author(server: &Server, rule: &str, key: &Key, namespace: &Object) -> bool {
     let spec = server.get(&Key::new(Res::Rule, "", rule)).and_then(|rule| rule.spec.as_ref());
     spec.is_some_and(|spec| {
-        let mut cells = cells_of(spec, &namespace.key.name, &namespace.labels()).into_iter();
-        // What it will select nobody knows yet.
-        let makes = |cell: &Key| if spec.picks { cell.res == key.res } else { cell == key };
-        spec.by == By::Nobody && cells.any(|(cell, _)| makes(&cell))
+        let makes = if spec.picks {
+            // What it will select nobody knows yet.
+            spec.matches(&namespace.key.name, &namespace.labels())
+                && spec.sources.iter().any(|source| SOURCES[*source].0 == key.res)
+        } else {
+            cells_of(spec, &namespace.key.name, &namespace.labels()).iter().any(|(cell, _)| cell == key)
+        };
+        spec.by == By::Nobody && makes
     })
 }
 
@@ -374,6 +380,8 @@ fn check_seed(before: &Server, after: &Server, key: &Key, want: &Want, facts: &F
         Some(object) if !object.ours() && after.ever_ours.contains(&object.uid) && same(was, is, "").is_ok() => {
             Ok(Some(State::Unsure))
         }
+        // Another rule's copy was seen there while this one acted, before that object came.
+        Some(was) if !was.ours() && noted_after && same(Some(was), is, "").is_ok() => Ok(Some(State::Synced)),
         Some(was) if !was.ours() && (was.deleting || want.spec.clash == Clash::Overwrite) => Ok(None),
         Some(object) => {
             same(Some(object), is, "there already")?;
