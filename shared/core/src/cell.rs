@@ -39,6 +39,15 @@ pub struct Basis {
     pub managers: u64,
     /// Whether it was right; if not, nobody has said so yet.
     pub right: bool,
+    /// Whether it has got another checksum since. That wasn't us: by a write of ours there is a new basis.
+    pub rewritten: bool,
+}
+
+impl Basis {
+    /// What is seen is right as it is.
+    pub fn right(seen: &Seen) -> Self {
+        Self { version: seen.version, managers: seen.managers, right: true, rewritten: false }
+    }
 }
 
 /// Why a cell isn't as it should be, and since when without a break.
@@ -366,11 +375,13 @@ impl Cell {
         }
         let Some(entry) = seen.entry else { return Step::Apply(seen.uid, Why::Disowned) };
         if seen.checksum != Some(checksum) {
+            let rewritten = self.basis.is_some_and(|basis| basis.rewritten);
+            let why = if rewritten { Why::Drifted } else { Why::Changed };
             // What the change takes away would stay if it were others', too.
             if seen.claims().any(exclusive) && self.repair != Repair::Claimed {
-                return Step::Claim(seen.uid, seen.version, Why::Changed);
+                return Step::Claim(seen.uid, seen.version, why);
             }
-            return Step::Apply(seen.uid, Why::Changed);
+            return Step::Apply(seen.uid, why);
         }
         if !seen.labelled {
             return Step::Apply(seen.uid, Why::LabelRemoved);
@@ -427,7 +438,7 @@ impl Cell {
     /// Notes that what is seen is right as it is.
     pub fn approve(&mut self) {
         if let Some(seen) = self.seen() {
-            self.basis = Some(Basis { version: seen.version, managers: seen.managers, right: true });
+            self.basis = Some(Basis::right(seen));
         }
     }
 
@@ -447,7 +458,9 @@ impl Cell {
             self.repair = Repair::None;
             self.basis = None;
         }
-        self.basis.get_or_insert(Basis { version: seen.version, managers: seen.managers, right: false });
+        let rewritten = self.seen().is_some_and(|known| same && known.checksum != seen.checksum);
+        let basis = self.basis.get_or_insert(Basis { right: false, ..Basis::right(&seen) });
+        basis.rewritten |= rewritten;
         seen.was_ours |= match &self.belief {
             Belief::Present(known) => same && known.ours(),
             Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => *uid == seen.uid,

@@ -197,9 +197,9 @@ impl Rule {
     }
 
     /// Whether it wants a copy of this kind and name in that namespace; `sources` are all that it has now.
-    pub fn wants(&self, sources: &[SourceRef], kind: &GroupKind, copy: &str, namespace: &str, labels: &Labels) -> bool {
+    pub fn wants(&self, sources: &[SourceRef], kind: &GroupKind, copy: &str, place: Place<'_>) -> bool {
         let of_kind = || sources.iter().filter(|source| source.gvk.is_of(kind));
-        let place = Place { name: namespace, labels };
+        let Place { name: namespace, labels } = place;
         let makes = |target: &Target| of_kind().any(|source| target.copy_name(source).text_at(place) == copy);
         // A source is never written.
         !of_kind().any(|source| source.is(kind, namespace, copy))

@@ -13,7 +13,7 @@ use mimeo_core::{
     drift::Marked,
     engine::{Action, CopyWatch, Engine, Inquiry, Role, Settings, Verb},
     kind::{GroupVersionKind, Resource},
-    outcome::Unreadable,
+    outcome::{Outcome, Unreadable},
     review::User,
     rule::{Rule, RuleId, RuleKind, SourceRef},
     selection::{Labels, NameHint},
@@ -217,6 +217,9 @@ fn what_nobody_answers_for_wants_nothing_and_holds_nobody() {
         assert!(world.requests().is_empty() && world.engine.inquiries().is_empty());
         assert_eq!(world.held(), (vec![], vec![]));
         assert!(!world.engine.guards(&id, &registry_in_team()));
+        assert_eq!(world.engine.inside().counts["slots"], 0, "nothing is made for it");
+        let demand = world.engine.demand();
+        assert!(demand.sources.is_empty() && demand.selectors.is_empty());
         let hint = NameHint::Exact("team");
         assert!(world.engine.barrier_rules(hint, &Labels::new()).is_empty());
         if role == Role::Keeper {
@@ -227,6 +230,7 @@ fn what_nobody_answers_for_wants_nothing_and_holds_nobody() {
 
         // Somebody comes to, with the same spec.
         world.apply(rule("registry", 1, &json!({})), author(), None);
+        assert_eq!(world.engine.inside().counts["slots"], 1);
         vouch(&mut world.engine, world.now);
         assert_eq!(world.engine.barrier_rules(hint, &Labels::new()).len(), 1);
         assert_eq!(world.requests(), [Verb::Create]);
@@ -382,6 +386,46 @@ fn a_copy_is_left_to_its_rule_while_nobody_may_answer_for_that() {
         let other = told.iter().find(|update| &*update.id.name == "a").unwrap();
         assert_eq!(other.status.failures[0].reason, "RuleConflict");
         assert!(other.status.failures[0].message.contains("ClusterReplication/z"));
+    }
+}
+
+/// Anybody could have a rule stored that names it, and it would be kept from whoever may have it, or for ever.
+#[test]
+fn what_nobody_answers_for_makes_no_object_a_source() {
+    for someone in [None, author()] {
+        let mut world = World::new(Role::Keeper);
+        let named = json!([{"apiVersion": "v1", "kind": "Secret", "namespace": "team", "name": "registry"}]);
+        let selected = json!([{"apiVersion": "v1", "kind": "Secret", "namespace": "team", "selector": {}}]);
+        for (name, sources) in [("named", named), ("selected", selected)] {
+            let elsewhere =
+                json!({"sources": sources, "targets": [{"namespaces": ["else"], "name": "$(source.name)"}]});
+            let rule = rule(name, 1, &elsewhere);
+            world.engine.rule_applied(rule.id.clone(), Ok(rule), someone.clone(), None, world.now);
+        }
+        world.engine.kind(&secrets().gvk, Some(secrets()), world.now);
+        assert_eq!(world.engine.demand().selectors.len(), usize::from(someone.is_some()));
+        world.apply(rule("registry", 1, &json!({"conflictPolicy": "Overwrite"})), author(), None);
+        let inquiries = world.engine.inquiries();
+        for inquiry in inquiries.iter().filter(|inquiry| &*inquiry.rule.name == "registry") {
+            world.engine.answered(inquiry, Ok(&[]), world.now);
+        }
+        world.now += Duration::from_mins(1);
+        let stranger = json!({"name": "registry", "namespace": "team", "uid": UID, "resourceVersion": "9"});
+        let mut took = false;
+        while let Some(action) = world.engine.next(world.now) {
+            let Action::Request(request) = action else { continue };
+            let outcome = match request.ticket.verb {
+                Verb::Create => Outcome::Conflict,
+                Verb::Look => Outcome::Object(from_value(stranger.clone()).unwrap()),
+                Verb::Take(..) => {
+                    took = true;
+                    break;
+                }
+                verb => unreachable!("{verb:?}"),
+            };
+            world.engine.outcome(&request.ticket, outcome, world.now);
+        }
+        assert_eq!(took, someone.is_none());
     }
 }
 

@@ -7,6 +7,7 @@ mod common;
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_core::{
     engine::{Action, CopyNumbers, Engine, Errand, Numbers, Queued, Request, Role, Settings},
     kind::Resource,
@@ -107,19 +108,24 @@ impl World {
 
     fn write(&mut self, request: &Request) -> Outcome {
         self.written += 1;
-        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
-        let namespace = &*request.ticket.namespace;
-        let number: u64 = namespace.strip_prefix("team-").unwrap().parse().unwrap();
+        let number: u64 = request.ticket.namespace.strip_prefix("team-").unwrap().parse().unwrap();
         let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
+        Outcome::Object(Box::new(self.copy(number, 100 + self.written, &checksum)))
+    }
+
+    /// The copy in a namespace, as of this version.
+    fn copy(&self, number: u64, version: u64, checksum: &str) -> ObjectMeta {
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
         let meta = json!({
-            "name": "x", "namespace": namespace, "uid": uid(1000 + number), "resourceVersion": (10 + self.written).to_string(),
+            "name": "x", "namespace": format!("team-{number}"), "uid": uid(1000 + number),
+            "resourceVersion": version.to_string(),
             "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
                 "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster", "mimeo.dev/checksum": checksum,
                 "mimeo.dev/source": self.source.to_string(),
             },
         });
-        Outcome::Object(Box::new(from_value(meta).unwrap()))
+        from_value(meta).unwrap()
     }
 
     /// As they are once the statuses have been told.
@@ -181,13 +187,38 @@ fn a_copy_lags_from_the_change_of_its_source() {
     assert_eq!((lag.count(), lag.sum().as_secs()), (3, 1 + 2 + 15), "seconds after the change");
     assert_eq!(world.engine.numbers().copy_lag[&TENANTS].count(), 0);
 
+    // Nor is it when somebody writes over a copy, long after.
+    world.now += Duration::from_mins(10);
+    world.written += 1;
+    let other = world.copy(1, 100 + world.written, &"1".repeat(32));
+    world.engine.copy_applied(&world.source.gvk.group_kind(), &other, world.now);
+    world.answer(|_| None);
+    assert_eq!((world.written, world.engine.numbers().copy_lag[&KIND].count()), (8, 3));
+
     let id = rule(1, &json!({})).id;
     let labels = json!({"transform": {"labels": {"set": {"a": "b"}}}});
     world.engine.rule_applied(id, Ok(rule(2, &labels)), author(), None, world.now);
     vouch(&mut world.engine, world.now);
     world.answer(|_| None);
-    assert_eq!(world.written, 9, "written anew");
+    assert_eq!(world.written, 11, "written anew");
     assert_eq!(world.engine.numbers().copy_lag[&KIND].count(), 3, "the rule's change is none of the source");
+}
+
+/// A tenant may label his namespace, and would have the platform's copies look late.
+#[test]
+fn a_copy_lags_from_its_namespaces_labels_where_those_have_changed_since() {
+    let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "a": "1"}));
+    let labels = json!({"transform": {"labels": {"set": {"a": "$(namespace.labels['a'])"}}}});
+    world.engine.rule_applied(rule(1, &json!({})).id, Ok(rule(2, &labels)), author(), None, world.now);
+    vouch(&mut world.engine, world.now);
+    world.answer(|_| None);
+    world.change("second");
+    world.answer(|_| None);
+    world.now += Duration::from_mins(10);
+    world.come(1, &json!({"team": "yes", "a": "2"}));
+    world.answer(|_| None);
+    let lag = world.engine.numbers().copy_lag[&KIND].clone();
+    assert_eq!((lag.count(), lag.sum().as_secs()), (2, 1 + 1));
 }
 
 #[test]

@@ -290,6 +290,50 @@ fn pauses_of_a_fight_grow_as_long_as_it_lasts() {
     assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
 }
 
+/// As a tool does that applies what it once read, annotations and all.
+#[test]
+fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
+    for strategy in ["Apply", "Replace"] {
+        let mut scene = Scene::new(&json!({"strategy": strategy}));
+        let old = scene.checksum.clone();
+        scene.data("2");
+        let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
+        scene.written(&apply, &[ours()]);
+        let mut last = scene.now;
+        let mut longest = Duration::ZERO;
+        for _ in 0..20 {
+            let new = std::mem::replace(&mut scene.checksum, old.clone());
+            scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
+            let first = loop {
+                match scene.next() {
+                    Some(request) => break request,
+                    None => scene.now = scene.engine.wake_at().unwrap(),
+                }
+            };
+            let pause = scene.now.saturating_sub(last);
+            assert!(pause >= longest, "{pause:?} after {longest:?}");
+            (last, longest) = (scene.now, pause);
+            let apply = match first.ticket.verb {
+                Verb::Claim(..) => {
+                    let claimed = scene.copy(&[ours()]);
+                    scene.answer(&first, claimed);
+                    scene.expect(Verb::Apply(uid()), Why::Drifted)
+                }
+                _ => first,
+            };
+            assert_eq!(apply.ticket.why, Some(Why::Drifted));
+            scene.written(&apply, &[ours()]);
+            assert_eq!(scene.checksum, new);
+        }
+        assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+        // What it writes has nothing to do with changes of the source once it rests.
+        scene.now += Duration::from_hours(1);
+        scene.rests();
+        scene.data("3");
+        scene.expect(Verb::Apply(uid()), Why::Changed);
+    }
+}
+
 /// He is quicker each time than the write that follows the claim.
 #[test]
 fn who_adds_to_an_exclusive_copy_again_and_again_is_answered_after_a_pause() {

@@ -277,7 +277,7 @@ impl Engine {
         let granted = self.slots.of_source(source).filter(|(_, slot)| slot.granted);
         let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
         for id in rules {
-            let state = self.rules.get(&id).filter(|state| state.vouched() && !state.denied());
+            let state = self.rules.get(&id).filter(|state| !state.denied());
             let Some(Ok(rule)) = state.map(|state| &state.rule) else { continue };
             // Copies that stay without their source stay for good: after a restart that is nothing new.
             if was_there || rule.retention.when_source_deleted == Retain::Delete {

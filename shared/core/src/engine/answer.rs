@@ -36,6 +36,9 @@ impl Engine {
                 cell.phase = Phase::Idle;
                 let owner = self.rule_of(cell);
                 let place = Place { name: &ticket.namespace, labels: &namespace.labels };
+                if matches!(outcome, Outcome::Object(_)) {
+                    self.measure(ticket, namespace.labelled);
+                }
                 self.take_in(ticket, outcome, place, cell);
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
                     self.consent.strew(rule, &ticket.namespace);
@@ -109,7 +112,6 @@ impl Engine {
                 let Some(seen) = self.read(&meta, ticket.kind) else { return };
                 self.remember_origin(&seen, meta.annotations.as_ref().and_then(|all| all.get(names::SOURCE)));
                 self.take_object(ticket, seen, cell);
-                self.measure(ticket);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
             // Shown, and not there: the one or the other is old, and the watch will soon say which.
@@ -124,7 +126,7 @@ impl Engine {
                 cell.belief = Belief::Taken(Some(uid));
             }
             // It writes the former content, which may have become what is refused: then only the new one is let through.
-            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_)) if ticket.why == Some(Why::Changed) => {
+            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_)) if ticket.why != Some(Why::Shared) => {
                 cell.repair = Repair::Claimed;
             }
             // Asked what a good copy owns, the server refuses only where this one isn't good.
@@ -158,13 +160,14 @@ impl Engine {
         }
     }
 
-    /// How long a source's change took to get to this copy, if that is what was written.
-    fn measure(&mut self, ticket: &Ticket) {
+    /// How long a source's change took to get to this copy, if that is what was written. Where the namespace has got other labels since,
+    /// it may be these that were: who may change them doesn't make copies look late.
+    fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
         let slot = ticket.slot.and_then(|id| self.slots.get(&id));
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..)) && ticket.why == Some(Why::Changed);
         let now = slot.filter(|slot| written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies);
-        if let Some((kind, since)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
-            self.lags.copies[kind].record(self.now.saturating_sub(since));
+        if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
+            self.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
 
@@ -198,7 +201,7 @@ impl Engine {
                 }
                 // What is seen by now may be this very write, of which the watch was quicker to tell.
                 let written = ticket.version != Some(seen.version);
-                let basis = Basis { version: seen.version, managers: seen.managers, right: true };
+                let basis = Basis::right(&seen);
                 let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;

@@ -54,6 +54,13 @@ pub(super) enum Authority {
     Denied(Box<str>),
 }
 
+impl Authority {
+    /// Whether somebody is known to be the author.
+    pub(super) fn counts(&self) -> bool {
+        *self != Self::Unknown
+    }
+}
+
 /// That the author lacks a right, as the status of this generation says.
 pub(super) fn told_denied(observed: &Observed, generation: i64) -> Option<Box<str>> {
     let mut conditions = observed.iter().flat_map(|status| &status.conditions);
@@ -76,14 +83,15 @@ impl RuleState {
         self.authority == Authority::Held
     }
 
-    /// Whether it counts at all: somebody is known to have written it who might.
-    pub(super) fn vouched(&self) -> bool {
-        self.authority != Authority::Unknown
+    /// The rule, if it counts at all: somebody is known to have written it who might. Of any other neither slots nor selectors are
+    /// held: anybody could have a rule stored that nobody answers for, and it would keep objects from others, and take memory.
+    pub(super) fn counted(&self) -> Option<&Rule> {
+        self.rule.as_ref().ok().filter(|_| self.authority.counts())
     }
 
     /// Whether its author may, or is being asked about.
     pub(super) fn may_yet(&self) -> bool {
-        self.vouched() && !self.denied()
+        self.authority.counts() && !self.denied()
     }
 
     /// Whether its author is known to be one who may not.
@@ -128,8 +136,7 @@ impl RuleState {
 
     /// What it does to the pods of a namespace that waits for its copies.
     pub(super) fn barrier(&self) -> Barrier {
-        let rule = self.rule.as_ref().ok().filter(|rule| !rule.suspend && self.vouched());
-        rule.map_or(Barrier::None, |rule| rule.barrier)
+        self.counted().filter(|rule| !rule.suspend).map_or(Barrier::None, |rule| rule.barrier)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     cell::{Belief, Cell, Leave, Phase, Step, Why},
     meta::{Seen, source_hash},
     rule::{RuleId, RuleKind, SourceRef},
-    slot::{KindId, NoRendering},
+    slot::{KindId, NoRendering, Slot},
 };
 
 /// Where there are this many cells, tidying takes a while.
@@ -123,13 +123,14 @@ impl Engine {
 
     /// Whether copies are yet to come that this one is left for. What can't come is not waited for.
     fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
-        self.successors(id, namespace).any(|(other, slot)| match &slot.rendering {
-            Err(NoRendering::NotRead) => self.hindrance(slot).is_none(),
-            // Its heir, come what may.
-            _ if is_heir(slot, seen) => true,
+        let comes = |other: &Cell, slot: &Slot| match &slot.rendering {
+            Err(NoRendering::NotRead) => true,
             Ok(_) => other.failure.is_none(),
             Err(_) => false,
-        })
+        };
+        // Its heir is waited for come what may.
+        let due = |(other, slot)| is_heir(slot, seen) || self.hindrance(slot).is_none() && comes(other, slot);
+        self.successors(id, namespace).any(due)
     }
 
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. Called when the queue is empty.

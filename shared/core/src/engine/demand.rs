@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Role, Source, select, survey::CopyWatch};
+use super::{Engine, Role, RuleState, Source, select, survey::CopyWatch};
 use crate::{
     kind::{GroupVersionKind, Resource},
     rule::{RuleKind, SourceRef, SourceSelector},
@@ -108,7 +108,7 @@ impl Engine {
                 self.demand_copies(&mut demand, resource);
             }
         }
-        let selecting = self.rules.values().filter_map(|state| state.rule.as_ref().ok());
+        let selecting = self.rules.values().filter_map(RuleState::counted);
         let selecting = selecting.filter(|rule| rules.contains(&rule.id.kind));
         let refused = |selector: &&SourceSelector| {
             let home = Some(&*selector.namespace);

@@ -10,7 +10,7 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::Engine;
+use super::{Engine, RuleState};
 use crate::rule::{Refusal, Rule, RuleId, RuleKind, SourceRef, SourceSelector};
 
 /// Most selectors of one namespace's Replications that count, those of the oldest rules: as many as one rule may have.
@@ -125,7 +125,7 @@ impl Engine {
 
     /// What a rule's namespace is granted may have changed, or whether its selectors count: it has the sources that it may have.
     pub(super) fn review_selectors(&mut self, id: &Arc<RuleId>) {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
+        let Some(rule) = self.rules.get(id).and_then(RuleState::counted) else { return };
         let Some(home) = id.namespace.as_deref().filter(|_| !rule.selectors.is_empty()) else { return };
         let known = self.find_followed(rule, home);
         self.consent.forget_lacks(id);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Engine, Namespace, Role, Source, Tick, wants::taken, work::Timer};
 use crate::{
-    cell::{Cell, Leave, Phase, Step},
+    cell::{Cell, Leave, Phase, Step, Why},
     meta::Checksum,
     outcome::{Failure, FailureReason},
     rule::RuleId,
@@ -85,6 +85,7 @@ impl Engine {
         let urgent = namespace.mark.is_some();
         let home = self.rule_of(&namespace.cells[index]).filter(|_| !matches!(step, Step::Leave(_)));
         let cell = &mut namespace.cells[index];
+        cell.condemned = cell.condemned.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
             self.settle(Place { name, labels: &namespace.labels }, name, cell, why);
             return;
@@ -190,6 +191,18 @@ impl Engine {
     pub(super) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
         if let Some(state) = self.rules.get_mut(id) {
             state.status.mark_due();
+        }
+    }
+}
+
+impl Step {
+    /// Whether a copy goes for that reason, or may still. What was decided about a loss that has been undone doesn't hold of the next.
+    fn may_be_for(self, loss: Why) -> bool {
+        match self {
+            Self::Delete(.., why) => why == loss,
+            Self::Leave(why) => matches!(why, Leave::Undecided | Leave::Deleting),
+            Self::Look => true,
+            _ => false,
         }
     }
 }

@@ -74,8 +74,9 @@ impl Engine {
                 if questions > QUESTIONS {
                     break;
                 }
-                let copy = rival.name.text_at(Place { name, labels });
-                let wants = |rule: &Rule, sources: &[SourceRef]| rule.wants(sources, &rival.kind, &copy, name, labels);
+                let place = Place { name, labels };
+                let copy = rival.name.text_at(place);
+                let wants = |rule: &Rule, sources: &[SourceRef]| rule.wants(sources, &rival.kind, &copy, place);
                 let had = before.as_ref().is_some_and(|(before, sources)| wants(before, sources));
                 if !had && wants(rival.rule, &rival.sources) && wants(rule, sources) {
                     contests.entry((index, copy)).or_default().push(name.clone());

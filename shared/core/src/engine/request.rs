@@ -116,8 +116,12 @@ impl Engine {
             Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
         };
         // A label found missing is the second half of a repair. Another half is a claim that the first one showed to be due, and what
-        // follows it.
-        let begun = matches!(cell.belief, Belief::Hidden(_)) || cell.repair != Repair::None && why == Some(Why::Shared);
+        // follows any claim.
+        let begun = match cell.repair {
+            Repair::Claimed => true,
+            Repair::Begun if why == Some(Why::Shared) => true,
+            Repair::Begun | Repair::None => matches!(cell.belief, Belief::Hidden(_)),
+        };
         if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
             return None;
         }

@@ -63,6 +63,23 @@ pub(super) struct RuleState {
     pub(super) changed: u64,
 }
 
+/// One rule, as it is shown.
+struct ShownRule {
+    rule: Result<Rule, Refused>,
+    author: Option<Arc<User>>,
+    authority: authorized::Authority,
+    observed: Observed,
+}
+
+impl ShownRule {
+    /// Whether its spec is the one that is known, and counts as it did.
+    fn says_the_same(&self, known: &RuleState) -> bool {
+        let same = |new: &Rule, old: &Rule| old.generation == new.generation && old.uid == new.uid;
+        self.authority.counts() == known.authority.counts()
+            && matches!((&self.rule, &known.rule), (Ok(new), Ok(old)) if same(new, old))
+    }
+}
+
 impl Engine {
     /// A rule exists, with this spec, by this author if its stamp is true; `observed` is the status that it carries.
     pub fn rule_applied(
@@ -81,58 +98,50 @@ impl Engine {
         let authority = self.authority_of(&id, rule.as_ref().ok(), author.as_ref(), &observed);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
         self.gone.remove(&id);
-        let known = self.rules.get(&id);
-        if let (Some(Ok(old)), Ok(new)) = (known.map(|state| &state.rule), &rule)
-            && old.generation == new.generation
-            && old.uid == new.uid
-        {
-            // Only metadata or status moved: of these, the confirmation and the author are for us.
-            let confirmed = old.confirm_deletion != new.confirm_deletion;
-            let mut regarded = false;
-            if let Some(state) = self.rules.get_mut(&id) {
-                regarded = state.authority != authority;
-                state.rule = rule;
-                state.author = author;
-                state.authority = authority;
-                state.status.observe(observed);
-            }
-            if regarded {
-                self.ask_about_authors();
-                self.authority_changed(&id);
-            }
-            // An injector knows from the status what a tenant's selectors find.
-            if self.settings.role == Role::Injector && id.kind == RuleKind::Replication {
-                self.refit_slots(&id);
-            }
-            if confirmed {
-                self.confirm_sweep(&id);
-            }
-            return;
+        let shown = ShownRule { rule, author, authority, observed };
+        match self.rules.get(&id) {
+            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
+            _ => self.replace_rule(id, shown),
         }
+    }
+
+    /// Takes in a rule of which only metadata or status moved: of these, the confirmation, the author and what was told are for us.
+    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+        let Some(state) = self.rules.get_mut(id) else { return };
+        let confirmation =
+            |rule: &Result<Rule, Refused>| rule.as_ref().ok().and_then(|rule| rule.confirm_deletion.clone());
+        let confirmed = confirmation(&state.rule) != confirmation(&shown.rule);
+        let regarded = state.authority != shown.authority;
+        state.rule = shown.rule;
+        state.author = shown.author;
+        state.authority = shown.authority;
+        state.status.observe(shown.observed);
+        if regarded {
+            self.ask_about_authors();
+            self.authority_changed(id);
+        }
+        // An injector knows from the status what a tenant's selectors find.
+        if self.settings.role == Role::Injector && id.kind == RuleKind::Replication {
+            self.refit_slots(id);
+        }
+        if confirmed {
+            self.confirm_sweep(id);
+        }
+    }
+
+    /// Takes in a rule that is new, says something else, or has come to count or to count no more.
+    fn replace_rule(&mut self, id: Arc<RuleId>, shown: ShownRule) {
+        let ShownRule { rule, author, authority, observed } = shown;
         self.replan_rule(&id);
         self.census.iter_mut().for_each(|census| census.forget(&id));
         let old = self.rules.remove(&id);
-        let former = old.as_ref().and_then(|old| old.rule.as_ref().ok());
+        let former = old.as_ref().and_then(RuleState::counted);
+        let counted = rule.as_ref().ok().filter(|_| authority.counts());
         self.forget_places(&id, former);
-        let shift = self.replace_selectors(&id, former, rule.as_ref().ok());
-        if let Ok(rule) = &rule {
-            self.learn_places(&id, rule);
-        }
+        let shift = self.replace_selectors(&id, former, counted);
+        let slots = counted.map_or_else(Vec::new, |rule| self.add_claims(&id, rule, &observed));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let barrier_proven = rule.as_ref().is_ok_and(|rule| barrier_active(&observed, rule.generation));
-        for (source, object) in rule.iter().flat_map(|rule| &rule.inline) {
-            self.sources.insert(source.clone(), Source::found(source, object.clone()));
-        }
-        for selector in rule.iter().flat_map(|rule| &rule.selectors) {
-            self.kinds.ask(&selector.gvk);
-        }
-        let slots = rule.as_ref().map_or_else(
-            |_| Vec::new(),
-            |rule| {
-                let sources = self.sources_of_rule(rule, &observed);
-                self.add_slots(&id, rule, &sources, &BTreeMap::new())
-            },
-        );
         // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
         let same = old.as_ref().filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(|| self.collections[id.kind].crd.certain(), |old| old.crd.clone());
@@ -176,6 +185,19 @@ impl Engine {
         self.demand_changed();
     }
 
+    /// What a rule that counts lays claim to: its places, its sources, and a slot for each source and target.
+    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule, observed: &Observed) -> Vec<Vec<SlotId>> {
+        self.learn_places(id, rule);
+        for (source, object) in &rule.inline {
+            self.sources.insert(source.clone(), Source::found(source, object.clone()));
+        }
+        for selector in &rule.selectors {
+            self.kinds.ask(&selector.gvk);
+        }
+        let sources = self.sources_of_rule(rule, observed);
+        self.add_slots(id, rule, &sources, &BTreeMap::new())
+    }
+
     /// A rule doesn't exist any more, as far as its watch says.
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
@@ -184,7 +206,7 @@ impl Engine {
         self.census.iter_mut().for_each(|census| census.forget(&id));
         self.crowd.leave(&id);
         self.changes.end(Ended::Rule(id.clone()));
-        let former = old.rule.as_ref().ok();
+        let former = old.counted();
         self.forget_places(&id, former);
         let shift = self.replace_selectors(&id, former, None);
         self.retire(&old.slots.concat(), &[]);

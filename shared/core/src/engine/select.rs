@@ -207,7 +207,7 @@ impl Engine {
     }
 
     pub(super) fn refit_slots(&mut self, id: &Arc<RuleId>) {
-        let Some((state, Ok(rule))) = self.rules.get(id).map(|state| (state, &state.rule)) else { return };
+        let Some((state, rule)) = self.rules.get(id).and_then(|state| Some((state, state.counted()?))) else { return };
         let sources = self.sources_of_rule(rule, state.status.shown());
         let has = |slots: &Vec<SlotId>| {
             slots.iter().filter_map(|slot| self.slots.get(slot)).map(|slot| &slot.source).eq(&sources)

@@ -203,9 +203,8 @@ impl Engine {
         name: &'a str,
         labels: &'a Labels,
     ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
-        // For one that nobody answers for nothing is wanted.
-        let rule = state.rule.as_ref().ok().filter(|_| state.vouched());
-        let targets = rule.into_iter().flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
+        let rule = state.rule.as_ref().into_iter();
+        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
         let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
         matched.flat_map(|(_, slots)| slots).filter_map(|id| Some((*id, self.slots.get(id)?)))
     }
@@ -224,23 +223,17 @@ impl Engine {
     /// meanwhile, for it would keep it. A wider kind of rule would have it all the same, so from those a tenant's keeps nothing: anybody
     /// may write one of which nobody is known to be the author. Which sources a selector of the rule finds isn't looked at till then.
     fn waits_for_author(&self, keeper: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
-        let state = self.rules.get(keeper).filter(|state| !state.vouched() && keeper.kind <= slot.rule.kind);
-        let Some((state, rule)) = state.and_then(|state| Some((state, state.rule.as_ref().ok()?))) else {
+        let state = self.rules.get(keeper).filter(|_| keeper.kind <= slot.rule.kind);
+        let Some(rule) = state.filter(|state| state.counted().is_none()).and_then(|state| state.rule.as_ref().ok())
+        else {
             return false;
         };
         let kind = &self.kinds[slot.kind].group_kind;
-        let selects = rule.selectors.iter().any(|selector| selector.gvk.is_of(kind));
         let place = namespace.place(name);
         let copy = slot.name.at(place);
-        if self.is_own_source(state, kind, name, &copy) {
-            return false;
-        }
-        let makes = |slots: &Vec<SlotId>| {
-            let mut made = slots.iter().filter_map(|id| self.slots.get(id));
-            selects || made.any(|made| made.kind == slot.kind && made.name.at(place) == copy)
-        };
-        let mut targets = rule.targets.iter().zip(&state.slots);
-        targets.any(|(target, slots)| target.selection.matches(name, &namespace.labels) && makes(slots))
+        let selects = || rule.selectors.iter().any(|selector| selector.gvk.is_of(kind));
+        rule.wants(&rule.sources, kind, &copy, place)
+            || selects() && !rule.is_source(kind, name, &copy) && rule.matches(name, &namespace.labels)
     }
 
     /// Whether a rule wants that copy, and nobody else to change it.

@@ -161,6 +161,10 @@ fn draft(
     metadata.insert("labels".into(), rule.transform.copy_labels(from("labels"), source, show).into());
     metadata.insert("annotations".into(), rule.transform.copy_annotations(from("annotations"), source, show).into());
     rule.transform.patch_copy(&mut metadata, &mut body, source, rule.id.kind, show)?;
+    if source.gvk.is_secret() || source.gvk.is_config_map() {
+        // None and no key is the same, and no copy is written because a source goes from one to the other.
+        body.retain(|field, value| !matches!(field.as_str(), "data" | "binaryData") || *value != json!({}));
+    }
     // After the patch, which therefore can't change it.
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());

@@ -1,7 +1,9 @@
 //! What a read says of rules and sources that aren't there, and for which copies and how long it counts.
 
+use std::time::Duration;
+
 use mimeo_core::{
-    engine::{Errand, RuleRead, SourceRead},
+    engine::{Errand, RuleRead, SourceRead, Verb},
     outcome::{FailureReason, Outcome},
     rule::RuleId,
 };
@@ -44,6 +46,31 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
         let stalled = status.conditions.iter().any(|condition| condition.type_ == "Stalled");
         assert_eq!(stalled, !meant, "{written}");
         assert!(meant || words(&status, "Stalled") == "True DeletionHeld");
+    }
+}
+
+/// A deletion that was let go, and not answered before the source was back, is none that the next loss needn't wait for.
+#[test]
+fn what_was_decided_about_a_loss_ends_with_it() {
+    let mut scene = Scene::new(&["a", "place"]);
+    scene.rule(cluster_replication("p", &copying("a", "b", &["place"])));
+    scene.show(&source("a", "b"));
+    assert_eq!(scene.done(), ["write place/b"]);
+    for _ in 0..2 {
+        scene.engine.source(&source("a", "b"), None, scene.now);
+        scene.uids.remove("a");
+        scene.namespace("a", &serde_json::json!({}));
+        scene.wait(61);
+        let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+        scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
+        assert_eq!(scene.done(), [] as [&str; 0], "it went with its namespace, and is collected first");
+        scene.now += Duration::from_secs(11);
+        let delete = scene.request();
+        assert!(matches!(delete.ticket.verb, Verb::Delete(..)));
+        scene.engine.outcome(&delete.ticket, Outcome::of_silence(FailureReason::Timeout, "no answer"), scene.now);
+        scene.show(&source("a", "b"));
+        scene.wait(60);
+        scene.done();
     }
 }
 
