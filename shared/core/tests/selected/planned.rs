@@ -217,6 +217,8 @@ fn what_was_forged_before_eyes_that_rest_is_put_right() {
         assert_eq!(world.status_of("r").plan.map(|plan| (plan.create, plan.update, plan.delete)), planned);
         assert_eq!(world.written, 2);
         world.store(simple().remove(0), 2);
+        // What nobody answered for looked for nothing.
+        world.listed(&[secret("a")]);
         assert_eq!(world.written, 3, "no more than this one");
     }
 }
