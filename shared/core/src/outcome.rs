@@ -2,9 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
 
-use crate::words::words;
+use crate::{kind::Resource, words::words};
 
 /// The answer to one request about one cell.
 #[derive(Clone, Debug)]
@@ -132,8 +132,15 @@ impl fmt::Display for Unreadable {
 }
 
 impl Outcome {
-    /// Reads an error answer. `retry_after` is the header's; `secret` whether the object is a Secret.
-    pub fn of_error(code: u16, status: &Status, retry_after: Option<Duration>, secret: bool) -> Self {
+    /// Reads an error answer to a request about an object of that name. `retry_after` is the header's.
+    pub fn of_error(
+        code: u16,
+        status: &Status,
+        retry_after: Option<Duration>,
+        resource: &Resource,
+        name: &str,
+    ) -> Self {
+        let secret = resource.gvk.is_secret();
         let message = status.message.as_deref().unwrap_or_default();
         let details = status.details.as_ref();
         let refused = |reason| Self::Refused(Failure { reason, message: told(code, status, secret) });
@@ -142,7 +149,9 @@ impl Outcome {
             400..=499 if !matches!(code, 408 | 429) && denied(message) => refused(FailureReason::AdmissionDenied),
             404 if details.is_none_or(|d| d.name.as_deref().unwrap_or_default().is_empty()) => Self::NotServed,
             404 if details.and_then(|d| d.kind.as_deref()) == Some("namespaces") => Self::NamespaceGone,
-            404 => Self::Absent,
+            404 if details.is_some_and(|d| is_of(d, resource, name)) => Self::Absent,
+            // What it refers to isn't there: the role of a RoleBinding, of whoever may not bind any.
+            404 => refused(FailureReason::Forbidden),
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
             // The senders of 403 share one reason word; only their sentences differ.
             403 if message.contains("exceeded quota") => refused(FailureReason::QuotaExceeded),
@@ -190,6 +199,13 @@ impl Outcome {
 fn denied(message: &str) -> bool {
     message.contains("admission webhook \"") && message.contains("\" denied the request")
         || message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request")
+}
+
+/// Whether this is said of the object that was asked about. Not every server writes the kind as it should, in the plural.
+fn is_of(details: &StatusDetails, resource: &Resource, name: &str) -> bool {
+    let kind = details.kind.as_deref().unwrap_or_default();
+    let known = [&resource.plural, &resource.gvk.kind].into_iter().any(|word| word.eq_ignore_ascii_case(kind));
+    details.name.as_deref() == Some(name) && (known || kind.is_empty())
 }
 
 fn unavailable(code: u16) -> FailureReason {
@@ -246,9 +262,16 @@ fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::GroupVersionKind;
 
     fn status(json: serde_json::Value) -> Status {
         serde_json::from_value(json).expect("a literal Status")
+    }
+
+    fn resource(kind: &str) -> Resource {
+        let group = if kind == "Secret" { "v1" } else { "rbac.authorization.k8s.io/v1" };
+        let gvk = GroupVersionKind::parse(group, kind).expect("a kind");
+        Resource { gvk, plural: format!("{}s", kind.to_lowercase()).into(), namespaced: true }
     }
 
     #[test]
@@ -260,7 +283,11 @@ mod tests {
         let cases = [
             (404, serde_json::json!({}), "NotServed"),
             (404, serde_json::json!({"details": {"name": "a", "kind": "namespaces"}}), "NamespaceGone"),
-            (404, serde_json::json!({"details": {"name": "a", "kind": "secrets"}}), "Absent"),
+            (404, serde_json::json!({"details": {"name": "a", "kind": "rolebindings"}}), "Absent"),
+            (404, serde_json::json!({"details": {"name": "a", "kind": "RoleBinding"}}), "Absent"),
+            (404, serde_json::json!({"details": {"name": "a"}}), "Absent"),
+            (404, serde_json::json!({"details": {"name": "a", "kind": "roles"}}), "Forbidden"),
+            (404, serde_json::json!({"details": {"name": "b", "kind": "rolebindings"}}), "Forbidden"),
             (403, serde_json::json!({"details": {"causes": [{"reason": "NamespaceTerminating"}]}}), "NamespaceGone"),
             (403, serde_json::json!({"message": "exceeded quota: q"}), "QuotaExceeded"),
             (403, serde_json::json!({"message": forbidden}), "Forbidden"),
@@ -297,7 +324,7 @@ mod tests {
             (503, serde_json::json!({}), "Unavailable"),
         ];
         for (code, json, want) in cases {
-            let outcome = Outcome::of_error(code, &status(json.clone()), None, false);
+            let outcome = Outcome::of_error(code, &status(json.clone()), None, &resource("RoleBinding"), "a");
             let got = match &outcome {
                 Outcome::Refused(failure) => failure.reason.to_string(),
                 other => format!("{other:?}").split(['(', ' ']).next().unwrap_or_default().to_owned(),
@@ -312,7 +339,7 @@ mod tests {
             "reason": "Invalid", "message": "data[token]: Invalid value: hunter2",
             "details": {"causes": [{"field": "data[token]", "message": "Invalid value: hunter2"}]}
         });
-        let Outcome::Refused(failure) = Outcome::of_error(422, &status(json), None, true) else {
+        let Outcome::Refused(failure) = Outcome::of_error(422, &status(json), None, &resource("Secret"), "a") else {
             panic!("not refused")
         };
         assert_eq!(&*failure.message, "the API server answered 422 Invalid at data[token]");

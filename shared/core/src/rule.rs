@@ -206,6 +206,11 @@ impl Rule {
             && self.targets.iter().any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
+    /// Whether it names this source, or a selector of its would find it.
+    pub fn may_have(&self, source: &SourceRef) -> bool {
+        self.sources.contains(source) || self.selectors.iter().any(|selector| selector.finds(source))
+    }
+
     /// Kind and name of each copy that it makes of `sources` in some namespace.
     pub fn copies(&self, sources: &[SourceRef]) -> impl Iterator<Item = (GroupKind, Template)> {
         let copies = |target: &Target| -> Vec<_> {

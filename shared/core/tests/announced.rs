@@ -230,7 +230,7 @@ fn a_copy_that_was_made_anew_is_told() {
     let status: Value = json!({"code": 422, "reason": "Invalid", "message": "hunter2", "details": {"causes": [cause]}});
     let status: Status = from_value(status).unwrap();
     world.answer(|request| match request.ticket.verb {
-        Verb::Apply(_) => Some(Outcome::of_error(422, &status, None, true)),
+        Verb::Apply(_) => Some(Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name)),
         Verb::Delete(..) => Some(Outcome::Absent),
         _ => None,
     });
@@ -252,7 +252,7 @@ fn a_copy_that_was_made_anew_is_told() {
 fn no_words_of_the_server_about_a_secret_are_told() {
     let mut world = World::new(Role::Keeper, 1, 1);
     let status: Status = from_value(json!({"code": 422, "reason": "Invalid", "message": "data: hunter2"})).unwrap();
-    world.answer(|_| Some(Outcome::of_error(422, &status, None, true)));
+    world.answer(|request| Some(Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name)));
     world.wait(5);
     let announced = world.announced();
     assert_eq!(announced.len(), 2);

@@ -19,7 +19,7 @@ use mimeo_core::{
     kind::{GroupVersionKind, Resource},
     names,
     outcome::{FailureReason, Outcome},
-    rule::{Rule, RuleKind},
+    rule::{Rule, RuleKind, SourceRef},
 };
 use serde_json::{Value, from_value, json};
 
@@ -186,7 +186,9 @@ fn compare(version: u64) -> Verb {
 fn refusal(cause: &Value) -> Outcome {
     let status: Value = json!({"reason": "Invalid", "details": {"causes": [cause]}});
     let status: Status = from_value(status).unwrap();
-    Outcome::of_error(422, &status, None, true)
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    let secrets = Resource { gvk, plural: "secrets".into(), namespaced: true };
+    Outcome::of_error(422, &status, None, &secrets, "x")
 }
 
 fn immutable() -> Outcome {
@@ -602,4 +604,21 @@ fn a_suspended_rule_notes_nothing() {
     scene.show(&look, foreign());
     assert!(scene.next().is_none() && scene.noted.is_empty());
     assert_eq!(scene.plan(), Plan::default());
+}
+
+/// The last of what was queued in the namespace comes to nothing, and no answer is awaited after that.
+#[test]
+fn what_was_created_once_is_noted_though_what_was_queued_with_it_lost_its_source() {
+    let secret = |name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});
+    let sources = json!([secret("x"), secret("y")]);
+    let targets = json!([{"namespaces": ["team"], "name": "$(source.name)"}]);
+    let mut scene = scene(Role::Keeper, &json!({"strategy": "CreateOnce", "sources": sources, "targets": targets}));
+    let object = json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque"});
+    let other = SourceRef::named(GroupVersionKind::parse("v1", "Secret").unwrap(), "home", "y");
+    scene.engine.source(&other, Some(object), NOW);
+    let create = scene.expect(Verb::Create, Some(Why::Missing));
+    scene.taken(&create);
+    scene.engine.source(&other, None, NOW);
+    assert!(scene.next().is_none());
+    assert_eq!(scene.noted.len(), 1);
 }

@@ -112,7 +112,8 @@ impl Scene {
         };
         let status: Value = json!({"code": 422, "reason": "Invalid", "details": {"causes": [cause]}});
         let status: Status = from_value(status).unwrap();
-        self.engine.outcome(&request.ticket, Outcome::of_error(422, &status, None, true), NOW);
+        let refused = Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
+        self.engine.outcome(&request.ticket, refused, NOW);
     }
 }
 

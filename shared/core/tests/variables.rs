@@ -318,7 +318,8 @@ fn another_value_is_another_try() {
     world.namespace("one", json!({"x": "1"}));
     let Some(Action::Request(request)) = world.engine.next(world.now) else { panic!("no request") };
     let status = from_value(json!({"code": 422, "reason": "Invalid"})).unwrap();
-    world.engine.outcome(&request.ticket, Outcome::of_error(422, &status, None, true), world.now);
+    let refused = Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
+    world.engine.outcome(&request.ticket, refused, world.now);
     assert_eq!((world.run(), world.failures().len()), (Vec::new(), 1));
     world.namespace("one", json!({"x": "2"}));
     assert_eq!(world.run(), ["Create one/a"]);

@@ -163,10 +163,10 @@ impl Handle {
         self.with(|engine, now| show_source(engine, source, object, now));
     }
 
-    /// A source was read since it was awaited. If it isn't any more, the watch has told of it meanwhile, and knows better.
-    fn source_reread(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
+    /// A source was read from then on. If it isn't awaited any more, the watch has told of it meanwhile, and knows better.
+    fn source_reread(&self, source: &SourceRef, began: Tick, object: Option<Decoded<Value>>) {
         self.with(|engine, now| {
-            if engine.awaits(source) {
+            if engine.awaits(source, began) {
                 show_source(engine, source, object, now);
             }
         });
@@ -361,14 +361,15 @@ fn answered<T>(what: &str, name: impl Display, answer: ErrandResult<T>) -> Optio
 /// Until it works, or isn't asked for any more.
 async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
-    while handle.look(|engine, _| engine.awaits(source)) {
+    while handle.look(|engine, now| engine.awaits(source, now)) {
         let found = tools.discovery.find(&source.gvk).await;
         if let Ok(Some(resource)) = found {
             let turn = handle.shared.reads.acquire().await.ok();
+            let began = handle.now();
             let answer = tools.writer.read(&resource, &source.namespace, &source.name).await;
             match answer {
                 Ok(object) => {
-                    handle.source_reread(source, object.filter(|object| admits(source, object.value())));
+                    handle.source_reread(source, began, object.filter(|object| admits(source, object.value())));
                     return drop(turn);
                 }
                 Err(error) => warn!(%source, %error, "cannot read a source"),

@@ -181,8 +181,8 @@ fn outcome(request: &engine::Request, answer: Result<call::Answer, Silence>) -> 
         Err(Silence::Broken(why)) => return Outcome::of_silence(FailureReason::ClusterUnreachable, why),
     };
     if !answer.code.is_success() {
-        let secret = request.resource.gvk.is_secret();
-        return Outcome::of_error(answer.code.as_u16(), &answer.status(), answer.retry_after, secret);
+        let (code, status) = (answer.code.as_u16(), answer.status());
+        return Outcome::of_error(code, &status, answer.retry_after, &request.resource, &request.ticket.name);
     }
     match answer.parse::<Written>() {
         Some(written) if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&written) => {

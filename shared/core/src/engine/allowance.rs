@@ -83,7 +83,7 @@ impl Engine {
             self.keep_if_copied(source);
             let held = self.slots.of_source(source).any(|(_, slot)| !slot.shed);
             if let Some(state) = self.sources.get_mut(source).filter(|_| source.is_named() && !held) {
-                *state = Source::NotRead;
+                *state = Source::NotRead { since: self.now };
             }
         }
         // Those of one source together: what they have in common is made once.
@@ -145,7 +145,7 @@ impl Scale {
                 slot.source_weight = if first { facts.memory } else { 0 };
                 slot.weight = facts.memory.max(passing(facts.memory));
             }
-            Source::NotRead | Source::Found { object: None, .. } => {}
+            Source::NotRead { .. } | Source::Found { object: None, .. } => {}
             Source::Found { facts, .. } if slot.granted => {
                 if first {
                     (slot.source_weight, slot.weight) = (facts.memory, passing(facts.memory));
@@ -153,7 +153,7 @@ impl Scale {
             }
             Source::Found { .. } | Source::Missing { .. } => (slot.source_weight, slot.weight) = (0, 0),
         }
-        if matches!(source, Source::NotRead | Source::Found { object: None, .. }) {
+        if matches!(source, Source::NotRead { .. } | Source::Found { object: None, .. }) {
             // Perhaps because of what it weighed.
             return if slot.shed { refused } else { make(slot) };
         }

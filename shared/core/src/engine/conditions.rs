@@ -142,7 +142,7 @@ impl Engine {
             let message = format!("{} copies are being written", desired - synced);
             conditions.set(ConditionType::Reconciling, true, ConditionReason::Pending, &message);
         }
-        if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.len(), sweep.held.as_deref()?)))
+        if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.told(), sweep.held.as_deref()?)))
         {
             let (most, rule) = match &id.namespace {
                 None => ("this rule's copies", format!("clusterreplication {}", id.name)),

@@ -76,10 +76,10 @@ impl Engine {
         self.sources.retain(|source, _| kept(source));
         self.unreadable.retain(|source, _| watched(source));
         let mut silent = Vec::new();
-        let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, Source::NotRead));
+        let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, Source::NotRead { .. }));
         for (source, state) in known.filter(|(source, _)| !watched(source)) {
             // Above all, a silence is no deletion.
-            *state = Source::NotRead;
+            *state = Source::NotRead { since: self.now };
             silent.push(source.clone());
         }
         for source in &silent {

@@ -122,7 +122,7 @@ impl Engine {
             let Some(found) = self.finds(selector, &source.name) else { return keep(Leave::Undecided) };
             let source = selector.source(source.name.clone());
             match self.sources.get(&source) {
-                Some(Source::NotRead) => return keep(Leave::Undecided),
+                Some(Source::NotRead { .. }) => return keep(Leave::Undecided),
                 // One of too many.
                 None if found => return keep(Leave::Retained),
                 // Never copied, or one of too many; unless in its place is what comes of it by this very rule.

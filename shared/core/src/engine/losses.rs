@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::Tick;
-use crate::{cell::Why, rule::RuleId, slot::KindId};
+use crate::{cell::Why, meta::Uid, rule::RuleId, slot::KindId};
 
 /// So many rules that aren't there lose copies in one namespace at a time. What is beyond stays where it is until there is room.
 const STRAYS: usize = 64;
@@ -22,6 +22,8 @@ pub(super) type CellKey = (Arc<str>, KindId, Arc<str>);
 pub(super) struct Loss {
     pub(super) why: Why,
     pub(super) since: Tick,
+    /// The copy that it was when a person was told of it.
+    pub(super) told: Option<Uid>,
 }
 
 /// Losses of one rule that nobody confirmed, being collected or held.
@@ -31,7 +33,7 @@ pub(super) struct Sweep {
     /// Whether its rule wasn't there when it began.
     stray: bool,
     pub(super) due: Tick,
-    /// What a person must repeat to let them go.
+    /// What a person must repeat to let those go that are told with it.
     pub(super) held: Option<Box<str>>,
 }
 
@@ -50,6 +52,19 @@ impl Sweep {
 
     pub(super) fn losses(&self) -> impl Iterator<Item = (&CellKey, &Loss)> {
         self.cells.iter()
+    }
+
+    /// How many a person was told of, and confirms by repeating what is told with them.
+    pub(super) fn told(&self) -> usize {
+        self.cells.values().filter(|loss| loss.told.is_some()).count()
+    }
+
+    /// A person is told of just these copies.
+    pub(super) fn tell(&mut self, nonce: Box<str>, copies: &BTreeMap<CellKey, Uid>) {
+        for (key, loss) in &mut self.cells {
+            loss.told = copies.get(key).copied();
+        }
+        self.held = Some(nonce);
     }
 
     pub(super) fn loss(&self, key: &CellKey) -> Option<&Loss> {
@@ -149,11 +164,11 @@ impl Sweeps {
         Some(loss)
     }
 
-    /// A cell that is lost again, or still, has been lost for as long as it was for the same reason.
+    /// A cell that is still lost for the same reason is what it was.
     pub(super) fn resume(&mut self, id: &RuleId, key: &CellKey, known: Loss) {
         let loss = self.all.get_mut(id).and_then(|sweep| sweep.cells.get_mut(key));
         if let Some(loss) = loss.filter(|loss| loss.why == known.why) {
-            loss.since = known.since;
+            *loss = known;
         }
     }
 

@@ -101,7 +101,7 @@ impl Engine {
             Step::Leave(leave) => {
                 self.settle(Place { name, labels: &namespace.labels }, name, cell, leave);
                 // What is to be remembered of the namespace waits for all that is queued there, and no answer comes of this.
-                if leave == Leave::Seeded {
+                if leave == Leave::Seeded || !namespace.seeds.is_empty() {
                     self.dirty.insert(name.clone());
                 }
                 return None;

@@ -169,9 +169,8 @@ impl Engine {
                 changed: self.changes.next(),
             },
         );
-        let slots = self.rules.get(&id).into_iter().flat_map(|state| state.slots.iter().flatten());
-        let sources: BTreeSet<&SourceRef> = slots.filter_map(|slot| Some(&self.slots.get(slot)?.source)).collect();
-        self.news.forget_sources(&id, |source| sources.contains(source));
+        let counted = self.rules.get(&id).and_then(RuleState::counted);
+        self.news.forget_sources(&id, |source| counted.is_some_and(|rule| rule.may_have(source)));
         self.apply_allowances();
         self.keep_all_copied(&id);
         self.follow_anew(shift);
@@ -328,7 +327,7 @@ impl Engine {
                 };
                 self.kinds.ask(&source.gvk);
                 let granted = self.may_read(id, source);
-                let state = self.sources.entry(source.clone()).or_insert(Source::NotRead);
+                let state = self.sources.entry(source.clone()).or_insert(Source::NotRead { since: self.now });
                 let Some(number) = self.slots.next_id() else { continue };
                 let mut slot = Slot {
                     rule: id.clone(),

@@ -90,7 +90,7 @@ impl Engine {
         let first: Vec<Arc<str>> = findings.members.first().map(|member| member.name.clone()).collect();
         for name in first {
             // Whoever shows it reads it, too.
-            self.sources.entry(selector.source(&*name)).or_insert(Source::NotRead);
+            self.sources.entry(selector.source(&*name)).or_insert(Source::NotRead { since: self.now });
         }
         for name in excess {
             self.sources.remove(&selector.source(&*name));
@@ -136,7 +136,7 @@ impl Engine {
             self.sources.remove(&excess);
         }
         if held {
-            self.sources.entry(source.clone()).or_insert(Source::NotRead);
+            self.sources.entry(source.clone()).or_insert(Source::NotRead { since: self.now });
         }
         if held || self.sources.contains_key(source) {
             self.take_source(source, object);
@@ -156,7 +156,7 @@ impl Engine {
     /// What decides whether a source is taken: whether it is there, and what is known of it if it was read.
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
         match self.sources.get(source) {
-            Some(Source::NotRead) => (true, None),
+            Some(Source::NotRead { .. }) => (true, None),
             Some(Source::Found { facts, .. }) => (true, Some(Facts { memory: 0, ..facts.clone() })),
             Some(Source::Missing { .. }) | None => (false, None),
         }
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     fn read_again(&mut self, source: &SourceRef) {
-        self.sources.insert(source.clone(), Source::NotRead);
+        self.sources.insert(source.clone(), Source::NotRead { since: self.now });
         self.work.errands.push_back(Errand::ReadSource(source.clone()));
     }
 
@@ -297,7 +297,7 @@ impl Engine {
                 let source = selector.source(&*member.name);
                 let facts = match self.sources.get(&source) {
                     Some(Source::Found { facts, .. }) => Some(facts),
-                    Some(Source::NotRead) => None,
+                    Some(Source::NotRead { .. }) => None,
                     Some(Source::Missing { .. }) | None => continue,
                 };
                 let object = source.object();
@@ -351,9 +351,10 @@ impl Engine {
         matches!(self.sources.get(source), Some(Source::Found { version: known, .. }) if *known == version)
     }
 
-    /// Whether the source has yet to be read. What a read says counts as long as it has: whatever the watch has told of it since is newer.
-    pub fn awaits(&self, source: &SourceRef) -> bool {
-        matches!(self.sources.get(source), Some(Source::NotRead))
+    /// Whether the source has yet to be read. What a read says that began then counts as long as it has, and had before: whatever the
+    /// watch has told of it since is newer.
+    pub fn awaits(&self, source: &SourceRef, began: super::Tick) -> bool {
+        matches!(self.sources.get(source), Some(Source::NotRead { since }) if *since <= began)
     }
 
     /// Whether the object is one of the rule's own sources.

@@ -17,7 +17,10 @@ use crate::{
 };
 
 pub(super) enum Source {
-    NotRead,
+    NotRead {
+        /// Since when it is to be read. What was read before may be old.
+        since: Tick,
+    },
     Found {
         /// None if it isn't held: no copy is made of what a selector finds there.
         object: Option<Arc<Value>>,
@@ -99,7 +102,7 @@ impl Facts {
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotRead => f.write_str("NotRead"),
+            Self::NotRead { .. } => f.write_str("NotRead"),
             Self::Found { version, .. } => write!(f, "Found({version})"),
             Self::Missing { since, absence } => write!(f, "Missing({since:?}, {absence:?})"),
         }
@@ -267,7 +270,7 @@ impl Press {
             Source::Found { facts: Facts { never: Some(SourceRefused::Undecodable), .. }, .. } => {
                 Err(NoRendering::Refused(SourceRefused::Undecodable))
             }
-            Source::NotRead | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
+            Source::NotRead { .. } | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
             Source::Missing { .. } => Err(NoRendering::SourceMissing),
             Source::Found { object: Some(object), .. } => {
                 let draft = self.draft(rule, slot, object, cluster).as_ref();

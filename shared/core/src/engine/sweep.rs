@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cell::{Cell, Leave, Step, Why},
-    meta::Checksum,
+    meta::{Checksum, Uid},
     rule::{RuleId, RuleKind},
     slot::KindId,
 };
@@ -36,7 +36,8 @@ pub struct HeldDeletion<'a> {
 impl HeldDeletion<'_> {
     /// In how many namespaces they are, and which these are: the first three.
     pub fn places(&self) -> String {
-        let mut namespaces: Vec<&Arc<str>> = self.sweep.cells().map(|(namespace, ..)| namespace).collect();
+        let told = self.sweep.losses().filter(|(_, loss)| loss.told.is_some());
+        let mut namespaces: Vec<&Arc<str>> = told.map(|((namespace, ..), _)| namespace).collect();
         namespaces.dedup();
         places(&namespaces)
     }
@@ -67,7 +68,7 @@ impl Engine {
         self.sweeps.iter().filter(|(id, _)| !self.rules.contains_key(*id)).filter_map(|(id, sweep)| {
             Some(HeldDeletion {
                 rule: id,
-                copies: sweep.len(),
+                copies: sweep.told(),
                 why: if self.all_homeless(id) {
                     "it went with its namespace, and much was lost at once"
                 } else {
@@ -105,7 +106,7 @@ impl Engine {
         let due = match known {
             Some((former, due)) if former == why => due,
             _ => {
-                let sweep = self.sweeps.add(id, key, Loss { why, since: self.now }, stray, due);
+                let sweep = self.sweeps.add(id, key, Loss { why, since: self.now, told: None }, stray, due);
                 if sweep.due <= self.now {
                     sweep.due = due;
                 }
@@ -155,29 +156,53 @@ impl Engine {
             self.let_go_what_was_withdrawn(id);
             large = self.loses_much(id);
         }
-        let held = self.sweeps.get(id).filter(|_| large || unmeant);
-        let nonce = held.map(|sweep| self.nonce(id, sweep));
-        let due = self.now + self.settings.sweep;
-        let Some(sweep) = self.sweeps.get_mut(id) else { return };
-        let news = sweep.held != nonce;
-        sweep.held = nonce;
-        if news {
-            if sweep.held.is_some() {
-                self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
+        if large || unmeant {
+            self.hold_back(id);
+        } else {
+            self.let_go_what_is_due(id);
+        }
+    }
+
+    /// Leaves what is lost to a person, who is told of it.
+    fn hold_back(&mut self, id: &Arc<RuleId>) {
+        if !self.told_of_most(id) {
+            let copies = self.swept_copies(id);
+            let nonce = nonce(id, copies.values());
+            if let Some(sweep) = self.sweeps.get_mut(id) {
+                sweep.tell(nonce, &copies);
             }
+            self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
             self.show_swept(id);
-            self.mark_status_due(id);
         }
-        if self.confirm_sweep(id) {
-            return;
+        self.mark_status_due(id);
+        if !self.confirm_sweep(id) {
+            self.prolong_sweep(id);
         }
-        match self.sweeps.get_mut(id).filter(|sweep| sweep.held.is_some()) {
-            Some(sweep) => {
-                sweep.due = due;
-                self.work.timer(due, Timer::Sweep(id.clone()));
-            }
-            None => self.let_go_what_is_due(id),
-        }
+    }
+
+    /// Whether a person was told of most of what a rule loses: then what was told stays. Else whoever makes and deletes what looks like
+    /// the rule's copies would have the nonce change under the hands that type it.
+    fn told_of_most(&self, id: &RuleId) -> bool {
+        let slots = self.rules.get(id).map(|state| self.slots_had(state));
+        let told = self.told(id);
+        let weigh = |all: Vec<&CellKey>| weight(all.into_iter(), slots);
+        let (told, untold): (Vec<_>, Vec<_>) = self.swept(id).partition(|key| told.contains_key(*key));
+        !told.is_empty() && weigh(told) > weigh(untold)
+    }
+
+    /// The copies that a rule loses.
+    fn swept_copies(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
+        let uid =
+            |(namespace, kind, name): &CellKey| Some(self.namespaces.get(namespace)?.cell(*kind, name)?.ours()?.uid);
+        self.swept(id).filter_map(|key| Some((key.clone(), uid(key)?))).collect()
+    }
+
+    /// Those of them of which a person was told, as long as they are what they were then.
+    fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
+        let mut copies = self.swept_copies(id);
+        let told = |key: &CellKey| self.sweeps.get(id).and_then(|sweep| sweep.loss(key)?.told);
+        copies.retain(|key, uid| told(key) == Some(*uid));
+        copies
     }
 
     /// Whether all that a rule has lost it lost by going with its namespace.
@@ -299,25 +324,27 @@ impl Engine {
         keys.iter().filter_map(|key| Some((key.clone(), self.sweeps.take(id, key)?))).collect()
     }
 
-    /// Lets go what is held if a person confirmed exactly that, on the rule or on the kinds `ConfigMap`. Tells whether. What was lost
-    /// since the nonce was told has another one, which is told when that was collected.
+    /// Lets go what a person was told of and has confirmed, on the rule or on the kinds `ConfigMap`. Tells whether. What else was lost
+    /// meanwhile is collected on, and has another nonce.
     pub(super) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
-        let Some((sweep, held)) = self.sweeps.get(id).and_then(|sweep| Some((sweep, sweep.held.clone()?))) else {
-            return false;
-        };
+        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref()) else { return false };
         let rule = self.rules.get(id).and_then(|state| state.rule.as_ref().ok());
         let confirmed = [rule.and_then(|rule| rule.confirm_deletion.as_ref()), self.confirmed.as_ref()];
-        let confirmed = confirmed.contains(&Some(&held)) && self.nonce(id, sweep) == held;
-        if confirmed {
-            self.let_go(id);
+        if !confirmed.contains(&Some(held)) {
+            return false;
         }
-        confirmed
-    }
-
-    fn let_go(&mut self, id: &Arc<RuleId>) {
-        let gone = self.sweeps.remove(id);
+        let told: Vec<CellKey> = self.told(id).into_keys().collect();
+        let gone = self.take_all(id, &told);
+        match self.sweeps.get_mut(id).filter(|sweep| !sweep.is_empty()) {
+            Some(rest) => {
+                rest.held = None;
+                self.prolong_sweep(id);
+            }
+            None => drop(self.sweeps.remove(id)),
+        }
         self.condemn(gone);
         self.mark_status_due(id);
+        true
     }
 
     /// Lets go what the namespaces concerned are known to have taken back.
@@ -361,19 +388,6 @@ impl Engine {
         }
     }
 
-    /// Names exactly these losses of exactly these objects: confirming a small sweep doesn't confirm a larger one, and neither does
-    /// what was confirmed once confirm the next loss of the same places.
-    fn nonce(&self, id: &RuleId, sweep: &Sweep) -> Box<str> {
-        let mut text = id.to_string();
-        for (namespace, kind, name) in sweep.cells() {
-            let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
-            if let Some(seen) = cell.and_then(Cell::ours) {
-                text.push_str(&seen.uid.to_string());
-            }
-        }
-        format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
-    }
-
     /// Every cell that holds a copy of the rule, here to stay.
     pub(super) fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
         let mut keys = Vec::new();
@@ -396,6 +410,13 @@ impl RuleState {
     fn copies_at_most(&self) -> usize {
         self.slots.iter().map(Vec::len).sum()
     }
+}
+
+/// Names exactly these copies: confirming that few go doesn't confirm it of more, and neither does what was confirmed once confirm the
+/// next loss of the same places.
+fn nonce<'a>(id: &RuleId, copies: impl Iterator<Item = &'a Uid>) -> Box<str> {
+    let text: String = std::iter::once(id.to_string()).chain(copies.map(Uid::to_string)).collect();
+    format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
 }
 
 /// How much so many cells of a rule count. One namespace counts no more than the rule has, or had, slots: whoever makes objects look like

@@ -95,7 +95,7 @@ impl Engine {
         }
         match self.sources.get(source) {
             // One that is selected is being read; one that is beyond a tenant's allowance isn't.
-            Some(Source::Found { .. } | Source::NotRead) => {}
+            Some(Source::Found { .. } | Source::NotRead { .. }) => {}
             Some(Source::Missing { since, .. })
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {

@@ -253,13 +253,19 @@ impl Engine {
     pub fn next(&mut self, now: Tick) -> Option<Action> {
         self.at(now);
         self.fire();
-        self.plan();
-        if let Some(errand) = self.errand() {
-            return Some(Action::Errand(errand));
-        }
-        while let Some(cell) = self.work.pop() {
-            if let Some(request) = self.request(&cell) {
-                return Some(Action::Request(Box::new(request)));
+        loop {
+            self.plan();
+            if let Some(errand) = self.errand() {
+                return Some(Action::Errand(errand));
+            }
+            while let Some(cell) = self.work.pop() {
+                if let Some(request) = self.request(&cell) {
+                    return Some(Action::Request(Box::new(request)));
+                }
+            }
+            // Where the last of what was queued comes to nothing, something may have waited for that.
+            if self.dirty.is_empty() {
+                break;
             }
         }
         self.work.rest();

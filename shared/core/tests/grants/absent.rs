@@ -49,6 +49,41 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
     }
 }
 
+/// He may make what looks like a copy of any rule in his own namespace, and delete it again.
+#[test]
+fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["a", "theirs"]].concat());
+    let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
+    scene.show(&source("a", "b"));
+    assert_eq!(scene.done().len(), 20);
+    scene.engine.source(&source("a", "b"), None, scene.now);
+    scene.uids.remove("a");
+    scene.namespace("a", &serde_json::json!({}));
+    scene.wait(61);
+    let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+    scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
+    scene.run();
+    scene.wait(11);
+    let stalled = |scene: &mut Scene| {
+        let conditions = scene.status(&id).conditions;
+        conditions.into_iter().find(|one| one.type_ == "Stalled").unwrap().message
+    };
+    let told = stalled(&mut scene);
+    for _ in 0..3 {
+        scene.mark("theirs", "x", "ClusterReplication/p");
+        scene.wait(11);
+        assert_eq!(stalled(&mut scene), told);
+    }
+    let nonce = told.rsplit_once('=').unwrap().1;
+    scene.engine.confirmed(Some(nonce), scene.now);
+    assert_eq!(scene.done().len(), 20, "all that was told");
+    assert!(scene.objects.contains_key("theirs/x"));
+    scene.wait(11);
+    assert_eq!(scene.done(), ["delete theirs/x"], "by itself it isn't much");
+}
+
 /// A deletion that was let go, and not answered before the source was back, is none that the next loss needn't wait for.
 #[test]
 fn what_was_decided_about_a_loss_ends_with_it() {

@@ -9,7 +9,7 @@ mod inline;
 mod planned;
 mod world;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_core::{
@@ -232,6 +232,8 @@ fn too_many_are_taken_by_their_age() {
     let next = all[256]["metadata"]["name"].as_str().unwrap();
     assert_eq!(world.reads.iter().map(|source| &*source.name).collect::<Vec<_>>(), [next]);
     let source = world.reads[0].clone();
+    let before = world.now - Duration::from_nanos(1);
+    assert!(world.engine.awaits(&source, world.now) && !world.engine.awaits(&source, before), "that read may be old");
     world.engine.source(&source, Some(all[256].clone()), world.now);
     world.wait(61);
     world.wait(1);
@@ -419,4 +421,20 @@ fn a_kind_that_comes_later_brings_its_sources() {
     let _ = world.engine.demand();
     world.wait(600);
     assert_eq!(world.copies(), ["one/a"]);
+}
+
+/// It has no slot any more, and its rule is written anew before the Event is due.
+#[test]
+fn what_a_selector_lost_is_told_whatever_else_its_rule_comes_to_say() {
+    let of = |spec: &Value| rule("r", &[labelled()], &["one"], spec);
+    let mut world = World::new(vec![of(&json!({}))]);
+    world.listed(&[secret("a")]);
+    world.shown(&secret("a"), false);
+    world.store(of(&json!({"resyncSeconds": 3600})), 2);
+    let mut told = BTreeSet::new();
+    for _ in 0..10 {
+        world.wait(1);
+        told.extend(world.engine.announcements(world.now).into_iter().map(|one| one.reason.as_str()));
+    }
+    assert!(told.contains("SourceGone"), "{told:?}");
 }

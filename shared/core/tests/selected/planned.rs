@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl World {
-    fn store(&mut self, mut rule: Rule, generation: i64) {
+    pub(crate) fn store(&mut self, mut rule: Rule, generation: i64) {
         rule.generation = generation;
         self.engine.rule_applied(rule.id.clone(), Ok(rule), author(), None, self.now);
         self.settle();

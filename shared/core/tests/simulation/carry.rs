@@ -28,10 +28,9 @@ pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
 }
 
 fn carry_request(server: &mut Server, request: &Request, key: &Key) -> (Outcome, Option<Rc<Object>>) {
-    let secret = key.res == Res::Secret;
     let read = |answer: Result<Rc<Object>, Refusal>| match answer {
         Ok(object) => (Outcome::Object(Box::new(object.meta())), Some(object)),
-        Err((code, status)) => (Outcome::of_error(code, &status, None, secret), None),
+        Err((code, status)) => (Outcome::of_error(code, &status, None, &request.resource, &request.ticket.name), None),
     };
     match request.ticket.verb {
         Verb::Look => read(server.look(key)),

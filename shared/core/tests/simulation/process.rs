@@ -164,6 +164,14 @@ pub struct Flight {
     pub what: What,
     /// The answer, once it was carried out.
     pub answer: Option<Answer>,
+    /// When that was.
+    pub carried: Duration,
+}
+
+impl Flight {
+    pub fn of(what: What) -> Self {
+        Self { what, answer: None, carried: Duration::ZERO }
+    }
 }
 
 #[derive(Debug)]
@@ -537,7 +545,7 @@ impl Process {
     }
 
     /// Tells the engine what came of an errand, if an answer came.
-    pub fn end_errand(&mut self, errand: Errand, answer: Option<Answer>, now: Tick) {
+    pub fn end_errand(&mut self, errand: Errand, answer: Option<Answer>, carried: Tick, now: Tick) {
         match (&errand, answer) {
             (Errand::ConfirmRule(id), answer) => {
                 let read = answer.and_then(|answer| if let Answer::Rule(read) = answer { Some(read) } else { None });
@@ -548,7 +556,7 @@ impl Process {
                 self.engine.source_read(source, meant, now);
             }
             (Errand::ReadSource(source), Some(Answer::Shown(object))) => {
-                if self.engine.awaits(source) {
+                if self.engine.awaits(source, carried) {
                     self.engine.source(source, object.map(|object| object.json()), now);
                 }
             }
@@ -562,7 +570,7 @@ impl Process {
                 self.engine.unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
             }
             // The program tries these again by itself until they are done.
-            (_, None) => self.flights.push(Flight { what: What::Errand(errand), answer: None }),
+            (_, None) => self.flights.push(Flight::of(What::Errand(errand))),
             (_, Some(_)) => {}
         }
     }
@@ -589,9 +597,9 @@ impl Process {
             match self.engine.next(self.tick(clock)) {
                 Some(Action::Request(request)) => {
                     *self.requests.entry(verb_name(request.ticket.verb)).or_default() += 1;
-                    self.flights.push(Flight { what: What::Request(request), answer: None });
+                    self.flights.push(Flight::of(What::Request(request)));
                 }
-                Some(Action::Errand(errand)) => self.flights.push(Flight { what: What::Errand(errand), answer: None }),
+                Some(Action::Errand(errand)) => self.flights.push(Flight::of(What::Errand(errand))),
                 None => break,
             }
         }

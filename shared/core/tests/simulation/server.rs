@@ -687,7 +687,8 @@ impl Server {
         if !self.served(key.res) {
             return Err(refuse(404, json!({"reason": "NotFound"})));
         }
-        let missing = || refuse(404, json!({"reason": "NotFound", "details": {"kind": "things", "name": key.name}}));
+        let details = || json!({"kind": key.res.resource().plural, "name": key.name});
+        let missing = || refuse(404, json!({"reason": "NotFound", "details": details()}));
         self.objects.get(key).cloned().ok_or_else(missing)
     }
 

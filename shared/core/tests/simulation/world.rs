@@ -338,7 +338,8 @@ impl World {
         }
         let (answer, line) = carry(&mut self.server, &self.programs[program].flights[at].what);
         self.say(format!("{program}: carried out: {line} -> {}", describe(&answer)));
-        self.programs[program].flights[at].answer = Some(answer);
+        let flight = &mut self.programs[program].flights[at];
+        (flight.answer, flight.carried) = (Some(answer), self.clock);
     }
 
     /// The mark never goes while a required copy is missing.
@@ -361,7 +362,7 @@ impl World {
         if matches!(fate, Fate::Good | Fate::Unanswered) {
             self.carry(program, at);
         }
-        let Flight { what, answer } = self.programs[program].flights.remove(at);
+        let Flight { what, answer, carried } = self.programs[program].flights.remove(at);
         let now = self.programs[program].tick(self.clock);
         match what {
             What::Request(request) => {
@@ -373,7 +374,10 @@ impl World {
                         shown.iter().for_each(|object| self.programs[program].see(object));
                         outcome
                     }
-                    (Fate::Throttled, _) => Outcome::of_error(429, &status(), Some(Duration::from_secs(2)), false),
+                    (Fate::Throttled, _) => {
+                        let (later, ticket) = (Some(Duration::from_secs(2)), &request.ticket);
+                        Outcome::of_error(429, &status(), later, &request.resource, &ticket.name)
+                    }
                     (Fate::Refused, _) => Outcome::of_silence(FailureReason::ClusterUnreachable, "no connection"),
                     _ => Outcome::of_silence(FailureReason::Timeout, "no answer"),
                 };
@@ -385,17 +389,18 @@ impl World {
                 ));
                 self.programs[program].engine.outcome(&request.ticket, outcome, now);
                 if fate == Fate::Late {
-                    self.late.push(Flight { what: What::Request(request), answer: None });
+                    self.late.push(Flight::of(What::Request(request)));
                 }
             }
-            What::Errand(errand) => self.end_errand(program, errand, answer.filter(|_| fate == Fate::Good)),
+            What::Errand(errand) => self.end_errand(program, errand, answer.filter(|_| fate == Fate::Good), carried),
         }
     }
 
-    fn end_errand(&mut self, program: usize, errand: Errand, answer: Option<Answer>) {
+    fn end_errand(&mut self, program: usize, errand: Errand, answer: Option<Answer>, carried: Duration) {
         self.say(format!("{program}: answered {errand:?}: {answer:?}"));
-        let now = self.programs[program].tick(self.clock);
-        self.programs[program].end_errand(errand, answer, now);
+        let process = &mut self.programs[program];
+        let (carried, now) = (process.tick(carried), process.tick(self.clock));
+        process.end_errand(errand, answer, carried, now);
     }
 
     fn statuses(&mut self, good: bool) -> usize {

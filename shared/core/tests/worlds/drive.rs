@@ -122,7 +122,7 @@ impl Cluster {
                 self.process.engine.outcome(&request.ticket, outcome, now);
             }
             (What::Request(_), answer) => panic!("{answer:?} to a request"),
-            (What::Errand(errand), answer) => self.process.end_errand(errand, Some(answer), now),
+            (What::Errand(errand), answer) => self.process.end_errand(errand, Some(answer), now, now),
         }
     }
 
