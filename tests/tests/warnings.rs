@@ -72,7 +72,7 @@ async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn that_a_suspended_rule_cannot_have_its_copies_know_that_they_stay_is_told() -> Result<()> {
+async fn when_copies_come_to_know_that_they_stay_is_told() -> Result<()> {
     let scene = STAGE.scene("untold").await?;
     scene.namespaces(1).await?;
     scene.secret("registry", &[("token", "one")]).await?;
@@ -84,6 +84,8 @@ async fn that_a_suspended_rule_cannot_have_its_copies_know_that_they_stay_is_tol
     let suspended = retained.clone().set("suspend", json!(true));
     assert_told(&warnings(&scene, &suspended, false)?, &["before that, deleting the rule deletes them"]);
     assert_told(&warnings(&scene, &retained, false)?, &[]);
+    assert_told(&warnings(&scene, &rule, false)?, &[]);
+    assert_told(&warnings(&scene, &retained, false)?, &["deleting the rule before it is Ready again deletes those"]);
     Ok(())
 }
 

@@ -93,15 +93,17 @@ fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     })
 }
 
-/// Copies know from their own marks that they are to stay without their rule, and nothing is written while it is suspended.
+/// Copies know from their own marks that they are to stay without their rule, and whoever deletes it before these are written deletes
+/// them.
 pub(crate) fn untold_retention(rule: &Rule, before: Option<&Rule>) -> Option<String> {
     let retains = |rule: &Rule| rule.retention.when_rule_deleted == Retain::Retain;
-    let untold = rule.suspend && retains(rule) && before.is_some_and(|before| !retains(before));
-    untold.then(|| {
-        "Mimeo: that copies stay when the rule is deleted is written on them when suspend is lifted: before that, deleting the rule \
-         deletes them"
-            .to_owned()
-    })
+    let untold = retains(rule) && before.is_some_and(|before| !retains(before));
+    let when = if rule.suspend {
+        "when suspend is lifted: before that, deleting the rule deletes them"
+    } else {
+        "now: deleting the rule before it is Ready again deletes those on which it isn't yet"
+    };
+    untold.then(|| format!("Mimeo: that copies stay when the rule is deleted is written on each of them {when}"))
 }
 
 fn contest(contest: &Contest) -> String {

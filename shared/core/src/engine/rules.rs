@@ -101,7 +101,7 @@ impl Engine {
         let shown = ShownRule { rule, author, authority, observed };
         match self.rules.get(&id) {
             Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
-            _ => self.replace_rule(id, shown),
+            _ => self.replace_rule(&id, shown),
         }
     }
 
@@ -130,16 +130,16 @@ impl Engine {
     }
 
     /// Takes in a rule that is new, says something else, or has come to count or to count no more.
-    fn replace_rule(&mut self, id: Arc<RuleId>, shown: ShownRule) {
+    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
         let ShownRule { rule, author, authority, observed } = shown;
-        self.replan_rule(&id);
-        self.census.iter_mut().for_each(|census| census.forget(&id));
-        let old = self.rules.remove(&id);
+        self.replan_rule(id);
+        self.census.iter_mut().for_each(|census| census.forget(id));
+        let old = self.rules.remove(id);
         let former = old.as_ref().and_then(RuleState::counted);
         let counted = rule.as_ref().ok().filter(|_| authority.counts());
-        self.forget_places(&id, former);
-        let shift = self.replace_selectors(&id, former, counted);
-        let slots = counted.map_or_else(Vec::new, |rule| self.add_claims(&id, rule, &observed));
+        self.forget_places(id, former);
+        let shift = self.replace_selectors(id, former, counted);
+        let slots = counted.map_or_else(Vec::new, |rule| self.add_claims(id, rule, &observed));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let barrier_proven = rule.as_ref().is_ok_and(|rule| barrier_active(&observed, rule.generation));
         // What a re-installed CRD took with it may be shown for a while yet: the same rule lives where it always did.
@@ -169,18 +169,18 @@ impl Engine {
                 changed: self.changes.next(),
             },
         );
-        let counted = self.rules.get(&id).and_then(RuleState::counted);
-        self.news.forget_sources(&id, |source| counted.is_some_and(|rule| rule.may_have(source)));
+        let counted = self.rules.get(id).and_then(RuleState::counted);
+        self.news.forget_sources(id, |source| counted.is_some_and(|rule| rule.may_have(source)));
         self.apply_allowances();
-        self.keep_all_copied(&id);
+        self.keep_all_copied(id);
         self.follow_anew(shift);
-        self.mark_status_due(&id);
+        self.mark_status_due(id);
         self.ask_about_authors();
-        self.remind_of_grace(&id);
+        self.remind_of_grace(id);
         if id.kind == RuleKind::ClusterReplication {
             self.work.timer(self.now + status::HOOKS_KNOWN, work::Timer::Rule(id.clone()));
         }
-        self.replan_rule(&id);
+        self.replan_rule(id);
         self.demand_changed();
     }
 

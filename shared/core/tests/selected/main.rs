@@ -232,7 +232,7 @@ fn too_many_are_taken_by_their_age() {
     let next = all[256]["metadata"]["name"].as_str().unwrap();
     assert_eq!(world.reads.iter().map(|source| &*source.name).collect::<Vec<_>>(), [next]);
     let source = world.reads[0].clone();
-    let before = world.now - Duration::from_nanos(1);
+    let before = world.now.saturating_sub(Duration::from_nanos(1));
     assert!(world.engine.awaits(&source, world.now) && !world.engine.awaits(&source, before), "that read may be old");
     world.engine.source(&source, Some(all[256].clone()), world.now);
     world.wait(61);
