@@ -1,4 +1,4 @@
-//! `TransformPolicies`: which there are, their entries in the second webhook configuration, and what their statuses say.
+//! `TransformPolicies`: which there are, their entries in a webhook configuration of their own, and what their statuses say.
 //!
 //! Every replica does all of it: what one wrote the others find as they would have written it.
 

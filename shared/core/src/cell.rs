@@ -53,9 +53,9 @@ impl Basis {
 /// Why a cell isn't as it should be, and since when without a break.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failing {
-    /// What its last request came to.
+    /// What the last request about it came to, or why there was none.
     pub failure: Failure,
-    /// When the first one failed.
+    /// When it first wasn't.
     pub since: Tick,
 }
 
@@ -73,7 +73,7 @@ pub struct Cell {
     pub belief: Belief,
     /// What is compared with when what is here has changed.
     pub basis: Option<Basis>,
-    /// Why the last request about it failed; cleared by the next one that doesn't.
+    /// Why it isn't as it should be, if that needs saying; cleared by the next request that doesn't fail.
     pub failure: Option<Box<Failing>>,
     /// Where it stands with requests.
     pub phase: Phase,
@@ -208,10 +208,10 @@ pub enum Leave {
     /// The copies of the kind are still being listed.
     NotListed,
     /// What is there is the copy of another rule, which keeps it though it does nothing now.
-    Kept,
-    /// Its author may not have it so, or nobody has said yet that they may.
+    Reserved,
+    /// The author of the rule that wants it may not have it so, or nobody has said yet that they may.
     Unauthorized,
-    /// The rule is suspended, or its author may not have it so, or it is so badly wrong that what it wants isn't known.
+    /// Its rule doesn't act: it is suspended, nobody may answer for it, or it is so badly wrong that what it wants isn't known.
     Suspended,
     /// The rule says to keep it.
     Retained,

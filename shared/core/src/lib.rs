@@ -1,5 +1,5 @@
 //! Every decision Mimeo makes: pure, synchronous, deterministic. Time and events come in as arguments, requests go out as
-//! values; whatever waits lives in the binaries.
+//! values; whatever waits lives in `mimeo-runtime` and in the binaries.
 //!
 //! One way through: *event → index → plan → write → outcome → status*.
 

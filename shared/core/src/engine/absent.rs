@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    Engine, Settings, Source, Tick,
+    Engine, Settings, SourceState, Tick,
     work::{Errand, Timer, delay},
 };
 use crate::{
@@ -17,25 +17,25 @@ use crate::{
 /// What is known of something that isn't there: a rule that copies name, or a source.
 #[derive(Debug)]
 pub(super) struct Absence {
-    pub(super) verdict: Verdict,
+    pub(super) became: Became,
     /// How much had been shown of copies when it was asked, if that is being read, or waits to be tried again.
     asked: Option<u64>,
     /// The namespace that this process saw it in, if it did.
     home: Option<Uid>,
     /// How often in a row asking told nothing.
     streak: u8,
-    /// Namespaces where a copy's fate depends on the answer. Nobody goes over all others for it: anybody's marks can name rules
+    /// Namespaces where what becomes of a copy depends on the answer. Nobody goes over all others for it: anybody's marks can name rules
     /// without number, and a copy doesn't always carry the mark of the rule that would have it now.
     asking: BTreeSet<Arc<str>>,
 }
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Became {
     /// Not known.
-    Open,
+    Unknown,
     /// Deleted on purpose.
-    Meant {
+    Deleted {
         /// When that was read.
         at: Tick,
         /// How much had been shown of copies when it was asked.
@@ -44,20 +44,20 @@ pub(super) enum Verdict {
         since: Option<u32>,
     },
     /// Gone with its namespace.
-    Homeless,
-    /// Lost with its CRD, or with the record of that; not selected any more; or gone for reasons unknown.
-    Lost,
+    GoneWithNamespace,
+    /// Gone with its CRD, or with the record of that; not selected any more; or gone for reasons unknown.
+    Unexplained,
 }
 
 /// What became of it, as far as one copy goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum HowGone {
     /// Deleted on purpose.
-    Meant,
+    Deleted,
     /// Gone with its namespace.
-    Homeless,
-    /// Lost: no copy goes by itself.
-    Lost,
+    WithNamespace,
+    /// Nobody knows: no copy goes by itself.
+    Unexplained,
 }
 
 /// For so long a read counts that found something missing: it may be back, and what shows that be late.
@@ -66,7 +66,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(10);
 impl Absence {
     /// Of what was in this namespace until just now, as far as this process knows.
     pub(super) fn from(home: Option<Uid>) -> Self {
-        Self { verdict: Verdict::Open, asked: None, home, streak: 0, asking: BTreeSet::new() }
+        Self { became: Became::Unknown, asked: None, home, streak: 0, asking: BTreeSet::new() }
     }
 
     /// What it means for the copy in a cell; none: that isn't known, or not any more.
@@ -74,13 +74,13 @@ impl Absence {
     /// A copy that this process has come to see after it had asked may have been made of what has come back since. And what was
     /// never seen here was in the namespace that is there now only if the copy was written since that was created: with a former
     /// one it went without anybody's having deleted it. Times have whole seconds, so equal ones prove nothing.
-    fn fate(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<Fate> {
-        match self.verdict {
-            Verdict::Open => None,
-            Verdict::Meant { since: Some(since), .. } if copy.last_made() <= since => Some(Fate::Homeless),
-            Verdict::Meant { at, shown, .. } => (cell.shown <= shown && now <= at + FRESH).then_some(Fate::Meant),
-            Verdict::Homeless => Some(Fate::Homeless),
-            Verdict::Lost => Some(Fate::Lost),
+    fn how_gone(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<HowGone> {
+        match self.became {
+            Became::Unknown => None,
+            Became::Deleted { since: Some(since), .. } if copy.last_made() <= since => Some(HowGone::WithNamespace),
+            Became::Deleted { at, shown, .. } => (cell.shown <= shown && now <= at + FRESH).then_some(HowGone::Deleted),
+            Became::GoneWithNamespace => Some(HowGone::WithNamespace),
+            Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
@@ -99,12 +99,12 @@ impl Absence {
     }
 
     /// Asked when so much had been shown of copies, it was read at that time: it isn't there, but this namespace of its is.
-    fn absent_at(&self, home: Home, shown: u64, at: Tick) -> Verdict {
+    fn absent_at(&self, home: Home, shown: u64, at: Tick) -> Became {
         match self.home {
             // Not by itself, but with its namespace, of which this is another.
-            Some(former) if former != home.uid => Verdict::Homeless,
-            Some(_) => Verdict::Meant { at, shown, since: None },
-            None => Verdict::Meant { at, shown, since: Some(home.created) },
+            Some(former) if former != home.uid => Became::GoneWithNamespace,
+            Some(_) => Became::Deleted { at, shown, since: None },
+            None => Became::Deleted { at, shown, since: Some(home.created) },
         }
     }
 }
@@ -205,7 +205,7 @@ impl Engine {
         let Some(read) = read.filter(|read| !read.found) else {
             if read.is_some() {
                 // Its watch will show it, or shows it already.
-                gone.absence.verdict = Verdict::Open;
+                gone.absence.became = Became::Unknown;
             }
             let pause = gone.absence.ask_later(&self.settings);
             self.work.timer(self.now + pause, Timer::AskRule(id));
@@ -217,11 +217,11 @@ impl Engine {
         };
         gone.absence.asked = None;
         gone.absence.streak = 0;
-        gone.absence.verdict = match read.home {
-            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Verdict::Lost,
-            _ if id.namespace.is_none() => Verdict::Meant { at: self.now, shown, since: None },
+        gone.absence.became = match read.home {
+            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
+            _ if id.namespace.is_none() => Became::Deleted { at: self.now, shown, since: None },
             Some(home) => gone.absence.absent_at(home, shown, self.now),
-            None => Verdict::Homeless,
+            None => Became::GoneWithNamespace,
         };
         self.dirty.append(&mut gone.absence.asking);
     }
@@ -229,20 +229,20 @@ impl Engine {
     /// A source was read; none: it is there after all, or there was no answer.
     pub fn source_read(&mut self, source: &SourceRef, read: Option<SourceRead>, now: Tick) {
         self.at(now);
-        let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) else { return };
+        let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else { return };
         let Some(shown) = absence.asked else { return };
         let Some(read) = read else {
-            absence.verdict = Verdict::Open;
+            absence.became = Became::Unknown;
             let pause = absence.ask_later(&self.settings);
             self.work.timer(self.now + pause, Timer::AskSource(source.clone()));
             return;
         };
         absence.asked = None;
         absence.streak = 0;
-        absence.verdict = match read {
+        absence.became = match read {
             SourceRead::Absent(home) => absence.absent_at(home, shown, self.now),
-            SourceRead::Homeless => Verdict::Homeless,
-            SourceRead::Relabelled => Verdict::Lost,
+            SourceRead::Homeless => Became::GoneWithNamespace,
+            SourceRead::Relabelled => Became::Unexplained,
         };
         self.dirty.append(&mut absence.asking);
     }
@@ -261,22 +261,22 @@ impl Engine {
 
     /// A source may be asked about again.
     pub(super) fn reopen_source(&mut self, source: &SourceRef) {
-        if let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) {
+        if let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) {
             absence.asked = None;
             self.dirty.append(&mut absence.asking);
         }
     }
 
     /// What became of a rule that isn't there but that this copy names. If that isn't known it is asked.
-    pub(super) fn rule_fate(&mut self, id: &Arc<RuleId>, namespace: &Arc<str>, cell: &Cell) -> Option<Fate> {
+    pub(super) fn how_rule_went(&mut self, id: &Arc<RuleId>, namespace: &Arc<str>, cell: &Cell) -> Option<HowGone> {
         self.gone.entry(id.clone()).or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
-        let fate = self.known_fate(id, cell);
-        if let (None, Some(gone)) = (fate, self.gone.get_mut(id))
+        let how = self.how_rule_went_if_known(id, cell);
+        if let (None, Some(gone)) = (how, self.gone.get_mut(id))
             && gone.absence.ask(namespace, self.shown)
         {
             self.work.errands.push_back(Errand::ConfirmRule((**id).clone()));
         }
-        fate
+        how
     }
 
     /// The same as far as it is known.
@@ -284,23 +284,23 @@ impl Engine {
     /// Whether a rule that this process never saw was deleted on purpose it knows by the CRD that was recorded. Of a copy that was last
     /// written before there was this record that says nothing: its rule may have been lost with a former one, as when Mimeo was
     /// removed.
-    pub(super) fn known_fate(&self, id: &RuleId, cell: &Cell) -> Option<Fate> {
+    pub(super) fn how_rule_went_if_known(&self, id: &RuleId, cell: &Cell) -> Option<HowGone> {
         let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
-        let meant = matches!(gone.absence.verdict, Verdict::Meant { .. });
+        let meant = matches!(gone.absence.became, Became::Deleted { .. });
         let unseen = matches!(gone.seen, LastSeen::Never);
         if meant && unseen && self.kinds.since.is_none_or(|since| copy.last_made() < since) {
-            return Some(Fate::Lost);
+            return Some(HowGone::Unexplained);
         }
-        gone.absence.fate(cell, copy, self.now)
+        gone.absence.how_gone(cell, copy, self.now)
     }
 
     /// What became of a missing source that this copy was made of. If that isn't known it is asked.
-    pub(super) fn source_fate(&mut self, source: &SourceRef, namespace: &Arc<str>, cell: &Cell) -> Option<Fate> {
-        let Some(Source::Missing { absence, .. }) = self.sources.get_mut(source) else { return None };
-        let fate = absence.fate(cell, cell.ours()?, self.now);
-        if fate.is_none() && absence.ask(namespace, self.shown) {
+    pub(super) fn how_source_went(&mut self, source: &SourceRef, namespace: &Arc<str>, cell: &Cell) -> Option<HowGone> {
+        let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else { return None };
+        let how = absence.how_gone(cell, cell.ours()?, self.now);
+        if how.is_none() && absence.ask(namespace, self.shown) {
             self.work.errands.push_back(Errand::ConfirmSource(source.clone()));
         }
-        fate
+        how
     }
 }

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Engine, Source};
+use super::{Engine, SourceState};
 use crate::{
     render::{Copies, SourceRefused},
     rule::{Rule, RuleId, RuleKind, SourceRef},
@@ -83,7 +83,7 @@ impl Engine {
             self.keep_if_copied(source);
             let held = self.slots.of_source(source).any(|(_, slot)| !slot.shed);
             if let Some(state) = self.sources.get_mut(source).filter(|_| source.is_named() && !held) {
-                *state = Source::NotRead { since: self.now };
+                *state = SourceState::NotRead { since: self.now };
             }
         }
         // Those of one source together: what they have in common is made once.
@@ -128,7 +128,7 @@ impl Scale {
         &mut self,
         slot: &mut Slot,
         rule: &Rule,
-        source: &Source,
+        source: &SourceState,
         make: impl FnOnce(&Slot) -> Result<Copies, NoRendering>,
     ) -> Result<Copies, NoRendering> {
         if slot.rule.kind != RuleKind::Replication {
@@ -141,19 +141,19 @@ impl Scale {
         let passing = |held| rule.transform.memory(held, RuleKind::Replication).saturating_sub(IN_PASSING);
         match source {
             // Before it is read again: what it will come to is near enough.
-            Source::Found { object: None, facts, .. } if slot.weight == 0 => {
+            SourceState::Found { object: None, facts, .. } if slot.weight == 0 => {
                 slot.source_weight = if first { facts.memory } else { 0 };
                 slot.weight = facts.memory.max(passing(facts.memory));
             }
-            Source::NotRead { .. } | Source::Found { object: None, .. } => {}
-            Source::Found { facts, .. } if slot.granted => {
+            SourceState::NotRead { .. } | SourceState::Found { object: None, .. } => {}
+            SourceState::Found { facts, .. } if slot.granted => {
                 if first {
                     (slot.source_weight, slot.weight) = (facts.memory, passing(facts.memory));
                 }
             }
-            Source::Found { .. } | Source::Missing { .. } => (slot.source_weight, slot.weight) = (0, 0),
+            SourceState::Found { .. } | SourceState::Missing { .. } => (slot.source_weight, slot.weight) = (0, 0),
         }
-        if matches!(source, Source::NotRead { .. } | Source::Found { object: None, .. }) {
+        if matches!(source, SourceState::NotRead { .. } | SourceState::Found { object: None, .. }) {
             // Perhaps because of what it weighed.
             return if slot.shed { refused } else { make(slot) };
         }

@@ -11,7 +11,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{Engine, Role, Source, Tick, losses::CellKey};
+use super::{Engine, Role, SourceState, Tick, losses::CellKey};
 use crate::{
     cell::Cell,
     meta::{Checksum, source_hash},
@@ -312,7 +312,7 @@ impl Engine {
             }
             Happening::SourceGone(source) => {
                 let copies = pending.copies.max(self.copies_of(id, source));
-                let missing = matches!(self.sources.get(source), Some(Source::Missing { .. }));
+                let missing = matches!(self.sources.get(source), Some(SourceState::Missing { .. }));
                 let Some(rule) = rule.filter(|_| missing && copies > 0) else { return vec![] };
                 let what = if source.selector().is_none() { "is gone" } else { "is gone, or not selected any more" };
                 vec![about_rule(format!("{source} {what}; it fed {}", rule.bereft(copies)), 1)]
@@ -344,7 +344,7 @@ impl Engine {
         let (namespace, kind, name) = key;
         let message = match happening {
             Happening::CopyFailed(reason) => {
-                let lost = self.rules.get(id)?.conflicts.get(namespace).into_iter().flatten();
+                let lost = self.rules.get(id)?.unmet.get(namespace).into_iter().flatten();
                 let mut lost = lost.filter(|cell| cell.kind == *kind && cell.name == *name && cell.reason() == *reason);
                 if let Some(lost) = lost.next() {
                     format!("{reason}: {}", lost.message(id, namespace))

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use mimeo_api::names::GROUP;
 
-use super::{Engine, Observed, Role, RuleState, Served, Tick, sources::Source, tally::Tally, trouble::unwatched};
+use super::{Engine, Observed, Role, RuleState, Served, Tick, sources::SourceState, tally::Tally, trouble::unwatched};
 use crate::{
     authority::{Need, Right, lacks, of_rule},
     condition::{ConditionReason, ConditionType},
@@ -329,7 +329,7 @@ impl Engine {
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
         let read = |source: &SourceRef| match self.sources.get(source)? {
-            Source::Found { object, .. } => object.as_deref(),
+            SourceState::Found { object, .. } => object.as_deref(),
             _ => None,
         };
         let homes = rule.homes(read).filter(|home| home.gvk.group_kind() == gvk.group_kind());

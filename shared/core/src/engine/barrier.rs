@@ -84,7 +84,7 @@ impl Progress {
 }
 
 impl Engine {
-    /// Rules that hold the pods of a namespace with this name and these labels. `known` is false until the rules are listed.
+    /// Rules that hold the pods of a namespace with this name and these labels, as far as rules were shown.
     pub fn barrier_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
         let holding = self.cluster_rules().filter(|(_, state)| state.barrier() != Barrier::None);
         let rules = holding.filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));

@@ -10,9 +10,9 @@ use std::{
 };
 
 use super::{
-    Engine, Namespace, Role, RuleState, Source, Tick,
-    absent::{Absence, Fate},
-    doom::{Doom, is_heir},
+    Engine, Namespace, Role, RuleState, SourceState, Tick,
+    absent::{Absence, HowGone},
+    disposal::{Disposal, is_heir},
     kinds::Note,
     record::CrdState,
     work::{Errand, Timer},
@@ -36,38 +36,38 @@ impl Engine {
             return Step::Look;
         }
         let Some(id) = cell.ours().and_then(|seen| seen.rule.clone()) else { return Step::Leave(Leave::Nothing) };
-        let doom = self.doom(name, namespace, cell);
-        self.decide_doomed(doom, &id, (name, namespace), cell)
+        let disposal = self.disposal(name, namespace, cell);
+        self.decide_disposal(disposal, &id, (name, namespace), cell)
     }
 
     /// What to do about a copy that counts with this rule, by what is to become of it.
-    pub(super) fn decide_doomed(
+    pub(super) fn decide_disposal(
         &mut self,
-        doom: Doom,
+        disposal: Disposal,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
     ) -> Step {
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
-        match doom {
-            Doom::Keep(why) => Step::Leave(why),
+        match disposal {
+            Disposal::Keep(why) => Step::Leave(why),
             // Deleting is the keeper's.
             _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
             _ if self.rules.get(id).is_some_and(|state| state.acting().is_none()) => Step::Leave(Leave::Suspended),
-            Doom::RuleLost => {
-                let fate = self.rule_fate(id, name, cell);
-                self.decide_lost(fate, id, name, cell, Why::RuleDeleted)
+            Disposal::RuleGone => {
+                let how = self.how_rule_went(id, name, cell);
+                self.decide_lost(how, id, name, cell, Why::RuleDeleted)
             }
             // As long as it is new.
-            Doom::SourceLost(sources) if self.is_new_loss(id, &sources) => Step::Leave(Leave::NoSource),
-            Doom::SourceLost(sources) => {
-                let fate = self.fate_of_sources(&sources, name, cell);
-                self.decide_lost(fate, id, name, cell, Why::SourceDeleted)
+            Disposal::SourceGone(sources) if self.is_new_loss(id, &sources) => Step::Leave(Leave::NoSource),
+            Disposal::SourceGone(sources) => {
+                let how = self.how_sources_went(&sources, name, cell);
+                self.decide_lost(how, id, name, cell, Why::SourceDeleted)
             }
-            Doom::Unmatched => self.sweep(id, name, cell, Why::Unmatched),
+            Disposal::Unmatched => self.sweep(id, name, cell, Why::Unmatched),
             // First the new copies, then away with the old one.
-            Doom::Superseded if self.awaits_successors(id, namespace, seen) => Step::Leave(Leave::Undecided),
-            Doom::Superseded => Step::Delete(seen.uid, seen.version, Why::Superseded),
+            Disposal::Superseded if self.awaits_successors(id, namespace, seen) => Step::Leave(Leave::Undecided),
+            Disposal::Superseded => Step::Delete(seen.uid, seen.version, Why::Superseded),
         }
     }
 
@@ -86,8 +86,8 @@ impl Engine {
         let mut new = false;
         for source in sources {
             // What a selector found before this process began is lost from now on.
-            let lost = Source::Missing { since: self.now, absence: Absence::from(None) };
-            if let Source::Missing { since, .. } = self.sources.entry(source.clone()).or_insert(lost)
+            let lost = SourceState::Missing { since: self.now, absence: Absence::from(None) };
+            if let SourceState::Missing { since, .. } = self.sources.entry(source.clone()).or_insert(lost)
                 && self.now < *since + grace
             {
                 self.work.timer(*since + grace, Timer::Rule(id.clone()));
@@ -98,26 +98,26 @@ impl Engine {
     }
 
     /// What became of the sources that this copy may have been made of; none: that isn't known of all.
-    fn fate_of_sources(&mut self, sources: &[SourceRef], name: &Arc<str>, cell: &Cell) -> Option<Fate> {
-        let mut all = Fate::Meant;
+    fn how_sources_went(&mut self, sources: &[SourceRef], name: &Arc<str>, cell: &Cell) -> Option<HowGone> {
+        let mut all = HowGone::Deleted;
         for source in sources {
             // What is there is not deleted: it has come of this copy's own rule.
-            let missing = self.sources.get(source).is_some_and(Source::is_missing);
-            let fate = if missing { self.source_fate(source, name, cell)? } else { Fate::Lost };
-            if fate != Fate::Meant {
-                all = fate;
+            let missing = self.sources.get(source).is_some_and(SourceState::is_missing);
+            let how = if missing { self.how_source_went(source, name, cell)? } else { HowGone::Unexplained };
+            if how != HowGone::Deleted {
+                all = how;
             }
         }
         Some(all)
     }
 
     /// A copy of a rule that has lost what it was for: it goes if that was meant, and with all others if it wasn't.
-    fn decide_lost(&mut self, fate: Option<Fate>, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
+    fn decide_lost(&mut self, how: Option<HowGone>, id: &Arc<RuleId>, name: &Arc<str>, cell: &Cell, why: Why) -> Step {
         let Some(seen) = cell.ours() else { return Step::Leave(Leave::Nothing) };
-        match fate {
+        match how {
             None => Step::Leave(Leave::Undecided),
-            Some(Fate::Meant) => Step::Delete(seen.uid, seen.version, why),
-            Some(Fate::Homeless | Fate::Lost) => self.sweep(id, name, cell, why),
+            Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, why),
+            Some(HowGone::WithNamespace | HowGone::Unexplained) => self.sweep(id, name, cell, why),
         }
     }
 
@@ -172,7 +172,7 @@ impl Engine {
         self.forget_withdrawals();
         let wanted = self.wanted_kinds();
         let places = self.watched_places();
-        let listed: Vec<bool> = self.kinds.iter().map(|(_, kind)| self.listed(kind)).collect();
+        let listed: Vec<bool> = self.kinds.iter().map(|(_, kind)| self.all_copies_listed(kind)).collect();
         for ((id, kind), listed) in self.kinds.iter_mut().zip(listed) {
             let needless = listed && !wanted.contains(&id) && !named.contains(&id);
             if needless && matches!(kind.note, Note::Present { .. }) {

@@ -20,6 +20,8 @@ use crate::{
     rule::{Barrier, Rule, RuleId, RuleKind},
 };
 
+/// Most namespaces that a message names.
+const NAMED: usize = 5;
 /// Longest message of a condition, in bytes of JSON: those of all conditions have room in a status.
 const MESSAGE: usize = 2000;
 
@@ -57,7 +59,67 @@ impl Conditions<'_> {
     }
 }
 
+/// What is the matter with a rule, if anything is.
+struct Findings<'a> {
+    rule: &'a Rule,
+    tally: &'a Tally,
+    trouble: Option<(ConditionReason, String)>,
+    unauthorized: Option<Unauthorized>,
+    unwatched: Option<String>,
+}
+
+impl Findings<'_> {
+    /// Whether copies are on their way, and nothing keeps them.
+    fn pending(&self) -> bool {
+        let CopyCounts { desired, synced, failed } = self.tally.copies;
+        let hindered = self.trouble.is_some() || self.unauthorized.is_some() || self.unwatched.is_some();
+        !hindered && failed == 0 && synced < desired
+    }
+
+    /// Of all that is the matter the first thing that somebody has to do something about.
+    fn ready(&self) -> (bool, ConditionReason, Cow<'_, str>) {
+        let CopyCounts { desired, synced, failed } = self.tally.copies;
+        match &self.trouble {
+            _ if self.rule.suspend => (false, ConditionReason::Suspended, self.preview().into()),
+            _ if let Some(Unauthorized { message, .. }) = &self.unauthorized => {
+                (false, ConditionReason::NotAuthorized, message.into())
+            }
+            Some((_, message)) => (false, ConditionReason::SourceNotFound, message.into()),
+            None if let Some(message) = &self.unwatched => (false, ConditionReason::Pending, message.into()),
+            None if failed > 0 => (false, ConditionReason::CopiesFailed, self.failures().into()),
+            None if desired == 0 => (true, ConditionReason::NoNamespaceMatches, "no namespace is selected".into()),
+            None if self.pending() => {
+                (false, ConditionReason::Pending, format!("{synced} of {desired} copies are up to date").into())
+            }
+            None => (true, ConditionReason::Synced, format!("all {desired} copies are up to date").into()),
+        }
+    }
+
+    fn preview(&self) -> String {
+        let Plan { create, update, delete, conflict, .. } = &self.tally.plan;
+        format!(
+            "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} copies, \
+             {conflict} conflict"
+        )
+    }
+
+    /// Where copies failed, and what to do about the first.
+    fn failures(&self) -> String {
+        let CopyCounts { desired, failed, .. } = self.tally.copies;
+        let mut names: Vec<&str> = self.tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
+        names.dedup();
+        let more =
+            if names.len() > NAMED { format!(" and {} more namespaces", names.len() - NAMED) } else { String::new() };
+        let names = names[..names.len().min(NAMED)].join(", ");
+        let first = self.tally.failures.values().next().map(|(reason, _)| *reason);
+        let (reason, advice) = first
+            .map_or(("unknown".into(), String::new()), |reason| (reason.to_string(), format!("; {}", reason.advice())));
+        format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}{advice}")
+    }
+}
+
 impl Engine {
+    /// All conditions of a rule that may act, or might if it weren't suspended.
     pub(super) fn describe(
         &self,
         id: &Arc<RuleId>,
@@ -66,66 +128,30 @@ impl Engine {
         (tally, choice): (&Tally, &Choice),
         conditions: &mut Conditions<'_>,
     ) {
-        let trouble = self.source_trouble(rule, choice);
-        let CopyCounts { desired, synced, failed } = tally.copies;
-        let unauthorized = self.unauthorized(rule, tally);
-        let unwatched = self.unwatched_copies(rule);
-        let hindered = trouble.is_some() || unauthorized.is_some() || unwatched.is_some();
-        let pending = !hindered && failed == 0 && synced < desired;
-        match &trouble {
-            _ if rule.suspend => {
-                let Plan { create, update, delete, conflict, .. } = &tally.plan;
-                let message = format!(
-                    "nothing is written or deleted; lifting suspend would create {create}, update {update} and delete {delete} \
-                     copies, {conflict} conflict"
-                );
-                conditions.set(ConditionType::Ready, false, ConditionReason::Suspended, &message);
-            }
-            _ if let Some(Unauthorized { message, .. }) = &unauthorized => {
-                conditions.set(ConditionType::Ready, false, ConditionReason::NotAuthorized, message);
-            }
-            Some((_, message)) => conditions.set(ConditionType::Ready, false, ConditionReason::SourceNotFound, message),
-            None if let Some(message) = unwatched => {
-                conditions.set(ConditionType::Ready, false, ConditionReason::Pending, &message);
-            }
-            None if failed > 0 => {
-                let mut names: Vec<&str> = tally.failures.keys().map(|(namespace, ..)| &**namespace).collect();
-                names.dedup();
-                let more =
-                    if names.len() > 5 { format!(" and {} more namespaces", names.len() - 5) } else { String::new() };
-                let names = names[..names.len().min(5)].join(", ");
-                let first = tally.failures.values().next().map(|(reason, _)| *reason);
-                let (reason, advice) = first.map_or(("unknown".into(), String::new()), |reason| {
-                    (reason.to_string(), format!("; {}", reason.advice()))
-                });
-                let message =
-                    format!("{failed} of {desired} copies failed, first with {reason}: in {names}{more}{advice}");
-                conditions.set(ConditionType::Ready, false, ConditionReason::CopiesFailed, &message);
-            }
-            None if desired == 0 => {
-                conditions.set(
-                    ConditionType::Ready,
-                    true,
-                    ConditionReason::NoNamespaceMatches,
-                    "no namespace is selected",
-                );
-            }
-            None if pending => {
-                let message = format!("{synced} of {desired} copies are up to date");
-                conditions.set(ConditionType::Ready, false, ConditionReason::Pending, &message);
-            }
-            None => conditions.set(
-                ConditionType::Ready,
-                true,
-                ConditionReason::Synced,
-                &format!("all {desired} copies are up to date"),
-            ),
-        }
-        match &trouble {
+        let findings = Findings {
+            rule,
+            tally,
+            trouble: self.source_trouble(rule, choice),
+            unauthorized: self.unauthorized(rule, tally),
+            unwatched: self.unwatched_copies(rule),
+        };
+        let (ready, reason, message) = findings.ready();
+        conditions.set(ConditionType::Ready, ready, reason, &message);
+        match &findings.trouble {
             None => conditions.set(ConditionType::SourcesFound, true, ConditionReason::Found, &found(choice)),
             Some((reason, message)) => conditions.set(ConditionType::SourcesFound, false, *reason, message),
         }
-        match &unauthorized {
+        self.describe_authorized(findings.unauthorized.as_ref(), conditions);
+        self.describe_barrier(state, rule, conditions);
+        if findings.pending() && !rule.suspend {
+            let message = format!("{} copies are being written", tally.copies.desired - tally.copies.synced);
+            conditions.set(ConditionType::Reconciling, true, ConditionReason::Pending, &message);
+        }
+        self.describe_held(id, conditions);
+    }
+
+    fn describe_authorized(&self, unauthorized: Option<&Unauthorized>, conditions: &mut Conditions<'_>) {
+        match unauthorized {
             None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
                 conditions.set(ConditionType::Authorized, false, reason, &message);
             }
@@ -137,27 +163,25 @@ impl Engine {
                 conditions.set(ConditionType::Authorized, false, *reason, message);
             }
         }
-        self.describe_barrier(state, rule, conditions);
-        if pending && !rule.suspend {
-            let message = format!("{} copies are being written", desired - synced);
-            conditions.set(ConditionType::Reconciling, true, ConditionReason::Pending, &message);
-        }
-        if let Some((count, nonce)) = self.sweeps.get(id).and_then(|sweep| Some((sweep.told(), sweep.held.as_deref()?)))
-        {
-            let (most, rule) = match &id.namespace {
-                None => ("this rule's copies", format!("clusterreplication {}", id.name)),
-                Some(home) => (
-                    "this rule's copies, of its namespace's Replications' or of all Replications',",
-                    format!("replication --namespace {home} {}", id.name),
-                ),
-            };
-            let message = format!(
-                "{count} copies would be deleted at once, which is half of {most} or more; if that is meant: kubectl annotate \
-                 --overwrite {rule} {}={nonce}",
-                names::CONFIRM_DELETION,
-            );
-            conditions.set(ConditionType::Stalled, true, ConditionReason::DeletionHeld, &message);
-        }
+    }
+
+    /// Which deletions wait for a person, if some do.
+    fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
+        let held = self.sweeps.get(id).and_then(|sweep| Some((sweep.told(), sweep.held.as_deref()?)));
+        let Some((count, nonce)) = held else { return };
+        let (most, rule) = match &id.namespace {
+            None => ("this rule's copies", format!("clusterreplication {}", id.name)),
+            Some(home) => (
+                "this rule's copies, of its namespace's Replications' or of all Replications',",
+                format!("replication --namespace {home} {}", id.name),
+            ),
+        };
+        let message = format!(
+            "{count} copies would be deleted at once, which is half of {most} or more; if that is meant: kubectl annotate \
+             --overwrite {rule} {}={nonce}",
+            names::CONFIRM_DELETION,
+        );
+        conditions.set(ConditionType::Stalled, true, ConditionReason::DeletionHeld, &message);
     }
 
     pub(super) fn describe_barrier(&self, state: &RuleState, rule: &Rule, conditions: &mut Conditions<'_>) {

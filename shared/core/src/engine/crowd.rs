@@ -106,7 +106,7 @@ impl Engine {
             let Some(state) = self.rules.get(id) else { continue };
             let Ok(rule) = &state.rule else { continue };
             let refused = Refused { generation: rule.generation, refusals: vec![crowded()] };
-            let (author, observed) = (state.author.as_deref().cloned(), state.status.shown().clone());
+            let (author, observed) = (state.author.as_deref().cloned(), state.status.observed().clone());
             self.rule_applied((**id).clone(), Err(refused), author, observed, self.now);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Listing, Namespace, Role, RuleState, absent::Fate};
+use super::{Engine, Listing, Namespace, Role, RuleState, absent::HowGone};
 use crate::{
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     meta::Checksum,
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Engine {
-    /// What to do about one cell. Everything that is ever done to a copy is decided here.
+    /// What to do about one cell, as things stand now.
     pub(super) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
         if !namespace.alive() {
             // A terminating namespace's copies go with it, and nothing can be written there.
@@ -25,8 +25,8 @@ impl Engine {
         if matches!(step, Step::Leave(_)) {
             return step;
         }
-        if self.keeper(id, cell).is_some() {
-            return Step::Leave(Leave::Kept);
+        if self.reserved_for(id, cell).is_some() {
+            return Step::Leave(Leave::Reserved);
         }
         if self.in_charge(namespace) && self.left_by_the_platform(id, name, cell) {
             return step;
@@ -38,16 +38,16 @@ impl Engine {
         let keep = Step::Leave(Leave::NoSource);
         let Some(slot) = self.slots.get(&id) else { return keep };
         let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else { return keep };
-        let (doom, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
-        if doom.goes() && !self.left_by_the_platform(id, name, cell) {
+        let (disposal, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
+        if disposal.goes() && !self.left_by_the_platform(id, name, cell) {
             return keep;
         }
-        self.decide_doomed(doom, &rule, (name, namespace), cell)
+        self.decide_disposal(disposal, &rule, (name, namespace), cell)
     }
 
     /// The rule of the platform's that keeps its copy from this slot's, though it does nothing with it: what it wants isn't known while it
     /// is refused, and a tenant's takes nothing from one that would act if it might.
-    pub(super) fn keeper<'a>(&self, id: SlotId, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+    pub(super) fn reserved_for<'a>(&self, id: SlotId, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
         let rule = &self.slots.get(&id)?.rule;
         let former = cell.ours()?.rule.as_ref().filter(|former| former.kind == RuleKind::ClusterReplication)?;
         let state = self.rules.get(former).filter(|_| former != rule)?;
@@ -77,7 +77,7 @@ impl Engine {
             None if self.settings.role == Role::Injector => false,
             None if !tenants && listing != Listing::Listed => false,
             // Among the platform's own it is enough that it isn't there: else no rule could follow one that was lost.
-            None => self.rule_fate(&former, name, cell).is_some_and(|fate| fate == Fate::Meant || !tenants),
+            None => self.how_rule_went(&former, name, cell).is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }
 
@@ -119,7 +119,7 @@ impl Engine {
             return step;
         }
         let kind = &self.kinds[slot.kind];
-        let listed = kind.surveyed(name) || self.settings.role == Role::Injector;
+        let listed = kind.copies_known_in(name) || self.settings.role == Role::Injector;
         let step = if listed { step } else { Step::Leave(Leave::NotListed) };
         if !acting {
             // The preview must tell a create from a conflict, and only a read can.
@@ -136,7 +136,7 @@ impl Engine {
         if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) = (cell.stuck, step, cell.seen()) {
             return Step::Delete(uid, seen.version, Why::Replaced);
         }
-        let noted = kind.noted() && !self.crd_unrecorded(slot.rule.kind);
+        let noted = kind.may_be_written() && !self.crd_unrecorded(slot.rule.kind);
         // Noted while it is being listed, it costs no time.
         let writes = matches!(step, Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..));
         if !noted && (writes || step == Step::Leave(Leave::NotListed)) {

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Role, RuleState, Source, select, survey::CopyWatch};
+use super::{Engine, Role, RuleState, SourceState, select, survey::CopyWatch};
 use crate::{
     kind::{GroupVersionKind, Resource},
     rule::{RuleKind, SourceRef, SourceSelector},
     slot::Slot,
 };
 
-/// What must be watched now. Compared by the rim with what is.
+/// What must be watched now. Compared by the driver with what is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Kinds that discovery must find, and find again when they come and go.
@@ -76,10 +76,10 @@ impl Engine {
         self.sources.retain(|source, _| kept(source));
         self.unreadable.retain(|source, _| watched(source));
         let mut silent = Vec::new();
-        let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, Source::NotRead { .. }));
+        let known = self.sources.iter_mut().filter(|(_, state)| !matches!(state, SourceState::NotRead { .. }));
         for (source, state) in known.filter(|(source, _)| !watched(source)) {
             // Above all, a silence is no deletion.
-            *state = Source::NotRead { since: self.now };
+            *state = SourceState::NotRead { since: self.now };
             silent.push(source.clone());
         }
         for source in &silent {
@@ -123,7 +123,7 @@ impl Engine {
         }
         for (gvk, served) in self.kinds.all_served() {
             let kind = gvk.group_kind();
-            let recorded = self.kinds.id(&kind).is_some_and(|id| self.kinds[id].recorded());
+            let recorded = self.kinds.id(&kind).is_some_and(|id| self.kinds[id].may_have_copies());
             if !recorded || !self.settings.reach.copies(&kind) {
                 continue;
             }

@@ -140,17 +140,17 @@ impl KindState {
         Self { group_kind, note: Note::Absent, surveys: Surveys::new(reach) }
     }
 
-    pub(super) fn recorded(&self) -> bool {
+    pub(super) fn may_have_copies(&self) -> bool {
         matches!(self.note, Note::Present { .. } | Note::Removing | Note::Kept)
     }
 
     /// Whether copies may be written: should this process end, its successor looks for them.
-    pub(super) fn noted(&self) -> bool {
+    pub(super) fn may_be_written(&self) -> bool {
         matches!(self.note, Note::Present { .. } | Note::Kept)
     }
 
     /// Whether every copy of ours that is in the namespace has been seen.
-    pub(super) fn surveyed(&self, namespace: &str) -> bool {
+    pub(super) fn copies_known_in(&self, namespace: &str) -> bool {
         self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
     }
 }
@@ -304,7 +304,7 @@ impl Engine {
     fn forget_needless_kinds(&mut self) {
         let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         needed.extend(self.namespaces.values().flat_map(|namespace| &namespace.cells).map(|cell| cell.kind));
-        needed.extend(self.rules.values().flat_map(|state| state.conflicts.values().flatten()).map(|lost| lost.kind));
+        needed.extend(self.rules.values().flat_map(|state| state.unmet.values().flatten()).map(|lost| lost.kind));
         needed.extend(self.sweeps.iter().flat_map(|(_, sweep)| sweep.cells()).map(|(_, kind, _)| *kind));
         let served = self.kinds.served.iter().filter(|(_, served)| matches!(served, Served::At(_)));
         let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();

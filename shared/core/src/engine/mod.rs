@@ -24,7 +24,8 @@
 //! - `hindrance`: why there can be nothing in it for now
 //! - `ring`: copies that would be made of themselves
 //! - `seeds`: copies that are created once
-//! - `collect`: which copies nobody wants, and whether they may go
+//! - `disposal`: what is to become of copies that are to be there no more
+//! - `collect`: whether they may go
 //! - `absent`: what became of rules and sources that aren't there
 //! - `losses`: what each rule loses
 //! - `sweep`: losses that nobody confirmed
@@ -64,7 +65,7 @@ mod copies;
 mod crowd;
 mod decide;
 mod demand;
-mod doom;
+mod disposal;
 mod follow;
 mod grants;
 mod hindrance;
@@ -96,7 +97,7 @@ mod withdrawn;
 mod work;
 
 use std::{
-    cell::Cell,
+    cell::Cell as Counter,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
@@ -124,7 +125,7 @@ use self::{
     kinds::{KindState, Served},
     namespaces::Namespace,
     rules::RuleState,
-    sources::Source,
+    sources::SourceState,
 };
 use crate::{
     outcome::Unreadable,
@@ -197,7 +198,7 @@ pub struct Engine {
     crowd: crowd::Crowd,
     sweeps: losses::Sweeps,
     /// How many cells were looked at for these.
-    reviewed: Cell<u64>,
+    reviewed: Counter<u64>,
     /// What a person confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
     /// Each by itself: in the nodes of a map there is room for twice as many as there are, and each plan takes one out and puts it
@@ -206,7 +207,7 @@ pub struct Engine {
     namespaces_listed: bool,
     /// What rules name, and what their selectors find. Of the latter also what they have found and don't any more, for as long
     /// as copies of it are there.
-    sources: BTreeMap<SourceRef, Source>,
+    sources: BTreeMap<SourceRef, SourceState>,
     selectors: BTreeMap<SourceSelector, select::Findings>,
     /// Those that are to be listed anew.
     relist: BTreeSet<SourceSelector>,
@@ -291,7 +292,7 @@ impl Engine {
             consent: consent::Consent::default(),
             crowd: crowd::Crowd::default(),
             sweeps: losses::Sweeps::default(),
-            reviewed: Cell::new(0),
+            reviewed: Counter::new(0),
             confirmed: None,
             namespaces: BTreeMap::new(),
             namespaces_listed: false,

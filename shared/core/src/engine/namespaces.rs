@@ -153,7 +153,7 @@ impl Engine {
         }
         for id in self.rules_for(&name) {
             if let Some(state) = self.rules.get_mut(&id)
-                && state.conflicts.remove(&name).is_some()
+                && state.unmet.remove(&name).is_some()
             {
                 state.status.mark_due();
             }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Engine, Namespace, Role, Source, Tick, wants::taken, work::Timer};
+use super::{Engine, Namespace, Role, SourceState, Tick, wants::taken, work::Timer};
 use crate::{
     cell::{Cell, Leave, Phase, Step, Why},
     meta::Checksum,
@@ -77,7 +77,7 @@ impl Engine {
     /// Decides about one cell and queues what is to be done.
     fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
         let cell = &namespace.cells[index];
-        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].recorded() {
+        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
             // The note was removed while the copy was being written.
             self.record(cell.kind);
         }
@@ -129,9 +129,9 @@ impl Engine {
                 cell.failure = None;
                 self.work.back_off(name, cell, None, self.now, &self.settings);
             }
-            Leave::Kept => {
-                let loser = cell.want.and_then(|id| Some((&self.slots.get(&id)?.rule, self.keeper(id, cell)?)));
-                let message = loser.map(|(loser, keeper)| taken(keeper, loser, name));
+            Leave::Reserved => {
+                let loser = cell.want.and_then(|id| Some((&self.slots.get(&id)?.rule, self.reserved_for(id, cell)?)));
+                let message = loser.map(|(loser, winner)| taken(winner, loser, name));
                 if let Some(message) = message {
                     self.fail(name, cell, Failure { reason: FailureReason::RuleConflict, message: message.into() });
                 }
@@ -178,7 +178,7 @@ impl Engine {
         let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else { return };
         // Those that selectors don't find any more are reminded of by their copies.
         let missing = rule.sources.iter().filter_map(|source| match self.sources.get(source) {
-            Some(Source::Missing { since, .. }) => Some(*since),
+            Some(SourceState::Missing { since, .. }) => Some(*since),
             _ => None,
         });
         let due: Vec<Tick> = missing.map(|since| since + rule.retention.source_grace).collect();

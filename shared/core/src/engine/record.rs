@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{
     Engine, KindState, RuleState, Served, Tick,
-    absent::Verdict,
+    absent::Became,
     kinds::Note,
     work::{Errand, Timer},
 };
@@ -66,9 +66,10 @@ impl Engine {
             state.crd = known.certain();
         }
         self.work.tidy_later();
-        let lost = self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.absence.verdict == Verdict::Lost);
+        let lost =
+            self.gone.iter_mut().filter(|(id, gone)| id.kind == kind && gone.absence.became == Became::Unexplained);
         for (_, gone) in lost {
-            gone.absence.verdict = Verdict::Open;
+            gone.absence.became = Became::Unknown;
         }
         self.replan_all();
     }
@@ -170,7 +171,10 @@ impl Engine {
         self.kinds.known
             && self.primed()
             && self.kinds.iter().all(|(_, kind)| {
-                !kind.recorded() || self.listed(kind) || unserved(kind) || !self.settings.reach.copies(&kind.group_kind)
+                !kind.may_have_copies()
+                    || self.all_copies_listed(kind)
+                    || unserved(kind)
+                    || !self.settings.reach.copies(&kind.group_kind)
             })
     }
 

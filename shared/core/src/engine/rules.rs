@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Engine, Listing, Role, Source, Tick, absent, allowance, authorized,
+    Engine, Listing, Role, SourceState, Tick, absent, allowance, authorized,
     conditions::barrier_active,
     record::CrdState,
     sources::{Press, first_reference},
@@ -57,7 +57,7 @@ pub(super) struct RuleState {
     /// was before a restart, and what replicas say of versions since doesn't count again.
     pub(super) barrier_proven: bool,
     /// Cells that another rule has, by namespace.
-    pub(super) conflicts: BTreeMap<Arc<str>, Vec<wants::Lost>>,
+    pub(super) unmet: BTreeMap<Arc<str>, Vec<wants::Unmet>>,
     pub(super) status: status::Book,
     /// Number of its last change that people see.
     pub(super) changed: u64,
@@ -164,7 +164,7 @@ impl Engine {
                 crd_streak: 0,
                 home: None,
                 barrier_proven,
-                conflicts: BTreeMap::new(),
+                unmet: BTreeMap::new(),
                 status: book,
                 changed: self.changes.next(),
             },
@@ -188,7 +188,7 @@ impl Engine {
     fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule, observed: &Observed) -> Vec<Vec<SlotId>> {
         self.learn_places(id, rule);
         for (source, object) in &rule.inline {
-            self.sources.insert(source.clone(), Source::found(source, object.clone()));
+            self.sources.insert(source.clone(), SourceState::found(source, object.clone()));
         }
         for selector in &rule.selectors {
             self.kinds.ask(&selector.gvk);
@@ -327,7 +327,7 @@ impl Engine {
                 };
                 self.kinds.ask(&source.gvk);
                 let granted = self.may_read(id, source);
-                let state = self.sources.entry(source.clone()).or_insert(Source::NotRead { since: self.now });
+                let state = self.sources.entry(source.clone()).or_insert(SourceState::NotRead { since: self.now });
                 let Some(number) = self.slots.next_id() else { continue };
                 let mut slot = Slot {
                     rule: id.clone(),

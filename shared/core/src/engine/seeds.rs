@@ -76,7 +76,7 @@ impl Engine {
             let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else { continue };
             if rule.strategy != Strategy::CreateOnce {
                 // Before its copies were seen another rule may have the cell, whose mark decides that.
-                if !self.kinds[cell.kind].surveyed(name) {
+                if !self.kinds[cell.kind].copies_known_in(name) {
                     continue;
                 }
                 self.seed(namespace, &rule.id, slot.kind, &cell.name).iter().for_each(|seed| seeds.remove(*seed));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Engine, Member, Members, Observed, Role, Source,
+    Engine, Member, Members, Observed, Role, SourceState,
     sources::{Facts, Shown},
     work::Errand,
 };
@@ -90,7 +90,7 @@ impl Engine {
         let first: Vec<Arc<str>> = findings.members.first().map(|member| member.name.clone()).collect();
         for name in first {
             // Whoever shows it reads it, too.
-            self.sources.entry(selector.source(&*name)).or_insert(Source::NotRead { since: self.now });
+            self.sources.entry(selector.source(&*name)).or_insert(SourceState::NotRead { since: self.now });
         }
         for name in excess {
             self.sources.remove(&selector.source(&*name));
@@ -136,7 +136,7 @@ impl Engine {
             self.sources.remove(&excess);
         }
         if held {
-            self.sources.entry(source.clone()).or_insert(Source::NotRead { since: self.now });
+            self.sources.entry(source.clone()).or_insert(SourceState::NotRead { since: self.now });
         }
         if held || self.sources.contains_key(source) {
             self.take_source(source, object);
@@ -156,9 +156,9 @@ impl Engine {
     /// What decides whether a source is taken: whether it is there, and what is known of it if it was read.
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
         match self.sources.get(source) {
-            Some(Source::NotRead { .. }) => (true, None),
-            Some(Source::Found { facts, .. }) => (true, Some(Facts { memory: 0, ..facts.clone() })),
-            Some(Source::Missing { .. }) | None => (false, None),
+            Some(SourceState::NotRead { .. }) => (true, None),
+            Some(SourceState::Found { facts, .. }) => (true, Some(Facts { memory: 0, ..facts.clone() })),
+            Some(SourceState::Missing { .. }) | None => (false, None),
         }
     }
 
@@ -168,7 +168,7 @@ impl Engine {
         let Some(selector) = source.selector() else { return };
         let copied = self.slots.of_source(source).any(|(_, slot)| slot.granted && !slot.shed);
         let waits = !copied && self.has_room_till_listed(&selector);
-        let Some(Source::Found { object, facts, .. }) = self.sources.get_mut(source) else { return };
+        let Some(SourceState::Found { object, facts, .. }) = self.sources.get_mut(source) else { return };
         match object {
             None if copied => self.read_again(source),
             Some(_) if waits => {
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     fn read_again(&mut self, source: &SourceRef) {
-        self.sources.insert(source.clone(), Source::NotRead { since: self.now });
+        self.sources.insert(source.clone(), SourceState::NotRead { since: self.now });
         self.work.errands.push_back(Errand::ReadSource(source.clone()));
     }
 
@@ -208,7 +208,7 @@ impl Engine {
 
     pub(super) fn refit_slots(&mut self, id: &Arc<RuleId>) {
         let Some((state, rule)) = self.rules.get(id).and_then(|state| Some((state, state.counted()?))) else { return };
-        let sources = self.sources_of_rule(rule, state.status.shown());
+        let sources = self.sources_of_rule(rule, state.status.observed());
         let has = |slots: &Vec<SlotId>| {
             slots.iter().filter_map(|slot| self.slots.get(slot)).map(|slot| &slot.source).eq(&sources)
         };
@@ -296,9 +296,9 @@ impl Engine {
             for member in findings.members.first() {
                 let source = selector.source(&*member.name);
                 let facts = match self.sources.get(&source) {
-                    Some(Source::Found { facts, .. }) => Some(facts),
-                    Some(Source::NotRead { .. }) => None,
-                    Some(Source::Missing { .. }) | None => continue,
+                    Some(SourceState::Found { facts, .. }) => Some(facts),
+                    Some(SourceState::NotRead { .. }) => None,
+                    Some(SourceState::Missing { .. }) | None => continue,
                 };
                 let object = source.object();
                 if facts.is_some_and(|facts| !facts.kin.admits(&rule.id)) || taken.contains(&object) {
@@ -333,7 +333,7 @@ impl Engine {
     pub(super) fn sources_of<'a>(
         &'a self,
         selector: &'a SourceSelector,
-    ) -> impl Iterator<Item = (&'a SourceRef, &'a Source)> {
+    ) -> impl Iterator<Item = (&'a SourceRef, &'a SourceState)> {
         let first = SourceRef::named(selector.gvk.clone(), selector.namespace.clone(), "");
         let here = |source: &SourceRef| source.gvk == selector.gvk && source.namespace == selector.namespace;
         let there = self.sources.range(first..).take_while(move |(source, _)| here(source));
@@ -348,13 +348,13 @@ impl Engine {
 
     /// Whether the source is known as it was at this version.
     pub fn knows(&self, source: &SourceRef, version: u64) -> bool {
-        matches!(self.sources.get(source), Some(Source::Found { version: known, .. }) if *known == version)
+        matches!(self.sources.get(source), Some(SourceState::Found { version: known, .. }) if *known == version)
     }
 
     /// Whether the source has yet to be read. What a read says that began then counts as long as it has, and had before: whatever the
     /// watch has told of it since is newer.
     pub fn awaits(&self, source: &SourceRef, began: super::Tick) -> bool {
-        matches!(self.sources.get(source), Some(Source::NotRead { since }) if *since <= began)
+        matches!(self.sources.get(source), Some(SourceState::NotRead { since }) if *since <= began)
     }
 
     /// Whether the object is one of the rule's own sources.

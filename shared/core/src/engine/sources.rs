@@ -16,7 +16,8 @@ use crate::{
     slot::{NoRendering, Slot, SlotId},
 };
 
-pub(super) enum Source {
+/// What is known of one source.
+pub(super) enum SourceState {
     NotRead {
         /// Since when it is to be read. What was read before may be old.
         since: Tick,
@@ -35,7 +36,7 @@ pub(super) enum Source {
     },
 }
 
-impl Source {
+impl SourceState {
     /// It is there, and held.
     pub(super) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
         Self::Found {
@@ -99,7 +100,7 @@ impl Facts {
 }
 
 /// Not derived: the object may be a Secret.
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for SourceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotRead { .. } => f.write_str("NotRead"),
@@ -130,7 +131,7 @@ impl Engine {
         }
         // Of what it had found a keeper knows whose copies they were. Nobody else asks.
         let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
-        if forgotten && self.sources.get(source).is_some_and(Source::is_missing) {
+        if forgotten && self.sources.get(source).is_some_and(SourceState::is_missing) {
             self.sources.remove(source);
         }
     }
@@ -138,21 +139,21 @@ impl Engine {
     pub(super) fn take_source(&mut self, source: &SourceRef, object: Option<Shown>) {
         let Some(state) = self.sources.get_mut(source) else { return };
         let readable_again = self.unreadable.remove(source).is_some();
-        let was_there = matches!(state, Source::Found { .. });
-        let lost = object.is_none() && !matches!(state, Source::Missing { .. });
+        let was_there = matches!(state, SourceState::Found { .. });
+        let lost = object.is_none() && !matches!(state, SourceState::Missing { .. });
         match (object, &state) {
-            (None, Source::Missing { .. }) if !readable_again => return,
-            (None, Source::Missing { .. }) => {}
+            (None, SourceState::Missing { .. }) if !readable_again => return,
+            (None, SourceState::Missing { .. }) => {}
             (None, known) => {
                 // Never seen, it may have been in a former namespace of that name.
                 let home = match known {
-                    Source::Found { home, .. } => home.or_else(|| self.namespaces.get(&*source.namespace)?.uid),
+                    SourceState::Found { home, .. } => home.or_else(|| self.namespaces.get(&*source.namespace)?.uid),
                     _ => None,
                 };
-                *state = Source::Missing { since: self.now, absence: absent::Absence::from(home) };
+                *state = SourceState::Missing { since: self.now, absence: absent::Absence::from(home) };
             }
-            (Some(Shown::Whole(object)), _) => *state = Source::found(source, Arc::new(object)),
-            (Some(Shown::Part(rest)), _) => *state = Source::undecodable(&rest),
+            (Some(Shown::Whole(object)), _) => *state = SourceState::found(source, Arc::new(object)),
+            (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
         if lost {
             self.source_lost(source, was_there);
@@ -230,7 +231,7 @@ impl Engine {
             state.home = state.home.or(uid);
         }
         for (source, state) in &mut self.sources {
-            if let Source::Found { home: home @ None, .. } = state
+            if let SourceState::Found { home: home @ None, .. } = state
                 && *source.namespace == *name
             {
                 *home = uid;
@@ -262,17 +263,17 @@ impl Press {
         rule: &Rule,
         target: &Target,
         slot: &Slot,
-        state: &Source,
+        state: &SourceState,
         cluster: &str,
     ) -> Result<Copies, NoRendering> {
         match state {
             _ if !slot.granted => Err(NoRendering::NotGranted),
-            Source::Found { facts: Facts { never: Some(SourceRefused::Undecodable), .. }, .. } => {
+            SourceState::Found { facts: Facts { never: Some(SourceRefused::Undecodable), .. }, .. } => {
                 Err(NoRendering::Refused(SourceRefused::Undecodable))
             }
-            Source::NotRead { .. } | Source::Found { object: None, .. } => Err(NoRendering::NotRead),
-            Source::Missing { .. } => Err(NoRendering::SourceMissing),
-            Source::Found { object: Some(object), .. } => {
+            SourceState::NotRead { .. } | SourceState::Found { object: None, .. } => Err(NoRendering::NotRead),
+            SourceState::Missing { .. } => Err(NoRendering::SourceMissing),
+            SourceState::Found { object: Some(object), .. } => {
                 let draft = self.draft(rule, slot, object, cluster).as_ref();
                 let copies = draft.map_err(Clone::clone).and_then(|draft| draft.copies(target));
                 let mut copies = copies.map_err(NoRendering::Refused)?;

@@ -8,7 +8,7 @@ use mimeo_api::{ClusterReplicationStatus, CopyFailure, SourceStatus};
 use serde::Serialize;
 
 use super::{
-    Engine, Listing, RuleState, Served, Source, Tick,
+    Engine, Listing, RuleState, Served, SourceState, Tick,
     authorized::{Authority, Unauthorized, told_denied},
     conditions::Conditions,
     numbers::Told,
@@ -78,7 +78,7 @@ impl Book {
     }
 
     /// What people are shown.
-    pub(super) fn shown(&self) -> &Observed {
+    pub(super) fn observed(&self) -> &Observed {
         &self.observed
     }
 
@@ -219,7 +219,7 @@ impl Engine {
             && slots.filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none()).all(|slot| {
                 match self.kinds.served(slot.gvk()) {
                     Some(Served::At(resource)) if resource.namespaced => {
-                        let listed = state.rule.as_ref().is_ok_and(|rule| self.surveyed(rule, slot.kind));
+                        let listed = state.rule.as_ref().is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
                         listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
                     }
                     Some(Served::Unknown) | None => false,
@@ -263,7 +263,7 @@ impl Engine {
                 self.describe_barrier(state, rule, &mut conditions);
             }
             Ok(rule) => {
-                self.tally_lost(id, state, rule, &mut tally);
+                self.tally_unmet(id, state, rule, &mut tally);
                 let choice = self.choose(rule);
                 self.describe(id, state, rule, (&tally, &choice), &mut conditions);
                 conditions.told.copies = tally.numbers();
@@ -281,7 +281,7 @@ impl Engine {
     fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
         let version = match self.sources.get(source) {
             // Read for another rule it is nothing to this one.
-            Some(Source::Found { version, .. }) if !source.is_inline() && self.may_read(id, source) => {
+            Some(SourceState::Found { version, .. }) if !source.is_inline() && self.may_read(id, source) => {
                 Some(version.to_string())
             }
             _ => None,

@@ -139,7 +139,7 @@ impl Engine {
     }
 
     /// Whether every copy of the rule that there can be has been listed, or can't be.
-    pub(super) fn surveyed(&self, rule: &Rule, kind: KindId) -> bool {
+    pub(super) fn knows_copies_of(&self, rule: &Rule, kind: KindId) -> bool {
         self.surveys_of(rule, kind).iter().all(|(_, survey)| survey.listed || survey.unreadable.is_some())
     }
 
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Whether every copy of the kind that there can be has been listed.
-    pub(super) fn listed(&self, kind: &KindState) -> bool {
+    pub(super) fn all_copies_listed(&self, kind: &KindState) -> bool {
         match &kind.surveys {
             Surveys::Everywhere(survey) => survey.listed,
             Surveys::Each { .. } => {

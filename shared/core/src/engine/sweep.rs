@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Engine, RuleState, Tick,
-    absent::Fate,
+    absent::HowGone,
     announce::{Happening, places},
     losses::{CellKey, Loss, Sweep},
     work::Timer,
@@ -209,7 +209,7 @@ impl Engine {
     fn all_homeless(&self, id: &RuleId) -> bool {
         self.swept(id).all(|(namespace, kind, name)| {
             let cell = self.namespaces.get(namespace).and_then(|entry| entry.cell(*kind, name));
-            cell.and_then(|cell| self.known_fate(id, cell)) == Some(Fate::Homeless)
+            cell.and_then(|cell| self.how_rule_went_if_known(id, cell)) == Some(HowGone::WithNamespace)
         })
     }
 

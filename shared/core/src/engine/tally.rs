@@ -125,10 +125,10 @@ fn planned(((namespace, kind, name), action): (&CellName, &PlannedAction)) -> Pl
 
 impl Engine {
     /// Adds to what its cells come to what the rule wants and can't have.
-    pub(super) fn tally_lost(&self, id: &RuleId, state: &RuleState, rule: &Rule, tally: &mut Tally) {
-        for (name, lost) in &state.conflicts {
-            for cell in lost {
-                let standing = Standing::lost(cell.reason(), cell.message(id, name));
+    pub(super) fn tally_unmet(&self, id: &RuleId, state: &RuleState, rule: &Rule, tally: &mut Tally) {
+        for (name, unmet) in &state.unmet {
+            for cell in unmet {
+                let standing = Standing::unmet(cell.reason(), cell.message(id, name));
                 tally.count(|| (name.clone(), self.kind_of(cell.kind).to_owned(), cell.name.clone()), standing);
             }
         }
@@ -156,7 +156,7 @@ impl Engine {
             _ if synced => None,
             Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell).goes().then_some(PlannedAction::Delete),
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Some(PlannedAction::Conflict),
-            Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.keeper(id, cell)).is_some() => {
+            Step::Apply(..) | Step::Claim(..) if cell.want.and_then(|id| self.reserved_for(id, cell)).is_some() => {
                 Some(PlannedAction::Conflict)
             }
             Step::Create(_) => Some(PlannedAction::Create),
@@ -176,7 +176,7 @@ impl Engine {
     ) -> Option<Standing<'a>> {
         let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
         cell.ours().filter(own).filter(|_| cell.want.is_none() && namespace.alive())?;
-        let goes = self.doom(name, namespace, cell).goes();
+        let goes = self.disposal(name, namespace, cell).goes();
         let failure = failure(cell, false);
         Some(Standing { wanted: false, synced: false, action: goes.then_some(PlannedAction::Delete), failure })
     }
@@ -205,7 +205,7 @@ impl Engine {
 
 impl Standing<'_> {
     /// Of a cell that the rule can't have: mostly because another one has it.
-    pub(super) fn lost(reason: FailureReason, message: String) -> Self {
+    pub(super) fn unmet(reason: FailureReason, message: String) -> Self {
         let action = (reason == FailureReason::RuleConflict).then_some(PlannedAction::Conflict);
         Self { wanted: true, synced: false, action, failure: Some((reason, message.into())) }
     }

@@ -1,6 +1,6 @@
 //! What is wrong with a rule's sources, and with watching its copies.
 
-use super::{Engine, Served, Source, follow, lacks::Lack, select::Choice};
+use super::{Engine, Served, SourceState, follow, lacks::Lack, select::Choice};
 use crate::{
     condition::ConditionReason,
     kind::{GroupVersionKind, Resource},
@@ -57,7 +57,7 @@ impl Engine {
             ));
         }
         let lost = self.sources_of(selector).find_map(|(source, state)| match state {
-            Source::Missing { since, .. }
+            SourceState::Missing { since, .. }
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {
                 let grace = rule.retention.source_grace.as_secs();
@@ -95,8 +95,8 @@ impl Engine {
         }
         match self.sources.get(source) {
             // One that is selected is being read; one that is beyond a tenant's allowance isn't.
-            Some(Source::Found { .. } | Source::NotRead { .. }) => {}
-            Some(Source::Missing { since, .. })
+            Some(SourceState::Found { .. } | SourceState::NotRead { .. }) => {}
+            Some(SourceState::Missing { since, .. })
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {
                 let grace = rule.retention.source_grace.as_secs();

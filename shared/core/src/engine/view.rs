@@ -257,7 +257,7 @@ impl Engine {
             view.rules.push(RuleView {
                 id: id.clone(),
                 suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
-                status: state.status.shown().clone(),
+                status: state.status.observed().clone(),
             });
             if view.rules.len() == RULES {
                 return Some(id.clone());
@@ -340,7 +340,7 @@ impl Engine {
                 message: message.map(Into::into),
                 since: None,
             };
-            let lost = state.conflicts.get(name).into_iter().flatten();
+            let lost = state.unmet.get(name).into_iter().flatten();
             all.extend(lost.map(|cell| {
                 let message = only.map(|_| cell.message(id, name));
                 failed(self.kind_of(cell.kind), Cow::Borrowed(&cell.name), cell.reason(), message)

@@ -19,7 +19,7 @@ use crate::{
 
 /// A cell that a rule wants and can't have.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Lost {
+pub(super) struct Unmet {
     pub(super) kind: KindId,
     pub(super) name: Arc<str>,
     cause: Cause,
@@ -33,7 +33,7 @@ enum Cause {
     Unset(Variable),
 }
 
-impl Lost {
+impl Unmet {
     /// The stable word for it.
     pub(super) fn reason(&self) -> FailureReason {
         match self.cause {
@@ -72,25 +72,25 @@ type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
 impl Engine {
     /// Gives every cell of the namespace the slot that wants a copy in it.
     pub(super) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        let (wants, lost) = self.wanted(name, namespace);
+        let (wants, unmet) = self.wanted(name, namespace);
         for id in &self.rules_for(name) {
             let Some(state) = self.rules.get_mut(id) else { continue };
-            match lost.get(id) {
-                Some(cells) if state.conflicts.get(name) == Some(cells) => {}
+            match unmet.get(id) {
+                Some(cells) if state.unmet.get(name) == Some(cells) => {}
                 Some(cells) => {
                     if self.settings.role == Role::Keeper {
-                        let known = state.conflicts.get(name).map_or(&[][..], Vec::as_slice);
+                        let known = state.unmet.get(name).map_or(&[][..], Vec::as_slice);
                         for cell in cells.iter().filter(|cell| !known.contains(cell)) {
                             let key = (name.clone(), cell.kind, cell.name.clone());
                             self.news.add(id, Happening::CopyFailed(cell.reason()), [key], 0, self.now);
                         }
                     }
-                    state.conflicts.insert(name.clone(), cells.clone());
+                    state.unmet.insert(name.clone(), cells.clone());
                     state.status.mark_due();
                 }
-                None if state.conflicts.is_empty() => {}
+                None if state.unmet.is_empty() => {}
                 None => {
-                    if state.conflicts.remove(name).is_some() {
+                    if state.unmet.remove(name).is_some() {
                         state.status.mark_due();
                     }
                 }
@@ -129,15 +129,15 @@ impl Engine {
         }
     }
 
-    /// The cells that rules want in a namespace, each with its winner, and what the losers lost.
-    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Lost>>) {
+    /// The cells that rules want in a namespace, each with its winner, and what each of the others can't have.
+    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Unmet>>) {
         // An injector has no business in a namespace that waits for nothing.
         let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BTreeMap::new());
         }
         let mut wants = Wants::new();
-        let mut lost: BTreeMap<Arc<RuleId>, Vec<Lost>> = BTreeMap::new();
+        let mut unmet: BTreeMap<Arc<RuleId>, Vec<Unmet>> = BTreeMap::new();
         // A tenant's rule never wins over the platform's, whose copies are all that an injector writes.
         let rules = match self.settings.role {
             Role::Keeper => self.rules_for(name),
@@ -156,11 +156,11 @@ impl Engine {
                     continue;
                 }
                 let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
-                if let Some(keeper) = marked.filter(|keeper| self.waits_for_author(keeper, slot, name, namespace)) {
-                    let cells = lost.entry(id.clone()).or_default();
+                if let Some(present) = marked.filter(|present| self.waits_for_author(present, slot, name, namespace)) {
+                    let cells = unmet.entry(id.clone()).or_default();
                     // Another target of the same rule may have lost it already.
                     if !cells.iter().any(|cell| cell.kind == slot.kind && cell.name == copy) {
-                        cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(keeper.clone()) });
+                        cells.push(Unmet { kind: slot.kind, name: copy, cause: Cause::Taken(present.clone()) });
                     }
                     continue;
                 }
@@ -173,8 +173,8 @@ impl Engine {
                     continue; // An earlier target of the same rule.
                 }
                 if let Some(variable) = slot.name.unset_at(namespace.place(name)) {
-                    let cells = lost.entry(id.clone()).or_default();
-                    cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Unset(variable.clone()) });
+                    let cells = unmet.entry(id.clone()).or_default();
+                    cells.push(Unmet { kind: slot.kind, name: copy, cause: Cause::Unset(variable.clone()) });
                     continue;
                 }
                 // Of two sources of one rule the earlier target's has it, or the earlier.
@@ -185,15 +185,15 @@ impl Engine {
                 } else {
                     (holder.rule.clone(), id.clone())
                 };
-                let cells = lost.entry(loser).or_default();
+                let cells = unmet.entry(loser).or_default();
                 // Another target of the same rule may have lost it already, to somebody who lost it since.
                 match cells.iter_mut().find(|cell| cell.kind == slot.kind && cell.name == copy) {
                     Some(cell) => cell.cause = Cause::Taken(winner),
-                    None => cells.push(Lost { kind: slot.kind, name: copy, cause: Cause::Taken(winner) }),
+                    None => cells.push(Unmet { kind: slot.kind, name: copy, cause: Cause::Taken(winner) }),
                 }
             }
         }
-        (wants, lost)
+        (wants, unmet)
     }
 
     /// The slots of a rule that a namespace matches.
@@ -222,8 +222,8 @@ impl Engine {
     /// Whether that rule, whose mark the copy in a slot's place carries, may want it once its author is known: then no other takes it
     /// meanwhile, for it would keep it. A wider kind of rule would have it all the same, so from those a tenant's keeps nothing: anybody
     /// may write one of which nobody is known to be the author. Which sources a selector of the rule finds isn't looked at till then.
-    fn waits_for_author(&self, keeper: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
-        let state = self.rules.get(keeper).filter(|_| keeper.kind <= slot.rule.kind);
+    fn waits_for_author(&self, present: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
+        let state = self.rules.get(present).filter(|_| present.kind <= slot.rule.kind);
         let Some(rule) = state.filter(|state| state.counted().is_none()).and_then(|state| state.rule.as_ref().ok())
         else {
             return false;

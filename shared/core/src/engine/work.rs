@@ -18,7 +18,7 @@ use crate::{
     slot::{KindId, SlotId},
 };
 
-/// Something for the rim to do.
+/// Something for the driver to do.
 #[derive(Debug)]
 pub enum Action {
     /// One request about one cell. Its answer comes back through [`Engine::outcome`].
