@@ -6,7 +6,7 @@ use crate::{
     meta::{Seen, source_hash},
     rule::{Retain, Rule, RuleId, RuleKind, SourceRef},
     selection::Labels,
-    slot::{KindId, NoRendering, Slot},
+    slot::{NoRendering, Slot},
 };
 
 /// What is to become of a copy, as far as everybody's wishes go. Whether its rule acts now, and what has to be asked, awaited or
@@ -163,14 +163,6 @@ impl Engine {
     fn may_come(&self, slot: &Slot, rule: &Rule, place: (&str, &Namespace), cell: &Cell) -> bool {
         let barred = matches!(self.aim(slot, rule, place, cell), Step::Leave(Leave::Foreign(_) | Leave::Unfillable));
         !barred && cell.want.and_then(|id| self.reserved_for(id, cell)).is_none()
-    }
-
-    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule names it. What a selector
-    /// finds it takes as it comes and goes.
-    fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
-        let kind = &self.kinds[kind].group_kind;
-        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
-        self.slots.of_object(kind, namespace, name).any(counts)
     }
 }
 

@@ -90,6 +90,7 @@ mod status;
 mod survey;
 mod sweep;
 mod tally;
+mod tidy;
 mod trouble;
 mod view;
 mod wants;

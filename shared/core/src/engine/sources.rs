@@ -13,7 +13,7 @@ use crate::{
     outcome::Unreadable,
     render::{Copies, Draft, SourceRefused, never_copied},
     rule::{Rule, RuleId, RuleKind, SourceRef, Target},
-    slot::{NoRendering, Slot, SlotId},
+    slot::{KindId, NoRendering, Slot, SlotId},
 };
 
 /// What is known of one source.
@@ -111,6 +111,22 @@ impl std::fmt::Debug for SourceState {
 }
 
 impl Engine {
+    /// Whether this object is a source that a rule of the kind `by` must leave alone. To the platform's rules a tenant's sources
+    /// are none: by naming the place of a copy as a source he could keep it away, or keep it for good. Nor is anything a source
+    /// that its rule may not read.
+    pub(super) fn is_source(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
+        let kind = &self.kinds[kind].group_kind;
+        self.slots.of_object(kind, namespace, name).any(|slot| slot.granted && slot.rule.kind <= by)
+    }
+
+    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule names it. What a selector
+    /// finds it takes as it comes and goes.
+    pub(super) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
+        let kind = &self.kinds[kind].group_kind;
+        let counts = |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
+        self.slots.of_object(kind, namespace, name).any(counts)
+    }
+
     /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed before it is acted on.
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
         self.source_shown(source, object.map(Shown::Whole), now);
