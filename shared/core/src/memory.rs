@@ -2,6 +2,12 @@
 
 use serde_json::Value;
 
+/// Most bytes of sources and copies' bodies for the Replications of one namespace: a thousand objects of usual size, or one or two of
+/// the largest.
+pub(crate) const SOURCES_OF_A_NAMESPACE: usize = 4 << 20;
+/// Most bytes of them for all Replications: an eighth of the memory that the reconciler's manifest allows it.
+pub(crate) const SOURCES_OF_ALL: usize = 32 << 20;
+
 /// Bytes of one node of a map.
 const NODE: usize = 704;
 /// At least so many entries are in a node, where there are several nodes.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::{
-    engine::allowance,
+    memory,
     meta::{Checksum, Uid},
     outcome::{Failure, FailureReason},
     rule::syntax,
@@ -271,8 +271,8 @@ pub enum SourceRefused {
     #[error(
         "the sources of Replications and what is made of them may take {} MiB of memory for the rules of one namespace and {} MiB for \
          all; older rules have taken what this one would need. Once there is room, change the rule for it to be read again",
-        allowance::OF_A_NAMESPACE >> 20,
-        allowance::OF_ALL >> 20
+        memory::SOURCES_OF_A_NAMESPACE >> 20,
+        memory::SOURCES_OF_ALL >> 20
     )]
     TooMuch,
     /// What a client can make the API server store isn't always what a decoder takes.

@@ -4,98 +4,21 @@
 //! runs it as [`Role::Keeper`] over every namespace, the webhook as [`Role::Injector`] over the few that are waiting for their
 //! first copies. What is decided about a cell is decided here, once, for both.
 //!
-//! What is known, and the events that tell of it:
-//! - `rules`, `sources`, `kinds`, `namespaces`, `copies`: those of each kind of objects
-//! - `select`: which sources the selectors of rules find; `members`: in which order
-//! - `follow`: which selectors are followed at all
-//! - `consent`: what namespaces grant each other's rules
-//! - `grants`: which of these count
-//! - `lacks`: what of that a rule isn't granted
-//! - `authorized`: whether a rule may do what it says
-//! - `survey`: which copies were seen
-//! - `demand`: what must be watched for all that
-//! - `allowance`: how much of tenants' sources is held in memory
-//! - `crowd`: how much of their rules is
-//!
-//! What follows from it for a cell:
-//! - `plan`: goes over the namespaces in which something changed
-//! - `wants`: which cell is which rule's
-//! - `decide`: what to do about a cell
-//! - `hindrance`: why there can be nothing in it for now
-//! - `ring`: copies that would be made of themselves
-//! - `seeds`: copies that are created once
-//! - `disposal`: what is to become of copies that are to be there no more
-//! - `collect`: whether they may go
-//! - `absent`: what became of rules and sources that aren't there
-//! - `losses`: what each rule loses
-//! - `sweep`: losses that nobody confirmed
-//! - `withdrawn`: which of them are consent that was taken back on purpose
-//! - `record`: what is written down before a kind's first copy
+//! - `world`: what the cluster shows of rules, kinds, namespaces and copies, and what must be watched for it
+//! - `sources`: what rules copy
+//! - `rights`: whether a rule may do what it says
+//! - `cells`: from a namespace in which something changed to a request, and back
+//! - `removal`: why a copy may go
 //! - `barrier`: namespaces that wait for their copies
-//! - `issued`: marks that this replica set and has not seen yet
-//! - `newcomers`: new ones that no webhook has marked
-//!
-//! What is done about it:
-//! - `work`: the queue, the timers and the back-off
-//! - `request`: from a decision to a request
-//! - `answer`: what the answer means for the cell
-//!
-//! What people are told:
-//! - `status`: what a rule says about itself, and when it is written
-//! - `census`: goes over the cells for all statuses that are due
-//! - `tally`: its counts, its plan, and what failed
-//! - `conditions`: its conditions
-//! - `trouble`: what is wrong with its sources
-//! - `announce`: Events
-//! - `numbers`: what metrics are made of
-//! - `preview`: what a rule would meet that isn't stored yet
-//! - `view`: what has changed of all that, for whoever looks on
+//! - `report`: what people are told
 
-mod absent;
-pub(crate) mod allowance;
-mod announce;
-mod answer;
-mod authorized;
 mod barrier;
-mod census;
-mod collect;
-mod conditions;
-mod consent;
-mod copies;
-mod crowd;
-mod decide;
-mod demand;
-mod disposal;
-mod follow;
-mod grants;
-mod hindrance;
-mod issued;
-mod kinds;
-mod lacks;
-mod losses;
-mod members;
-mod namespaces;
-mod newcomers;
-mod numbers;
-mod plan;
-mod preview;
-mod record;
-mod request;
-mod ring;
-mod rules;
-mod seeds;
-mod select;
+mod cells;
+mod removal;
+mod report;
+mod rights;
 mod sources;
-mod status;
-mod survey;
-mod sweep;
-mod tally;
-mod tidy;
-mod trouble;
-mod view;
-mod wants;
-mod withdrawn;
-mod work;
+mod world;
 
 use std::{
     cell::Cell as Counter,
@@ -121,6 +44,15 @@ pub use self::{
     view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
     withdrawn::GrantsRead,
     work::{Action, Errand, Notice},
+};
+use self::{
+    barrier::{issued, newcomers},
+    cells::{hindrance, request, wants, work},
+    removal::{absent, disposal, losses, sweep, withdrawn},
+    report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
+    rights::{authorized, consent, grants, lacks},
+    sources::{allowance, crowd, follow, members, select},
+    world::{demand, kinds, namespaces, record, rules, survey},
 };
 use self::{
     kinds::{KindState, Served},
