@@ -4,8 +4,12 @@
 //! where Secrets are read, so that no test has to know and none can forget it. All else that a client is answered is searched for
 //! it, refusals and warnings among it, and so is what the programs say while they run and when they end ([`crate::Pair`]). What
 //! was found fails the test whose scene ends next.
+//!
+//! The same goes for the checksums that Secrets' copies carry, as far as a client has read them: whoever has one can try what the
+//! content is.
 
 use std::{
+    collections::BTreeSet,
     fmt::Display,
     future::Future,
     pin::Pin,
@@ -33,6 +37,9 @@ pub const MARK: &str = "planted7f3a9c";
 const SHOWN: usize = 400;
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Those of Secrets that were read.
+static CHECKSUMS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// The mark as it may come up: as text, in base64 wherever in what is encoded it begins, as numbers.
 static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
@@ -62,7 +69,11 @@ pub fn is_in(told: &str) -> bool {
 }
 
 fn has(told: &str) -> bool {
-    FORMS.iter().any(|form| told.contains(form))
+    FORMS.iter().any(|form| told.contains(form)) || has_checksum(told)
+}
+
+fn has_checksum(told: &str) -> bool {
+    CHECKSUMS.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|checksum| told.contains(checksum))
 }
 
 /// Remembers each line of what was told somewhere that has a planted value in it.
@@ -151,6 +162,7 @@ where
             }
             let mut bytes = body.collect().await?.to_bytes();
             if secrets && parts.status.is_success() {
+                CHECKSUMS.lock().unwrap_or_else(PoisonError::into_inner).extend(checksums(&bytes));
                 bytes = rewritten(&bytes, unplant).into();
             } else if !path.starts_with("/mutate/objects") {
                 // Its patches are for the API server alone, and have what they rewrite.
@@ -168,6 +180,16 @@ fn is_of_secrets(path: &str) -> bool {
     let first = parts.next();
     let resource = if first == Some("namespaces") { parts.nth(1) } else { first };
     core && resource == Some("secrets")
+}
+
+/// The checksums that copies in an answer of the API server's carry.
+fn checksums(answer: &[u8]) -> Vec<String> {
+    const HEX_DIGITS: usize = 32;
+    let text = String::from_utf8_lossy(answer);
+    let values = text.split("\"mimeo.dev/checksum\":\"").skip(1).filter_map(|rest| rest.split('"').next());
+    // Anybody may write something else there, which comes up elsewhere, too.
+    let checksum = |value: &&str| value.len() == HEX_DIGITS && value.bytes().all(|byte| byte.is_ascii_hexdigit());
+    values.filter(checksum).map(str::to_owned).collect()
 }
 
 /// Looks at a body, and if it is a review's, at the patch in it, too.
@@ -316,6 +338,21 @@ mod tests {
             assert_eq!(plant(text.as_bytes()), [MARK.as_bytes(), text.as_bytes()].concat());
         }
         Ok(())
+    }
+
+    #[test]
+    fn checksums_of_copies_are_known() {
+        let checksum = "0123456789abcdef0123456789abcdef";
+        let copy = |value: &str| {
+            let entry = json!({"fieldsV1": {"f:metadata": {"f:annotations": {"f:mimeo.dev/checksum": {}}}}});
+            json!({"metadata": {"annotations": {"mimeo.dev/checksum": value}, "managedFields": [entry]}})
+        };
+        let list = json!({"items": [copy("forged"), copy(checksum), {"metadata": {}}]});
+        for (answer, want) in
+            [(list, &[checksum][..]), (copy(checksum), &[checksum]), (copy("x"), &[]), (json!({}), &[])]
+        {
+            assert_eq!(checksums(answer.to_string().as_bytes()), want);
+        }
     }
 
     #[test]

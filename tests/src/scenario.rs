@@ -183,6 +183,21 @@ impl Scene<'_> {
         self.wait_condition(rule, "Ready", "True", "Synced")
     }
 
+    /// That a rule's status was written since then, and at most once a second.
+    ///
+    /// # Errors
+    /// With what was written; and without an audit log.
+    pub async fn assert_paced(&self, rule: &str, mark: &AuditMark) -> Result<()> {
+        let mut events = self.setting.control_plane.audit_since(mark).await?;
+        events.retain(|event| self.setting.is_ours(event) && event.subresource == "status" && event.name == rule);
+        let times: Vec<_> = events.iter().map(|event| event.received).collect();
+        let (first, last) = times.iter().min().zip(times.iter().max()).context("no status was written")?;
+        let seconds = usize::try_from(last.duration_since(*first).as_secs())?;
+        // The first one may have been on its way for longer than the last.
+        ensure!(times.len() <= seconds + 2, "{} statuses in {seconds} s: {times:?}", times.len());
+        Ok(())
+    }
+
     /// That no program of Mimeo's has written anything in a namespace since then.
     ///
     /// # Errors

@@ -76,6 +76,7 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     let events = asked(scene.setting, &mark).await?;
     let (copies, others) = writes(&events);
     assert_eq!(copies.len(), COPIES, "writes to create");
+    scene.assert_paced(&scene.tag, &mark).await?;
     assert!(copies.iter().all(|event| event.code == 201 && event.verb == "patch"));
     let reached: BTreeSet<_> = copies.iter().map(|event| &event.namespace).collect();
     assert_eq!(reached, namespaces.iter().collect());
@@ -105,6 +106,7 @@ async fn rotated(scene: &Scene<'_>) -> Result<()> {
     let events = asked(scene.setting, &mark).await?;
     let (copies, others) = writes(&events);
     assert_eq!(copies.len(), COPIES, "writes to rotate");
+    scene.assert_paced(&scene.tag, &mark).await?;
     assert!(copies.iter().all(|event| event.code == 200));
     assert_eq!(copies.iter().map(|event| &event.namespace).collect::<BTreeSet<_>>().len(), COPIES);
     assert!(others.iter().all(|event| is_status(event)), "{others:#?}");

@@ -8,14 +8,14 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Stage, annotation, apply, delete, label, merge, of, put, relabel, value, version, wait_for,
-    wait_gone,
+    RuleSpec, SOON, Scene, Stage, annotation, apply, delete, label, merge, of, put, relabel, uid, value, version,
+    wait_for, wait_gone,
 };
 use mimeo_tests::tenant::Tenant;
 use mimeo_tests::{ControlPlane, Pair, create_secret, eventually};
 use serde_json::{Value, json};
 
-static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
+static STAGE: Stage = Stage::new(|| ControlPlane::builder().audit(true), Pair::builder);
 
 const REGISTRY: &str = "registry";
 
@@ -306,6 +306,44 @@ async fn a_copy_that_is_being_deleted_can_go() -> Result<()> {
     wait_for(secrets.clone(), REGISTRY.to_owned(), leaving).await?;
     merge(&secrets, REGISTRY, json!({"metadata": {"finalizers": null}})).await?;
     wait_gone(secrets, REGISTRY).await
+}
+
+/// Nobody gives a guarded copy an owner. One that it had before takes it along, as the cluster has it, and nobody else may.
+#[tokio::test]
+async fn a_guarded_copy_goes_with_an_owner_that_it_had_before_and_comes_again_without() -> Result<()> {
+    let scene = STAGE.scene("owned").await?;
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    let namespace = scene.namespace().await?;
+    let rule = scene.rule().secret(&scene.home, REGISTRY);
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
+    let tenant = Tenant::editor_of(&scene, &namespace).await?;
+    let secrets = tenant.secrets();
+    let owner = apply(&tenant.client, &config_map(&namespace, "owner", "x")).await?;
+    let owned = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid(&owner)}]);
+    let before = merge(&secrets, REGISTRY, json!({"metadata": {"ownerReferences": owned}})).await?;
+
+    rule.clone().set("driftPolicy", json!("Deny")).replace(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
+    scene.wait_condition(&rule.name, "BarrierActive", "True", "Active").await?;
+    let copy = secrets.get(REGISTRY).await?;
+    assert_eq!((label(&copy, "mimeo.dev/drift"), uid(&copy)), (Some("deny"), uid(&before)));
+    assert!(copy.metadata.owner_references.is_some_and(|owners| owners.len() == 1), "others' fields stay");
+    for secrets in [&secrets, &scene.secrets(&namespace)] {
+        refused(secrets.delete(REGISTRY, &DeleteParams::default()).await)?.context("deleted")?;
+    }
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    delete(&of::<ConfigMap>(&tenant.client, &namespace), "owner").await?;
+    let anew = wait_for(secrets.clone(), REGISTRY.to_owned(), |copy| uid(copy) != uid(&before)).await?;
+    assert_eq!((value(&anew, "password").as_deref(), label(&anew, "mimeo.dev/drift")), (Some("example"), Some("deny")));
+    assert_eq!(anew.metadata.owner_references, None);
+    refused(secrets.delete(REGISTRY, &DeleteParams::default()).await)?.context("deleted")?;
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let deleted = events.iter().filter(|event| event.verb == "delete" && event.name == REGISTRY && event.code == 200);
+    let who: Vec<_> = deleted.filter(|event| event.namespace == namespace).map(|event| &*event.user).collect();
+    assert_eq!(who, ["system:serviceaccount:kube-system:generic-garbage-collector"]);
+    Ok(())
 }
 
 /// What others add is theirs, and so it is up to them how much the webhook has to read before it refuses.

@@ -11,7 +11,7 @@ use kube::{
 use mimeo_tests::{
     ControlPlane, Pair, create_secret, eventually,
     planted::{MARK, is_in},
-    scenario::{SOON, Setting, create, kubectl, rule, value},
+    scenario::{SOON, Setting, annotation, create, kubectl, rule, value},
 };
 use serde_json::{Value, json};
 
@@ -48,7 +48,13 @@ async fn what_comes_up_of_a_secret_fails_the_scene_wherever_it_is_told() -> Resu
     // By the webhook, too.
     scene.wait_condition(&betrayer.name, "BarrierActive", "True", "Active").await?;
     let new = scene.namespace().await?;
-    scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    let copy = scene.wait_secret(&new, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    // Nor is a copy's checksum to be told.
+    let checksum = annotation(&copy, "mimeo.dev/checksum").context("no checksum")?;
+    let second = rule(&format!("{}-{checksum}", scene.tag)).to_label("scene", &scene.tag);
+    let second = second.secret(&scene.home, "registry").named("second");
+    second.create(&scene.client).await?;
+    scene.wait_synced(&second.name).await?;
     let events: Api<Event> = Api::all(scene.client.clone());
     eventually(SOON, "an Event about the rule", || async {
         let told = events.list(&ListParams::default()).await?.items;
@@ -70,6 +76,10 @@ async fn what_comes_up_of_a_secret_fails_the_scene_wherever_it_is_told() -> Resu
         "kubectl get clusterreplications",
     ] {
         ensure!(found.contains(place), "not found: {place}; but: {found}");
+    }
+    let of_checksum: Vec<_> = found.lines().filter(|line| line.contains(checksum) && !line.contains(MARK)).collect();
+    for place in ["the log of reconciler-", "an answer of /apis/mimeo.dev/v1alpha1/clusterreplications"] {
+        ensure!(of_checksum.iter().any(|line| line.contains(place)), "not found: {place}; but: {of_checksum:#?}");
     }
     // And so does what nobody has a scene of.
     let found = fails(|| drop(setting)).context("the programs ended well")?;

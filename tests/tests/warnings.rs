@@ -6,7 +6,9 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use mimeo_api::ClusterReplication;
 use mimeo_tests::author::{Author, secrets};
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, kubectl_as, merge, rule};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, Stage, any, apply, condition, delete, kubectl, kubectl_as, merge, rule,
+};
 use mimeo_tests::tenant::{Tenant, consent, copying};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
@@ -284,6 +286,59 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
     })
     .await?;
     scene.wait_synced(&scene.tag).await?;
+    Ok(())
+}
+
+/// As with a rule of the platform's. Whoever may give Mimeo rights is somebody else, to whom a tenant can pass on what he is told.
+#[tokio::test]
+async fn rights_that_mimeo_lacks_for_a_tenants_rule_are_told_him_and_once_given_it_copies() -> Result<()> {
+    let scene = STAGE.scene("lacks").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    let (api_version, kind) = ("policy/v1", "PodDisruptionBudget");
+    let budget = json!({
+        "apiVersion": api_version, "kind": kind, "metadata": {"name": "web", "namespace": tenant.home},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}},
+    });
+    apply(&tenant.client, &budget).await?;
+    let spec = json!({
+        "sources": [{"apiVersion": api_version, "kind": kind, "name": "web"}],
+        "targets": [{"namespaces": [tenant.home], "name": "web-copy"}],
+    });
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), tenant.object("replications", "budgets", &spec).to_string())?;
+    let path = file.path().display().to_string();
+    let told = || -> Result<Vec<String>> {
+        let told = kubectl_as(&scene.setting.control_plane, &tenant.user, ["apply", "-f", &path])?;
+        Ok(told.lines().filter_map(|line| line.strip_prefix("Warning: Mimeo ")).map(str::to_owned).collect())
+    };
+    let rights = [
+        ("mimeo.dev/aggregate-to-mimeo", &["create", "get", "list", "patch", "watch"][..]),
+        ("mimeo.dev/aggregate-to-mimeo-reconciler", &["delete"]),
+    ];
+    let sentence = |(label, verbs): &(&str, &[&str])| {
+        let verbs = verbs.join(", ");
+        let rule = format!("{{apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [{verbs}]}}");
+        format!("lacks rights on {kind}: a ClusterRole labelled {label}=true must have the rule {rule}")
+    };
+    let want: Vec<String> = rights.iter().map(sentence).collect();
+    assert_eq!(told()?, want);
+    let status = tenant.status("budgets", "Authorized", "ControllerForbidden").await?;
+    let denied = &condition(&status, "Authorized").context("no Authorized")?.message;
+    assert!(denied.contains("rule {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: ["), "{denied}");
+    tenant.status("budgets", "Ready", "NotAuthorized").await?;
+
+    for (label, verbs) in rights {
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": unique(&scene.tag), "labels": {label: "true"}},
+            "rules": [{"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": verbs}],
+        });
+        apply(&scene.client, &role).await?;
+    }
+    tenant.status("budgets", "Ready", "Synced").await?;
+    tenant.status("budgets", "Authorized", "Allowed").await?;
+    let copy = any(&tenant.client, api_version, kind, Some(&tenant.home))?.get("web-copy").await?;
+    assert_eq!(copy.data["spec"]["minAvailable"], 1);
     Ok(())
 }
 

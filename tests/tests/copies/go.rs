@@ -1,14 +1,16 @@
 //! How copies go: with their rule, their source, their namespace; and how large losses are held.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::Api;
 use mimeo_api::ClusterReplication;
-use mimeo_tests::eventually;
 use mimeo_tests::scenario::{
     SOON, Scene, apply, condition, delete, label, merge, of, put, relabel, rule, uid, value, version, wait_for,
     wait_gone,
 };
+use mimeo_tests::{create_namespace, eventually};
 use serde_json::json;
 
 use crate::{BELONGS_TO, CONFIRM, STAGE, config_map};
@@ -85,6 +87,48 @@ async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result
     Ok(())
 }
 
+/// By the API server's own clock: not before its grace is over, and then.
+#[tokio::test]
+async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
+    const GRACE: Duration = Duration::from_secs(6);
+    let scene = STAGE.scene("grace-over").await?;
+    let namespaces = scene.namespaces(2).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    let rule = rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": GRACE.as_secs()}));
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    delete(&scene.secrets(&scene.home), "registry").await?;
+    let status = scene.wait_condition(&scene.tag, "SourcesFound", "False", "InGracePeriod").await?;
+    let told = &condition(&status, "SourcesFound").context("no SourcesFound")?.message;
+    assert!(told.contains(&format!("stay for {} seconds", GRACE.as_secs())), "{told}");
+    scene.wait_condition(&scene.tag, "Ready", "False", "SourceNotFound").await?;
+    // There is nothing to be copied to whoever comes now.
+    let late = scene.namespace().await?;
+    for namespace in &namespaces {
+        wait_gone(scene.secrets(namespace), "registry").await?;
+    }
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound").await?;
+    scene.wait_counts(&scene.tag, [3, 0, 0]).await?;
+    assert!(scene.secrets(&late).get_opt("registry").await?.is_none());
+
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let deleted = |namespace: &String| {
+        let found = events.iter().find(|event| {
+            event.verb == "delete" && event.resource == "secrets" && event.namespace == *namespace && event.code == 200
+        });
+        found.with_context(|| format!("nobody has deleted anything in {namespace}"))
+    };
+    let lost = deleted(&scene.home)?;
+    for namespace in &namespaces {
+        let copy = deleted(namespace)?;
+        assert!(scene.setting.is_ours(copy) && copy.received >= lost.received + GRACE, "{copy:#?} after {lost:#?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_copy_goes_when_its_namespace_no_longer_matches_unless_retained() -> Result<()> {
     let scene = STAGE.scene("unmatched").await?;
@@ -142,6 +186,38 @@ async fn copies_of_a_source_that_went_with_its_namespace_go_after_it() -> Result
     scene.wait_synced(&scene.tag).await?;
     delete(&Api::<Namespace>::all(scene.client.clone()), &scene.home).await?;
     wait_gone(scene.secrets(&namespace), "registry").await
+}
+
+/// That many rarely go because somebody means it.
+#[tokio::test]
+async fn many_copies_of_a_source_that_went_with_its_namespace_are_held_until_it_is_back() -> Result<()> {
+    let scene = STAGE.scene("home-lost").await?;
+    let namespaces = scene.namespaces(20).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0})).create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let before = uids(&scene, &namespaces).await?;
+
+    let homes: Api<Namespace> = Api::all(scene.client.clone());
+    delete(&homes, &scene.home).await?;
+    let status = scene.wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld").await?;
+    let told = &condition(&status, "Stalled").context("not stalled")?.message;
+    assert!(told.starts_with("20 copies ") && told.contains(CONFIRM), "{told}");
+    wait_gone(homes, &scene.home).await?;
+    assert_eq!(uids(&scene, &namespaces).await?, before, "nothing is deleted");
+
+    create_namespace(&scene.client, &scene.home, &[]).await?;
+    scene.secret("registry", &[("token", "two")]).await?;
+    for namespace in &namespaces {
+        scene.wait_secret(namespace, "registry", |copy| value(copy, "token").as_deref() == Some("two")).await?;
+    }
+    assert_eq!(uids(&scene, &namespaces).await?, before, "they have their source again");
+    eventually(SOON, "no more stalling", || async {
+        let status = scene.wait_synced(&scene.tag).await?;
+        if condition(&status, "Stalled").is_none() { Ok(Some(())) } else { bail!("{status:?}") }
+    })
+    .await
 }
 
 #[tokio::test]

@@ -1,12 +1,16 @@
 //! Copies of any kind: of those that the server completes, and of those that come and go.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use anyhow::{Context, Result, bail};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use mimeo_tests::scenario::{SOON, any, apply, label, merge, rule, uid, wait_for, wait_gone};
-use mimeo_tests::{AuditEvent, eventually, install_crd};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion, JSONSchemaProps,
+};
+use mimeo_tests::scenario::{SOON, Scene, any, apply, label, merge, rule, uid, wait_for, wait_gone};
+use mimeo_tests::{AuditEvent, AuditMark, eventually, install_crd};
 use serde_json::json;
 
-use crate::{MANAGED_BY, STAGE};
+use crate::{MANAGED_BY, STAGE, config_map};
 
 #[tokio::test]
 async fn any_kind_is_copied_with_one_write_however_the_server_completes_it() -> Result<()> {
@@ -112,6 +116,129 @@ async fn a_custom_resource_is_copied_once_its_definition_arrives() -> Result<()>
     wait_gone(copies, "first").await
 }
 
+/// Its objects are there all the while, in another version.
+#[tokio::test]
+async fn a_version_that_is_not_served_for_a_while_costs_no_copy() -> Result<()> {
+    let scene = STAGE.scene("version").await?;
+    let namespaces = scene.namespaces(3).await?;
+    let group = format!("{}.example.com", scene.tag);
+    let definition = |served: bool| in_two_versions(&group, served);
+    install_crd(&scene.client, &definition(true)?).await?;
+    let widget = |size: u32| {
+        json!({"apiVersion": format!("{group}/v2"), "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home},
+               "spec": {"size": size}})
+    };
+    apply(&scene.client, &widget(1)).await?;
+    let rule = scene.rule().source(&format!("{group}/v1"), "Widget", &scene.home, "first");
+    // A source that is taken for deleted takes its copies along at once.
+    rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0})).create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    let uids = async || -> Result<Vec<String>> {
+        let mut uids = Vec::new();
+        for namespace in &namespaces {
+            let copies = any(&scene.client, &format!("{group}/v2"), "Widget", Some(namespace))?;
+            uids.push(uid(&copies.get("first").await?));
+        }
+        Ok(uids)
+    };
+    let before = uids().await?;
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    install_crd(&scene.client, &definition(false)?).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "KindNotServed").await?;
+    scene.wait_condition(&scene.tag, "Ready", "False", "SourceNotFound").await?;
+    apply(&scene.client, &widget(2)).await?;
+    assert_eq!(uids().await?, before);
+
+    install_crd(&scene.client, &definition(true)?).await?;
+    for namespace in &namespaces {
+        let copies = any(&scene.client, &format!("{group}/v1"), "Widget", Some(namespace))?;
+        wait_for(copies, "first".into(), |copy| copy.data["spec"]["size"] == 2).await?;
+    }
+    scene.wait_synced(&scene.tag).await?;
+    assert_eq!(uids().await?, before, "the same copies");
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let ours = events.iter().filter(|event| scene.setting.is_ours(event) && event.group == group);
+    let deletes: Vec<_> = ours.filter(|event| event.verb.starts_with("delete")).collect();
+    assert!(deletes.is_empty(), "{deletes:#?}");
+    Ok(())
+}
+
+/// However often it were sent it would not fit. What may come to fit it is a definition of the kind that declares it, or the rule.
+#[tokio::test]
+async fn a_field_that_no_schema_declares_is_tried_once_until_it_is_declared_or_the_rule_is_mended() -> Result<()> {
+    /// Whatever is tried again is tried after a second at first.
+    const QUIET: Duration = Duration::from_secs(5);
+    let scene = STAGE.scene("undeclared").await?;
+    let namespaces = scene.namespaces(3).await?;
+    let group = format!("{}.example.com", scene.tag);
+    install_crd(&scene.client, &widgets(&group)?).await?;
+    let widget = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home},
+        "spec": {"size": 1},
+    });
+    apply(&scene.client, &widget).await?;
+    config_map(&scene, "first", &[("token", "one")]).await?;
+    scene.secret("first", &[("token", "hunter2")]).await?;
+    let add = |path: &str| json!({"jsonPatch": [{"op": "add", "path": path, "value": 3}]});
+    let to = |name: &str| rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+    let custom = to("custom").source(&format!("{group}/v1"), "Widget", &scene.home, "first");
+    let custom = custom.set("transform", add("/spec/weight"));
+    let builtin = to("builtin").source("v1", "ConfigMap", &scene.home, "first").secret(&scene.home, "first");
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    custom.create(&scene.client).await?;
+    builtin.clone().set("transform", add("/weight")).create(&scene.client).await?;
+    for (rule, copies) in [(&custom, 3), (&builtin, 6)] {
+        scene.wait_condition(&rule.name, "Ready", "False", "CopiesFailed").await?;
+        let status = scene.wait_counts(&rule.name, [copies, 0, copies]).await?;
+        for failure in &status.failures {
+            assert_eq!(failure.reason, "Invalid", "{failure:?}");
+            assert_eq!(failure.message.contains("weight"), failure.kind != "Secret", "{failure:?}");
+        }
+    }
+    let once = |answers: &[u16]| -> BTreeMap<(String, String), Vec<u16>> {
+        let places = namespaces.iter().flat_map(|namespace| {
+            ["widgets", "configmaps", "secrets"].map(|resource| (namespace.clone(), resource.to_owned()))
+        });
+        places.map(|place| (place, answers.to_vec())).collect()
+    };
+    tokio::time::sleep(QUIET).await;
+    assert_eq!(tried(&scene, &mark, &namespaces).await?, once(&[500]));
+
+    let mut declared = widgets(&group)?;
+    let schema = declared.spec.versions[0].schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
+    let spec = schema.and_then(|schema| schema.properties.as_mut()?.get_mut("spec")?.properties.as_mut());
+    let integer = JSONSchemaProps { type_: Some("integer".into()), ..JSONSchemaProps::default() };
+    spec.context("no schema")?.insert("weight".into(), integer);
+    install_crd(&scene.client, &declared).await?;
+    builtin.replace(&scene.client).await?;
+    for rule in [&custom, &builtin] {
+        scene.wait_synced(&rule.name).await?;
+    }
+    for namespace in &namespaces {
+        let copies = any(&scene.client, &format!("{group}/v1"), "Widget", Some(namespace))?;
+        assert_eq!(copies.get("first").await?.data["spec"]["weight"], 3);
+    }
+    assert_eq!(tried(&scene, &mark, &namespaces).await?, once(&[500, 201]));
+    Ok(())
+}
+
+/// What Mimeo has asked for of each object in these namespaces since the mark, by namespace and resource: the answers.
+async fn tried(
+    scene: &Scene<'_>,
+    mark: &AuditMark,
+    namespaces: &[String],
+) -> Result<BTreeMap<(String, String), Vec<u16>>> {
+    let mut tried: BTreeMap<_, Vec<u16>> = BTreeMap::new();
+    for event in scene.setting.control_plane.audit_since(mark).await? {
+        if scene.setting.is_ours(&event) && namespaces.contains(&event.namespace) && event.name == "first" {
+            tried.entry((event.namespace, event.resource)).or_default().push(event.code);
+        }
+    }
+    Ok(tried)
+}
+
 /// A kind of custom resources.
 fn widgets(group: &str) -> Result<CustomResourceDefinition> {
     Ok(serde_json::from_value(json!({
@@ -131,6 +258,15 @@ fn widgets(group: &str) -> Result<CustomResourceDefinition> {
             }],
         },
     }))?)
+}
+
+/// The same, with a second version that is always served.
+fn in_two_versions(group: &str, first_served: bool) -> Result<CustomResourceDefinition> {
+    let mut definition = widgets(group)?;
+    let first = definition.spec.versions.pop().context("no version")?;
+    let second = CustomResourceDefinitionVersion { name: "v2".into(), storage: false, ..first.clone() };
+    definition.spec.versions = vec![CustomResourceDefinitionVersion { served: first_served, ..first }, second];
+    Ok(definition)
 }
 
 #[tokio::test]

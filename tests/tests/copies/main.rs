@@ -8,6 +8,7 @@ mod go;
 mod kinds;
 mod policies;
 mod rendered;
+mod restarts;
 mod told;
 
 use std::collections::BTreeMap;

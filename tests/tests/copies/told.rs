@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, anyhow, bail};
+use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_tests::scenario::{
-    SOON, Scene, any, apply, condition, delete, kubectl, put, relabel, value, version, wait_gone,
+    SOON, Scene, any, apply, condition, delete, kubectl, put, relabel, rule, value, version, wait_gone,
 };
-use mimeo_tests::{Silent, create_secret, eventually};
+use mimeo_tests::tenant::{Tenant, consent};
+use mimeo_tests::{Silent, create_namespace, create_secret, eventually, unique};
 use serde_json::json;
 
-use crate::STAGE;
+use crate::{STAGE, config_map};
 
 #[tokio::test]
 async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<()> {
@@ -176,6 +178,78 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
     Ok(())
 }
 
+/// A tenant's rule and grant, and a policy: by their short names, each with what there is to say of it.
+#[tokio::test]
+async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_ready() -> Result<()> {
+    let scene = STAGE.scene("shown").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    let home = &*tenant.home;
+    tenant.secret("db", "one").await?;
+    let spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "db"}],
+        "targets": [{"namespaces": [home], "name": "db-copy"}],
+    });
+    tenant.writes("replications", "copied", &spec).await?;
+    tenant.writes("replicationgrants", "given", &consent("Read", &scene.home, &[])).await?;
+    let matched = json!({
+        "kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"policy": scene.tag}},
+    });
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {"match": matched, "transform": {"type": "example.com/login"}},
+    });
+    apply(&scene.client, &policy).await?;
+
+    let shown = |args: &[&str]| kubectl(&scene.setting.control_plane, args.iter().copied());
+    let [copied, tpol] = ["repl/copied".to_owned(), format!("tpol/{}", scene.tag)];
+    for object in [&copied, &tpol] {
+        shown(&["wait", "--for=condition=Ready", "--timeout=60s", "--namespace", home, object])?;
+    }
+    for (kind, name, head, row) in [
+        (
+            "repl",
+            "copied",
+            "NAME READY DESIRED SYNCED FAILED REASON MESSAGE LAST SYNC SUSPENDED AGE",
+            "copied True 1 1 0 Synced all 1 copies are up to date * false *",
+        ),
+        ("replgrant", "given", "NAME ACCESS FROM AGE", &format!("given Read [\"{}\"] *", scene.home)),
+        (
+            "tpol",
+            &scene.tag,
+            "NAME READY FAILURE POLICY REASON MESSAGE AGE",
+            &format!("{} True Fail Active * *", scene.tag),
+        ),
+    ] {
+        let wide = shown(&["get", kind, name, "--namespace", home, "-o", "wide"])?;
+        assert!(is_table(&wide, head, row), "{wide}");
+        // What takes much room is left out unless asked for.
+        let narrow = shown(&["get", kind, name, "--namespace", home])?;
+        let head = head.replace(" MESSAGE LAST SYNC SUSPENDED", "").replace(" MESSAGE", "");
+        assert_eq!(narrow.lines().next().map(words), Some(words(&head)), "{narrow}");
+    }
+    let all = shown(&["get", "mimeo", "--namespace", home])?;
+    for object in ["replication.mimeo.dev/copied", "replicationgrant.mimeo.dev/given"] {
+        assert!(all.contains(object), "{all}");
+    }
+    assert!(all.contains(&format!("transformpolicy.mimeo.dev/{}", scene.tag)), "{all}");
+    Ok(())
+}
+
+/// Whether kubectl has printed this head and this row, in which a `*` stands for any words.
+fn is_table(table: &str, head: &str, row: &str) -> bool {
+    let Some((first, second)) = table.trim_end().split_once('\n') else { return false };
+    let told = words(second).join(" ");
+    let mut rest = &*told;
+    let fits = row.split('*').all(|part| match rest.split_once(part.trim()) {
+        Some((_, behind)) => {
+            rest = behind;
+            true
+        }
+        None => false,
+    });
+    words(first) == words(head) && fits
+}
+
 /// Work is under way for as long as somebody else's admission webhook is waited for, which answers nobody.
 #[tokio::test]
 async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
@@ -259,6 +333,49 @@ async fn a_namespace_that_refuses_its_copy_delays_no_other_and_is_reported() -> 
     delete(&any(&scene.client, ADMISSION, "ValidatingAdmissionPolicyBinding", None)?, &policy).await?;
     scene.wait_synced(&scene.tag).await?;
     Ok(())
+}
+
+/// Of a rule, of copies and of namespaces whose names are as long as the API server takes them. None of the copies can be written.
+#[tokio::test]
+async fn a_status_stays_small_however_much_fails_and_is_written_once_a_second_at_most() -> Result<()> {
+    const NAMESPACES: usize = 300;
+    let scene = STAGE.scene("small").await?;
+    let name = "n".repeat(253);
+    config_map(&scene, &name, &[("token", "one")]).await?;
+    let create = |_| async {
+        let name = format!("{:n<63}", unique(&scene.tag));
+        create_namespace(&scene.client, &name, &[("scene", &scene.tag)]).await?;
+        anyhow::Ok(name)
+    };
+    let mut namespaces: Vec<String> = iter(0..NAMESPACES).map(create).buffer_unordered(32).try_collect().await?;
+    namespaces.sort();
+    let rule = rule(&format!("{:r<253}", scene.tag)).to_label("scene", &scene.tag);
+    let rule = rule.source("v1", "ConfigMap", &scene.home, &name);
+    let undeclared = json!({"jsonPatch": [{"op": "add", "path": "/undeclared", "value": "x"}]});
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    rule.clone().set("transform", undeclared).create(&scene.client).await?;
+    let status = scene.wait_counts(&rule.name, [NAMESPACES, 0, NAMESPACES]).await?;
+    scene.assert_paced(&rule.name, &mark).await?;
+
+    let rules = any(&scene.client, "mimeo.dev/v1alpha1", "ClusterReplication", None)?;
+    let stored = rules.get(&rule.name).await?.data["status"].to_string();
+    assert!(stored.len() < 16 * 1024, "{} bytes: {stored}", stored.len());
+    let failed: Vec<_> = status.failures.iter().map(|one| (&*one.namespace, &*one.reason)).collect();
+    let first: Vec<_> = namespaces.iter().take(20).map(|namespace| (&**namespace, "Invalid")).collect();
+    assert_eq!(failed, first);
+    let long = |message: &str| (200..=300).contains(&message.chars().count());
+    assert!(status.failures.iter().all(|one| one.name == name && long(&one.message)), "{status:#?}");
+    let ready = &condition(&status, "Ready").context("no Ready")?.message;
+    let named = namespaces[..5].join(", ");
+    let told = format!("300 of 300 copies failed, first with Invalid: in {named} and 295 more namespaces; mend");
+    assert!(ready.starts_with(&told), "{ready}");
+
+    // And when nothing fails any more there is as little to say.
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    rule.replace(&scene.client).await?;
+    let status = scene.wait_counts(&rule.name, [NAMESPACES, NAMESPACES, 0]).await?;
+    assert!(status.failures.is_empty(), "{status:#?}");
+    scene.assert_paced(&rule.name, &mark).await
 }
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
