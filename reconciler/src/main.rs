@@ -196,6 +196,7 @@ fn observe(
         discovery: discovery.clone(),
         namespace: namespace.to_owned(),
         crds: Arc::default(),
+        noted: Arc::default(),
     };
     let wake = Arc::new(Notify::new());
     for kind in RuleKind::ALL {

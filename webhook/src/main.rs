@@ -212,6 +212,7 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
         discovery: app.discovery.clone(),
         namespace: identity.namespace.clone(),
         crds: Arc::default(),
+        noted: Arc::default(),
     };
     let (publish, seen) = watch::channel(Seen::default());
     let handle = app.handle.clone();

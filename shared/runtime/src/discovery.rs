@@ -11,9 +11,10 @@ use std::{
 };
 
 use http::{Method, StatusCode};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, APIResourceList};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use kube::Client;
 use mimeo_core::kind::{GroupVersionKind, Resource};
+use serde::de::DeserializeOwned;
 use tracing::debug;
 
 use crate::call::{self, encode};
@@ -97,6 +98,24 @@ impl Discovery {
         Ok(Some(Resource { gvk: gvk.clone(), plural: found.plural.clone(), namespaced: found.namespaced }))
     }
 
+    /// The same in whatever version it is served, if it isn't in its own: its objects are there in each.
+    ///
+    /// # Errors
+    /// As [`Discovery::find`].
+    pub async fn find_in_any_version(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+        let found = self.find(gvk).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        for version in self.versions(gvk).await? {
+            let found = self.find(&GroupVersionKind { version, ..gvk.clone() }).await?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
     /// Forgets everything: the next question goes to the server.
     pub fn forget(&self) {
         self.known().clear();
@@ -126,9 +145,24 @@ impl Discovery {
     }
 
     async fn ask(&self, gvk: &GroupVersionKind) -> Result<Option<APIResourceList>, DiscoveryError> {
+        self.get(&group_path(gvk), gvk).await
+    }
+
+    /// The versions that the kind's group is served in, in the server's order. The core group has one.
+    async fn versions(&self, gvk: &GroupVersionKind) -> Result<Vec<Box<str>>, DiscoveryError> {
+        if gvk.group.is_empty() {
+            return Ok(Vec::new());
+        }
+        let group: Option<APIGroup> = self.get(&format!("/apis/{}", encode(&gvk.group)), gvk).await?;
+        let versions = group.into_iter().flat_map(|group| group.versions);
+        Ok(versions.map(|served| served.version.into()).collect())
+    }
+
+    /// What the server says at this path; none if there is nothing.
+    async fn get<T: DeserializeOwned>(&self, path: &str, gvk: &GroupVersionKind) -> Result<Option<T>, DiscoveryError> {
         let group_version = || gvk.api_version();
         let silent = |why: String| DiscoveryError::Silent { group_version: group_version(), why };
-        let request = call::read(Method::GET, &group_path(gvk), call::JSON).map_err(|why| silent(why.to_string()))?;
+        let request = call::read(Method::GET, path, call::JSON).map_err(|why| silent(why.to_string()))?;
         let answer = call::call(&self.client, request, DEADLINE).await.map_err(|why| silent(why.to_string()))?;
         let code = answer.code.as_u16();
         match answer.code {
@@ -218,6 +252,37 @@ mod tests {
         discovery.forget_group("example.com");
         assert_eq!(discovery.find(&widget).await, Ok(Some(want)));
         assert_eq!(server.requests().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_served_in_another_version_is_found_if_that_will_do() {
+        let version = |version: &str| json!({"groupVersion": format!("example.com/{version}"), "version": version});
+        let group = json!({
+            "kind": "APIGroup", "apiVersion": "v1", "name": "example.com",
+            "versions": [version("v3"), version("v2"), version("v1")],
+        });
+        let missing = || Script::json(404, &json!({"kind": "Status", "apiVersion": "v1"}));
+        let empty =
+            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "example.com/v3", "resources": []});
+        let server = Server::start([
+            missing(),
+            Script::json(200, &group),
+            Script::json(200, &empty),
+            list(),
+            missing(),
+            missing(),
+        ])
+        .await;
+        let discovery = Discovery::new(server.client());
+        let found = discovery.find_in_any_version(&gvk("example.com/v1beta1", "Widget")).await;
+        let want = Resource { gvk: gvk("example.com/v2", "Widget"), plural: "widgets".into(), namespaced: true };
+        assert_eq!(found, Ok(Some(want)));
+        // Nor is it looked for where the whole group is gone, or has but one version.
+        assert_eq!(discovery.find_in_any_version(&gvk("other.example.com/v1", "Widget")).await, Ok(None));
+        let asked = ["v1beta1", "", "v3", "v2"].map(|version| format!("GET /apis/example.com/{version}"));
+        let asked = asked.map(|request| request.trim_end_matches('/').to_owned());
+        let then = ["GET /apis/other.example.com/v1", "GET /apis/other.example.com"].map(str::to_owned);
+        assert_eq!(server.requests(), asked.into_iter().chain(then).collect::<Vec<_>>());
     }
 
     #[tokio::test]

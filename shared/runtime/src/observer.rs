@@ -11,7 +11,7 @@ use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, names::API_VE
 use mimeo_core::{
     engine::{CopyWatch, Engine, Observed},
     grant::Grant,
-    kind::Resource,
+    kind::{GroupVersionKind, Resource},
     meta::version,
     names,
     outcome::Unreadable,
@@ -53,6 +53,8 @@ pub struct Observer {
     pub namespace: String,
     /// What was last seen of each CRD of rules: its uid as served, and as recorded.
     pub crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
+    /// The kinds of which copies may be, as they were last noted.
+    pub noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
 
 /// Both must have been seen before the engine is told: half of it would read like a re-installed CRD.
@@ -211,6 +213,7 @@ impl Observer {
     fn kinds_are(&self, map: Option<&ConfigMap>) {
         let Kinds { kinds, mut crds, confirmed } = map.map(parse_kinds).unwrap_or_default();
         let created = map.and_then(|map| map.metadata.creation_timestamp.as_ref()).map(|time| time.0);
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&kinds);
         self.handle.with(|engine, now| {
             engine.kinds_since(created, now);
             engine.kinds_recorded(&kinds, now);

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion, JSONSchemaProps,
 };
-use mimeo_tests::scenario::{SOON, Scene, any, apply, label, merge, rule, uid, wait_for, wait_gone};
-use mimeo_tests::{AuditEvent, AuditMark, eventually, install_crd};
+use mimeo_tests::scenario::{SOON, Scene, any, apply, label, merge, of, rule, uid, wait_for, wait_gone};
+use mimeo_tests::{AuditEvent, AuditMark, NAMESPACE, eventually, install_crd};
 use serde_json::json;
 
 use crate::{MANAGED_BY, STAGE, config_map};
@@ -162,6 +163,36 @@ async fn a_version_that_is_not_served_for_a_while_costs_no_copy() -> Result<()> 
     let deletes: Vec<_> = ours.filter(|event| event.verb.starts_with("delete")).collect();
     assert!(deletes.is_empty(), "{deletes:#?}");
     Ok(())
+}
+
+/// By the version that is left: as when a cluster was upgraded that served the former one no more.
+#[tokio::test]
+async fn copies_of_a_rule_that_goes_while_its_version_is_not_served_go_all_the_same() -> Result<()> {
+    let scene = STAGE.scene("dropped").await?;
+    let namespaces = scene.namespaces(2).await?;
+    let group = format!("{}.example.com", scene.tag);
+    install_crd(&scene.client, &in_two_versions(&group, true)?).await?;
+    let widget = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home},
+    });
+    apply(&scene.client, &widget).await?;
+    let rule = scene.rule().source(&format!("{group}/v1"), "Widget", &scene.home, "first");
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    install_crd(&scene.client, &in_two_versions(&group, false)?).await?;
+    scene.wait_condition(&scene.tag, "SourcesFound", "False", "KindNotServed").await?;
+    rule.delete(&scene.client).await?;
+    let widgets = |namespace| any(&scene.client, &format!("{group}/v2"), "Widget", Some(namespace));
+    for namespace in &namespaces {
+        wait_gone(widgets(namespace)?, "first").await?;
+    }
+    widgets(&scene.home)?.get("first").await?;
+    eventually(SOON, "that nobody looks for more of them", || async {
+        let noted = of::<ConfigMap>(&scene.client, NAMESPACE).get("mimeo-kinds").await?.data.unwrap_or_default();
+        Ok((!noted.contains_key(&format!("Widget.{group}"))).then_some(()))
+    })
+    .await
 }
 
 /// However often it were sent it would not fit. What may come to fit it is a definition of the kind that declares it, or the rule.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -82,14 +82,23 @@ impl Observer {
         let mut pause = Duration::MAX;
         let mut missing = BTreeSet::new();
         for gvk in kinds {
-            let error = match self.discovery.find(gvk).await {
-                Ok(resource) => {
+            let error = match self.look_up(gvk).await {
+                Ok(found) => {
                     failing.remove(*gvk);
+                    let (resource, other) = match found {
+                        Some(resource) if resource.gvk == **gvk => (Some(resource), None),
+                        other => (None, other),
+                    };
                     if resource.is_none() {
                         missing.insert(&gvk.group);
                         pause = pause.min(Duration::from_secs(30));
                     }
-                    self.handle.with(|engine, now| engine.kind(gvk, resource, now));
+                    self.handle.with(|engine, now| {
+                        engine.kind(gvk, resource, now);
+                        if let Some(other) = other {
+                            engine.kind(&other.gvk.clone(), Some(other), now);
+                        }
+                    });
                     continue;
                 }
                 // Not answered is not "not served".
@@ -106,6 +115,12 @@ impl Observer {
         }
         missing.into_iter().for_each(|group| self.discovery.forget_group(group));
         pause
+    }
+
+    /// How a kind is served. Copies that there may be are found in any version: theirs may not be served any more.
+    async fn look_up(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner).contains(gvk);
+        if noted { self.discovery.find_in_any_version(gvk).await } else { self.discovery.find(gvk).await }
     }
 
     /// Opens and closes watches. Returns when to do so again, if one is to be opened anew that was opened too short a time ago.

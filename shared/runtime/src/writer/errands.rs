@@ -281,7 +281,7 @@ impl Writer {
         let Some(gvk) = parse_kinds(&map).kinds.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
             return Ok(true);
         };
-        let found = Discovery::new(self.client.clone()).find(&gvk).await;
+        let found = Discovery::new(self.client.clone()).find_in_any_version(&gvk).await;
         let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(false) };
         for place in places {
             if self.has_copies(&resource, place.as_deref()).await? {

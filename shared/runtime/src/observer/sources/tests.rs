@@ -67,6 +67,7 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
         discovery: Arc::new(Discovery::new(client)),
         namespace: "mimeo".into(),
         crds: Arc::default(),
+        noted: Arc::default(),
     }
 }
 
