@@ -82,7 +82,7 @@ async fn when_copies_come_to_know_that_they_stay_is_told() -> Result<()> {
     seen(&scene, &rule, 1).await?;
     assert_told(&warnings(&scene, &rule, false)?, &["the rule selects 1 of "]);
     scene.wait_synced(&scene.tag).await?;
-    let retained = rule.set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}));
+    let retained = rule.clone().set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}));
     let suspended = retained.clone().set("suspend", json!(true));
     assert_told(&warnings(&scene, &suspended, false)?, &["before that, deleting the rule deletes them"]);
     assert_told(&warnings(&scene, &retained, false)?, &[]);
