@@ -13,6 +13,7 @@ use crate::{
     rule::{Refusal, Refusals, syntax},
 };
 
+mod dialect;
 mod glob;
 mod labels;
 mod pattern;

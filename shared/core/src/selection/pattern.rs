@@ -8,11 +8,14 @@ use regex_automata::{
         Automaton, StartKind,
         dense::{Builder, Config, DFA},
     },
-    nfa::thompson::{self, WhichCaptures},
-    util::syntax,
+    nfa::thompson::{Compiler, Config as Expression, WhichCaptures},
+};
+use regex_syntax::{
+    ast::parse::Parser,
+    hir::{Hir, Look, translate::TranslatorBuilder},
 };
 
-use super::glob::GLOB_LOAD;
+use super::{dialect, glob::GLOB_LOAD};
 
 /// Longest pattern, in bytes.
 const PATTERN_LENGTH: usize = 256;
@@ -54,14 +57,7 @@ impl Pattern {
         if text.len() > PATTERN_LENGTH {
             return Err(format!("must not be longer than {PATTERN_LENGTH} characters"));
         }
-        // Alone first: `a)|(b` would close the group below, and then not be anchored.
-        syntax::parse_with(text, &syntax()).map_err(|error| {
-            // The parser's message draws the pattern over several lines; the last says why.
-            let drawn = error.to_string();
-            let why = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            format!("not a regular expression: {why}")
-        })?;
-        let table = compile(&format!(r"(?:{text})\z"))
+        let table = compile(read(text)?)
             .ok_or_else(|| format!("not a regular expression that fits into {PATTERN_SIZE} bytes of memory"))?;
         Ok(Self { table: Arc::new(table), begins: literal_beginning(text).into() })
     }
@@ -83,20 +79,30 @@ impl Pattern {
 }
 
 /// Without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
-fn syntax() -> syntax::Config {
-    syntax::Config::new().unicode(false).utf8(false)
+fn read(text: &str) -> Result<Hir, String> {
+    let said = |error: &dyn fmt::Display| {
+        // The parser's message draws the pattern over several lines; the last says why.
+        let drawn = error.to_string();
+        let why = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        format!("not a regular expression: {why}")
+    };
+    let parsed = Parser::new().parse(text).map_err(|error| said(&error))?;
+    dialect::check(text, &parsed).map_err(|why| format!("not a regular expression in RE2's syntax: {why}"))?;
+    let mut translator = TranslatorBuilder::new().unicode(false).utf8(false).build();
+    translator.translate(text, &parsed).map_err(|error| said(&error))
 }
 
-/// None if it is too large.
-fn compile(text: &str) -> Option<DFA<Vec<u32>>> {
-    let expression =
-        thompson::Config::new().which_captures(WhichCaptures::None).utf8(false).nfa_size_limit(Some(COMPILING));
-    let table = Config::new()
+/// Of the whole name. None if it is too large.
+fn compile(expression: Hir) -> Option<DFA<Vec<u32>>> {
+    let whole = Hir::concat(vec![expression, Hir::look(Look::End)]);
+    let config = Expression::new().which_captures(WhichCaptures::None).utf8(false).nfa_size_limit(Some(COMPILING));
+    let steps = Compiler::new().configure(config).build_from_hir(&whole).ok()?;
+    let config = Config::new()
         .start_kind(StartKind::Anchored)
         .accelerate(false)
         .dfa_size_limit(Some(PATTERN_SIZE))
         .determinize_size_limit(Some(COMPILING));
-    Builder::new().syntax(syntax()).thompson(expression).configure(table).build(text).ok()
+    Builder::new().configure(config).build_from_nfa(&steps).ok()
 }
 
 /// The characters before the first one that could be special.
