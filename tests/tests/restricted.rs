@@ -13,9 +13,12 @@ use kube::{
 };
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
-    AuditEvent, AuditMark, ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually,
+    AuditEvent, AuditMark, ControlPlane, NAMESPACE, Pair,
+    author::{Author, secrets},
+    create_namespace, create_secret, eventually,
     scenario::{
-        SOON, Setting, apply, condition, delete, kubectl, label, merge, of, put, rule, value, wait_for, wait_gone,
+        SOON, Setting, apply, condition, delete, kubectl, kubectl_as, label, merge, of, put, rule, value, wait_for,
+        wait_gone,
     },
     tenant::{Tenant, consent, copying, has},
     unique,
@@ -369,4 +372,49 @@ async fn of_a_kind_that_is_not_to_be_copied_nothing_is_read_or_written_and_its_r
     ensure!(strayed.is_empty(), "{strayed:#?}");
     drop(scene);
     cluster.kept_to(&["platform", "team-a", "team-b"], &[]).await
+}
+
+/// Not by what Mimeo lacks in it either: who may not list namespaces is told of those that he names.
+#[tokio::test]
+async fn where_a_role_is_missing_is_told_to_who_names_the_namespace_or_may_list_them() -> Result<()> {
+    let cluster = Cluster::start(&["platform"], &["team-a"]).await?;
+    create_secret(&cluster.client, "platform", "registry", &[("token", "one")]).await?;
+    create_namespace(&cluster.client, "team-b", &[("tier", "gold")]).await?;
+    let scene = cluster.setting.scene("lacks").await?;
+    let author = Author::new(&scene, &[]).await?;
+    author.may(None, &secrets(&["get", "create", "update", "delete"])).await?;
+    let user = cluster.setting.control_plane.user(&author.name, &[])?;
+    let told = |target: Value| -> Result<String> {
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), rule("pull").secret("platform", "registry").target(target).object().to_string())?;
+        let path = file.path().display().to_string();
+        kubectl_as(&cluster.setting.control_plane, &user, ["apply", "--dry-run=server", "-f", &path])
+    };
+    let found = [
+        json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
+        json!({"namespaces": ["team-*"]}),
+        json!({"namespacePattern": "team-b"}),
+    ];
+    let lack = "in namespace team-b: a Role there must have the rule";
+    // His rights, and what there is, take a moment to be known.
+    eventually(SOON, "a word about the namespace that he names", || async {
+        let told = told(json!({"namespaces": ["team-b"]}))?;
+        ensure!(told.contains(lack), "{told}");
+        Ok(Some(()))
+    })
+    .await?;
+    for target in &found {
+        let told = told(target.clone())?;
+        ensure!(!told.contains("team-b") && !told.contains("more namespaces"), "{target}: {told}");
+    }
+    author.may(None, &json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]})).await?;
+    for target in &found {
+        eventually(SOON, format!("a word of {target}"), || async {
+            let told = told(target.clone())?;
+            ensure!(told.contains(lack), "{told}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    Ok(())
 }

@@ -127,7 +127,11 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let read = givers(app, &sources, &kinds, deadline).await;
     let homes = rule.homes(|source| read.get(source));
     let homes = homes.filter(|home| told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none());
-    let places = app.handle.look(|engine, _| engine.reached(&rule));
+    let of_namespaces = Told::of(app, request, &rule, object, deadline).await;
+    let mut places = app.handle.look(|engine, _| engine.reached(&rule));
+    if let (Some(places), Told::Named) = (&mut places, of_namespaces) {
+        places.retain(|namespace| rule.names(namespace));
+    }
     let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     // A list each: a tenant, who may write as many rules as he likes, is told of the first.
     let most = if rule.id.kind == RuleKind::Replication { TENANTS_LISTS } else { selectors.len() };
@@ -137,14 +141,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(rule.most_sources).collect();
     match rule.id.kind {
         RuleKind::ClusterReplication => {
-            let targets = |object: &Value| object.pointer("/spec/targets").cloned();
-            let same = request.old_object.as_ref().is_some_and(|old| targets(old) == targets(object));
-            let told = match lists_namespaces(app, &request.user, deadline).await {
-                false => Told::Named,
-                true if same && !request.dry_run => Told::Odd,
-                true => Told::Counts,
-            };
-            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), told));
+            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), of_namespaces));
         }
         RuleKind::Replication => {
             warnings.extend(warnings::not_granted(app, &rule, &sources));
@@ -156,6 +153,18 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     warnings.extend(warnings::untold_retention(&rule, before.as_ref()));
     warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
     Ok(warnings)
+}
+
+impl Told {
+    async fn of(app: &App, request: &Request, rule: &Rule, object: &Value, deadline: Instant) -> Self {
+        // A tenant's rule names all of its own.
+        if rule.id.kind == RuleKind::Replication || !lists_namespaces(app, &request.user, deadline).await {
+            return Self::Named;
+        }
+        let targets = |object: &Value| object.pointer("/spec/targets").cloned();
+        let same = request.old_object.as_ref().is_some_and(|old| targets(old) == targets(object));
+        if same && !request.dry_run { Self::Odd } else { Self::Counts }
+    }
 }
 
 /// In doubt they don't.

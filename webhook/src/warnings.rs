@@ -45,9 +45,8 @@ pub(crate) fn foresee(app: &App, rule: &Rule, sources: &[SourceRef], before: Opt
     let preview = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, sources, before)));
     let Some(mut preview) = preview else { return vec![] };
     if told == Told::Named {
-        let named = |namespace: &str| rule.targets.iter().any(|target| target.selection.names(namespace));
         preview.contests.retain_mut(|contest| {
-            contest.namespaces.retain(|namespace| named(namespace));
+            contest.namespaces.retain(|namespace| rule.names(namespace));
             !contest.namespaces.is_empty()
         });
         return contested(&preview.contests);

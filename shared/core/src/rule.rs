@@ -224,6 +224,11 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.could_match(hint, labels))
     }
 
+    /// Whether the namespace is named in it, not found by a glob, a pattern or a selector that matches it.
+    pub fn names(&self, namespace: &str) -> bool {
+        self.targets.iter().any(|target| target.selection.names(namespace))
+    }
+
     /// What its sources are, and where, unless they are inline; `object` is asked for those that are read.
     pub fn homes<'a>(&'a self, object: impl Fn(&SourceRef) -> Option<&'a Value>) -> impl Iterator<Item = Home<'a>> {
         let named = self.sources.iter().map(move |source| {
