@@ -194,7 +194,7 @@ async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
     let warned = kubectl(&control_plane, ["apply", "-f", &*path])?;
     let asked = |text: &str| -> Result<Value> {
         let words = format!(
-            "hand out only rights of its own by {kind}: a ClusterRole labelled {both}=true must have the rule "
+            "hand out only rights of its own by {kind}: for others a ClusterRole labelled {both}=true must have the rule "
         );
         let (_, rule) = text.split_once(&words).with_context(|| text.to_owned())?;
         let (rule, _) = rule.split_once('}').context("no end")?;

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use futures::future::join_all;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
-    Api,
+    Api, Client,
     api::{ApiResource, DynamicObject, ListParams},
 };
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
@@ -18,20 +18,20 @@ use mimeo_core::{
     grant::{self, Grant},
     kind::{GroupVersionKind, Resource},
     lineage::Lineage,
-    own_rights::{self, Program},
+    own_rights::{self, Program, RoleRef},
     policy::Policy,
     review::{Operation, Request, User, Verdict},
     rule::{Refusal, Rule, RuleKind, SourceRef, SourceSelector},
     stamp,
 };
 use mimeo_runtime::named;
-use serde::{Deserialize as _, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::{
-    author,
+    author::{self, Questions},
     hooks::App,
     stamps::key,
     warnings::{self, Told},
@@ -124,8 +124,8 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     if before.as_ref().is_none_or(|before| before.weight < rule.weight) {
         refuse(app.handle.look(|engine, _| engine.refuses_rule(&rule)).as_slice())?;
     }
-    let read = givers(app, &sources, &kinds, deadline).await;
-    let homes = rule.homes(|source| read.get(source));
+    let bound = bound(&app.client, &app.questions, &sources, deadline).await;
+    let homes = rule.homes(|source| bound.get(source).cloned());
     let homes = homes.filter(|home| told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none());
     let of_namespaces = Told::of(app, request, &rule, object, deadline).await;
     let mut places = app.handle.look(|engine, _| engine.reached(&rule));
@@ -277,15 +277,34 @@ async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadl
     join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
 }
 
-/// Those of the sources that give rights, as far as they can be read in time: what they give Mimeo must be granted, and no more.
-async fn givers(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> BTreeMap<SourceRef, Value> {
-    let givers = sources.iter().filter(|source| own_rights::gives_rights(&source.gvk));
-    let read = async |source: &&SourceRef| {
-        let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
-        let object = app.questions.ask(named::read(&api, &source.name), deadline).await?.ok()??;
-        Some(((*source).clone(), serde_json::to_value(object).ok()?))
-    };
-    join_all(givers.map(read)).await.into_iter().flatten().collect()
+/// Of a RoleBinding what it binds. Its subjects, of which there may be thousands, are nobody's business here.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = RoleBinding)]
+#[serde(rename_all = "camelCase")]
+struct Binding {
+    metadata: ObjectMeta,
+    role_ref: RoleRef,
+}
+
+/// The roles that those of the sources bind which are RoleBindings, as far as they can be read in time: what they give Mimeo must be
+/// granted, and no more. One is read after the other: whoever has a namespace can make them as large as objects can be.
+async fn bound(
+    client: &Client,
+    questions: &Questions,
+    sources: &[&SourceRef],
+    deadline: Instant,
+) -> BTreeMap<SourceRef, RoleRef> {
+    let mut bound = BTreeMap::new();
+    for source in sources.iter().filter(|source| own_rights::binds(&source.gvk)) {
+        let Some(home) = source.home() else { continue };
+        let api: Api<Binding> = Api::namespaced(client.clone(), home);
+        match questions.ask(named::read(&api, &source.name), deadline).await {
+            Some(Ok(Some(Binding { role_ref, .. }))) => _ = bound.insert((*source).clone(), role_ref),
+            Some(Ok(None) | Err(_)) => {}
+            None => break,
+        }
+    }
+    bound
 }
 
 /// What one selector finds.
@@ -353,4 +372,60 @@ fn api_of(app: &App, namespace: &str, resource: &Resource) -> Api<DynamicObject>
         plural: plural.to_string(),
     };
     Api::namespaced_with(app.client.clone(), namespace, &kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Duration,
+    };
+
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Each may be as large as an object can be.
+    #[tokio::test(start_paused = true)]
+    async fn what_role_bindings_give_is_read_one_after_the_other_and_nothing_else() {
+        let (asked, at_once) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(AtomicUsize::new(0)));
+        let (told, open) = (asked.clone(), at_once.clone());
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (told, open) = (told.clone(), open.clone());
+            async move {
+                assert_eq!(open.fetch_add(1, Ordering::Relaxed), 0, "another is being read");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                open.fetch_sub(1, Ordering::Relaxed);
+                let path = request.uri().path().to_owned();
+                let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+                told.lock().expect("no test panics with it").push(path);
+                let mut object = json!({
+                    "metadata": {"name": name}, "subjects": vec![json!({"kind": "User", "name": "ann"}); 3],
+                    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": format!("of-{name}")},
+                });
+                if name == "odd" {
+                    object["roleRef"] = json!(7);
+                }
+                Ok::<_, Infallible>(http::Response::new(Body::from(object.to_string().into_bytes())))
+            }
+        });
+        let source = |kind, name| {
+            let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).expect("a kind");
+            SourceRef::named(gvk, "home", name)
+        };
+        let [a, b, role, odd] = [("RoleBinding", "a"), ("RoleBinding", "b"), ("Role", "c"), ("RoleBinding", "odd")]
+            .map(|(kind, name)| source(kind, name));
+        let (client, deadline) = (Client::new(service, "default"), Instant::now() + Duration::from_secs(5));
+        let bound = bound(&client, &Questions::default(), &[&a, &role, &odd, &b], deadline).await;
+        let gives = |source| bound.get(source).cloned();
+        let named = |name: &str| RoleRef::of(&json!({"roleRef": {"kind": "Role", "name": name}}));
+        assert_eq!([&a, &role, &odd, &b].map(gives), [named("of-a"), None, None, named("of-b")]);
+        let path = |name: &str| format!("/apis/rbac.authorization.k8s.io/v1/namespaces/home/rolebindings/{name}");
+        assert_eq!(*asked.lock().expect("no test panics with it"), ["a", "odd", "b"].map(path));
+    }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
@@ -34,14 +35,29 @@ pub struct ProgramRight {
 }
 
 /// What is copied, and from where.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Home<'a> {
     /// Its kind.
     pub gvk: &'a GroupVersionKind,
     /// The namespace that it is read in; none if it is inline.
     pub namespace: Option<&'a str>,
-    /// The object that copies are made of, if just that is known.
-    pub object: Option<&'a Value>,
+    /// The role that copies bind, if they are RoleBindings and just that is known.
+    pub role: Option<RoleRef>,
+}
+
+/// The role that a RoleBinding names.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RoleRef {
+    kind: Box<str>,
+    name: Box<str>,
+}
+
+impl RoleRef {
+    /// That of an object, if it has one; none with a variable in it, which is filled in namespace by namespace.
+    pub fn of(object: &Value) -> Option<Self> {
+        let role = Self::deserialize(object.get("roleRef")?).ok()?;
+        (!role.kind.contains("$(") && !role.name.contains("$(")).then_some(role)
+    }
 }
 
 impl ProgramRight {
@@ -69,7 +85,7 @@ pub fn needed<'a>(
         Some(places) => places.iter().map(|name| Some(&**name)).collect(),
     };
     let mut needs = BTreeSet::new();
-    for Home { gvk, namespace: home, object } in homes {
+    for Home { gvk, namespace: home, role } in homes {
         let Some(Resource { plural, .. }) = look_up(gvk) else { continue };
         let right =
             |verb| Right { verb, group: gvk.group.clone(), resource: plural.clone(), namespace: None, name: None };
@@ -88,7 +104,7 @@ pub fn needed<'a>(
         if home.is_some() && places.is_some() {
             need(Program::Reconciler, &read, home);
         }
-        let grant = to_grant_by(gvk, object);
+        let grant = to_grant_by(gvk, role.as_ref());
         for target in &targets {
             // The webhook watches no copies, and deletes none.
             need(Program::Webhook, &write, *target);
@@ -103,19 +119,20 @@ pub fn needed<'a>(
     needs
 }
 
-/// Whether whoever has an object of the kind has rights by it, which nobody may write who doesn't hold them.
-pub fn gives_rights(gvk: &GroupVersionKind) -> bool {
-    !authority::to_grant(gvk).is_empty()
+/// Whether its objects give rights by a role that each names.
+pub fn binds(gvk: &GroupVersionKind) -> bool {
+    authority::to_grant(gvk).iter().any(|right| right.verb == "bind")
 }
 
 /// What it takes to write such an object if it gives rights: no more than to bind the role that it names, if it is known.
-fn to_grant_by(gvk: &GroupVersionKind, object: Option<&Value>) -> Vec<Right> {
-    let all = authority::to_grant(gvk);
-    // A variable in it is filled in namespace by namespace.
-    let text = |field: &str| object?.get("roleRef")?.get(field)?.as_str().filter(|text| !text.contains("$("));
-    let (Some(kind), Some(name)) = (text("kind"), text("name")) else { return all };
-    let bound = all.into_iter().filter(|right| right.resource.strip_suffix('s') == Some(&kind.to_lowercase()));
-    bound.map(|right| Right { name: Some(name.into()), ..right }).collect()
+fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
+    let mut rights = authority::to_grant(gvk);
+    if let Some(RoleRef { kind, name }) = role {
+        let kind = kind.to_lowercase();
+        rights.retain(|right| right.resource.strip_suffix('s') == Some(&kind));
+        rights.iter_mut().for_each(|right| right.name = Some(name.clone()));
+    }
+    rights
 }
 
 /// Most namespaces of which it is told one by one that a Role is missing in them.
@@ -160,18 +177,19 @@ struct Lack<'a> {
 impl Lack<'_> {
     fn explain(&self, verbs: &BTreeSet<&str>) -> String {
         let Self { grant, kind, hands_out, group, resource, name } = self;
-        // What it holds itself it may hand out without more.
         let lack = if *hands_out { "may hand out only rights of its own by" } else { "lacks rights on" };
+        // Where it holds all that copies give, nothing is missing.
+        let others = if *hands_out { "for others " } else { "" };
         let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
         let group = if group.is_empty() { "\"\"" } else { group };
         let only = name.map(|name| format!(", resourceNames: [{name:?}]")).unwrap_or_default();
         let rule = format!("{{apiGroups: [{group}], resources: [{resource}], verbs: [{verbs}]{only}}}");
         match grant {
             Grant::ClusterRole(label) => {
-                format!("Mimeo {lack} {kind}: a ClusterRole labelled {label}=true must have the rule {rule}")
+                format!("Mimeo {lack} {kind}: {others}a ClusterRole labelled {label}=true must have the rule {rule}")
             }
             Grant::Role(namespace) => {
-                format!("Mimeo {lack} {kind} in namespace {namespace}: a Role there must have the rule {rule}")
+                format!("Mimeo {lack} {kind} in namespace {namespace}: {others}a Role there must have the rule {rule}")
             }
         }
     }
@@ -198,8 +216,8 @@ mod tests {
         Resource { gvk, plural: "networkpolicies".into(), namespaced: true }
     }
 
-    fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>, object: Option<&'a Value>) -> Home<'a> {
-        Home { gvk, namespace, object }
+    fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>) -> Home<'a> {
+        Home { gvk, namespace, role: None }
     }
 
     fn needs() -> BTreeSet<ProgramRight> {
@@ -207,7 +225,9 @@ mod tests {
     }
 
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
-        needed([home(&policies().gvk, Some("home"), None); 2].into_iter(), places, |_| Some(policies()))
+        needed([home(&policies().gvk, Some("home")), home(&policies().gvk, Some("home"))].into_iter(), places, |_| {
+            Some(policies())
+        })
     }
 
     fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
@@ -236,8 +256,8 @@ mod tests {
                 "Reconciler watch *",
             ]
         );
-        assert!(needed([home(&policies().gvk, Some("home"), None)].into_iter(), None, |_| None).is_empty());
-        let inline = needed([home(&policies().gvk, None, None)].into_iter(), None, |_| Some(policies()));
+        assert!(needed([home(&policies().gvk, Some("home"))].into_iter(), None, |_| None).is_empty());
+        let inline = needed([home(&policies().gvk, None)].into_iter(), None, |_| Some(policies()));
         assert_eq!(told(&inline)[..2], ["Webhook create *", "Webhook patch *"], "there is nothing to read");
     }
 
@@ -264,7 +284,7 @@ mod tests {
         let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).unwrap();
         let plural = format!("{}s", kind.to_lowercase()).into();
         let resource = Resource { gvk: gvk.clone(), plural, namespaced: true };
-        let homes = [home(&gvk, Some("home"), object)].into_iter();
+        let homes = [Home { gvk: &gvk, namespace: Some("home"), role: object.and_then(RoleRef::of) }].into_iter();
         let sentences = explain(&needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())), reach);
         // The API server cuts a warning off at 256 characters.
         assert!(sentences.iter().all(|sentence| sentence.len() <= 256), "{sentences:?}");
@@ -279,7 +299,9 @@ mod tests {
     fn what_copies_give_must_be_mimeos_to_give() {
         let everywhere = Reach::default();
         let of = |kind: &str, rule: &str| {
-            format!("{kind}: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {rule}")
+            format!(
+                "{kind}: for others a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {rule}"
+            )
         };
         assert_eq!(handed_out("Role", None, &everywhere), [of("Role", "{resources: [roles], verbs: [escalate]}")]);
         let any = [
@@ -296,8 +318,10 @@ mod tests {
         let reach = Reach { targets: Some(std::sync::Arc::new(["t1".into()].into())), ..Reach::default() };
         assert_eq!(
             handed_out("RoleBinding", Some(&bound("Role", "deployer")), &reach),
-            ["RoleBinding in namespace t1: a Role there must have the rule {resources: [roles], verbs: [bind], \
-                 resourceNames: [\"deployer\"]}"]
+            [
+                "RoleBinding in namespace t1: for others a Role there must have the rule {resources: [roles], verbs: [bind], \
+                 resourceNames: [\"deployer\"]}"
+            ]
         );
         assert_eq!(handed_out("ConfigMap", None, &everywhere), [""; 0]);
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     kind::{GroupKind, GroupVersionKind, Resource},
     names,
-    own_rights::Home,
+    own_rights::{self, Home, RoleRef},
     reach::Reach,
     selection::{Labels, NameHint},
     template::{Place, Template, each_text},
@@ -229,18 +229,19 @@ impl Rule {
         self.targets.iter().any(|target| target.selection.names(namespace))
     }
 
-    /// What its sources are, and where, unless they are inline; `object` is asked for those that are read.
-    pub fn homes<'a>(&'a self, object: impl Fn(&SourceRef) -> Option<&'a Value>) -> impl Iterator<Item = Home<'a>> {
+    /// What its sources are, and where, unless they are inline; `role` is asked for what RoleBindings that are read bind.
+    pub fn homes<'a>(&'a self, role: impl Fn(&SourceRef) -> Option<RoleRef>) -> impl Iterator<Item = Home<'a>> {
         let named = self.sources.iter().map(move |source| {
-            let object = self.inline.get(source).map(|object| &**object).or_else(|| object(source));
+            let inline = self.inline.get(source);
+            let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
             // What a patch makes of it nobody knows yet.
-            let object = object.filter(|_| !self.transform.patches());
-            Home { gvk: &source.gvk, namespace: source.home(), object }
+            let known = own_rights::binds(&source.gvk) && !self.transform.patches();
+            Home { gvk: &source.gvk, namespace: source.home(), role: known.then(bound).flatten() }
         });
         let selected = |selector: &'a SourceSelector| Home {
             gvk: &selector.gvk,
             namespace: Some(&*selector.namespace),
-            object: None,
+            role: None,
         };
         named.chain(self.selectors.iter().map(selected))
     }

@@ -21,7 +21,7 @@ use crate::{
     kind::{GroupVersionKind, Resource},
     names,
     outcome::{FailureReason, Unreadable},
-    own_rights::{self, Program, ProgramRight},
+    own_rights::{self, Program, ProgramRight, RoleRef},
     reach::Reach,
     review::User,
     rule::{Barrier, Rule, RuleId, RuleKind, SourceRef},
@@ -330,11 +330,11 @@ impl Engine {
             Some(Denied { what, places: place.into_iter().collect(), written: false })
         };
         let denied = copies().or_else(reading).or_else(|| writing(resource, tally))?;
-        let read = |source: &SourceRef| match self.sources.get(source)? {
-            SourceState::Found { object, .. } => object.as_deref(),
+        let role = |source: &SourceRef| match self.sources.get(source)? {
+            SourceState::Found { object, .. } => RoleRef::of(object.as_deref()?),
             _ => None,
         };
-        let homes = rule.homes(read).filter(|home| home.gvk.group_kind() == gvk.group_kind());
+        let homes = rule.homes(role).filter(|home| home.gvk.group_kind() == gvk.group_kind());
         let to_grant = denied.to_grant(homes, &self.settings.reach, resource);
         Some(Unauthorized {
             reason: ConditionReason::ControllerForbidden,
