@@ -824,18 +824,20 @@ async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -
 async fn where_the_failure_policy_is_to_decide_the_answer_is_an_error() -> Result<()> {
     let setting = STAGE.get().await?;
     let webhook = stranger(&setting.pair.url())?;
-    let failed = |answer: Result<Value>, what: &str| match answer.map_err(anyhow::Error::downcast::<kube::Error>) {
-        Err(Ok(kube::Error::Api(status))) if status.code == 413 => Ok(status.message),
-        answer => bail!("{what}: {answer:?}"),
-    };
+    let failed =
+        |answer: Result<Value>, code: u16, what: &str| match answer.map_err(anyhow::Error::downcast::<kube::Error>) {
+            Err(Ok(kube::Error::Api(status))) if status.code == code => Ok(status.message),
+            answer => bail!("{what}: {answer:?}"),
+        };
     for path in ["/mutate/objects/some", "/validate/sources"] {
         for (what, body, _) in unreadable() {
-            failed(ask(&webhook, path, body).await, &format!("{path}: {what}"))?;
+            let why = failed(ask(&webhook, path, body).await, 500, &format!("{path}: {what}"))?;
+            assert!(why.contains("not an AdmissionReview"), "{path}: {what}: {why}");
         }
     }
     for path in ["/mutate/namespaces", "/mutate/objects/some", "/validate/sources"] {
         let another = stranger(&setting.pair.url())?;
-        let why = failed(ask(&another, path, padded(REVIEW, LARGEST)).await, path)?;
+        let why = failed(ask(&another, path, padded(REVIEW, LARGEST)).await, 413, path)?;
         assert!(why.contains("MiB"), "{path}: {why}");
     }
     Ok(())

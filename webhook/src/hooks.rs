@@ -274,9 +274,13 @@ impl<'a> Review<'a> {
     }
 }
 
-/// To the API server this is a call that failed. It tells its clients what a 413 says, and of others that there was one.
+/// To the API server this is a call that failed. It tells its clients, and counts, which code there was; of a 500 alone also what it says.
 fn failed(why: &Why) -> Response {
-    (StatusCode::PAYLOAD_TOO_LARGE, why.to_string()).into_response()
+    let code = match why {
+        Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Why::BrokenOff | Why::Late | Why::NoRoom | Why::Undecodable(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (code, why.to_string()).into_response()
 }
 
 fn json(body: Vec<u8>) -> Response {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -11,7 +11,7 @@ use mimeo_tests::scenario::{
     SOON, Setting, apply, delete, kubectl, label, merge, of, relabel, value, version, wait_for,
 };
 use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::STAGE;
 
@@ -287,6 +287,36 @@ async fn as_much_markup_as_an_object_can_hold_is_rewritten() -> Result<()> {
         assert_eq!(label(&replaced, "rewritten"), Some("yes"), "{markup}");
     }
     Ok(())
+}
+
+/// What is more than a review may take is a call that failed, and who is refused for that is told why.
+#[tokio::test]
+async fn who_writes_more_than_a_policy_can_read_is_told_so() -> Result<()> {
+    let scene = STAGE.scene("many").await?;
+    let namespace = scene.namespace().await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "ConfigMap"}],
+                "objectSelector": {"matchLabels": {"scene": scene.tag}},
+            },
+            "transform": {"labels": {"set": {"rewritten": "yes"}}},
+        },
+    });
+    apply(&scene.client, &policy).await?;
+    wait_active(&scene.client, &scene.tag).await?;
+    let maps: Api<ConfigMap> = of(&scene.client, &namespace);
+    let keys: serde_json::Map<String, Value> = (0..30_000).map(|number| (number.to_string(), json!(""))).collect();
+    eventually(SOON, "it to be refused", || async {
+        let map = json!({"metadata": {"name": unique("many"), "labels": {"scene": scene.tag}}, "data": keys});
+        let refused = maps.create(&PostParams::default(), &serde_json::from_value(map)?).await;
+        let Err(kube::Error::Api(status)) = refused else { bail!("it was let through: {refused:?}") };
+        let told = status.message.contains("failed calling webhook") && status.message.contains("too many values");
+        ensure!(told, "{}", status.message);
+        Ok(Some(()))
+    })
+    .await
 }
 
 #[tokio::test]
