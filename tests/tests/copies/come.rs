@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-use kube::{Api, ResourceExt as _};
-use mimeo_tests::scenario::{annotation, delete, label, merge, of, relabel, rule, uid, value, version, wait_gone};
-use mimeo_tests::{create_namespace, unique};
-use serde_json::json;
+use kube::{Api, ResourceExt as _, api::PostParams};
+use mimeo_tests::scenario::{
+    SOON, annotation, delete, label, merge, of, relabel, rule, uid, value, version, wait_gone,
+};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
+use serde_json::{Value, json};
 
 use crate::{BELONGS_TO, MANAGED_BY, STAGE, config_map};
 
@@ -169,5 +171,28 @@ async fn several_sources_come_under_names_that_tell_them_apart() -> Result<()> {
     }
     let copies: Api<ConfigMap> = of(&scene.client, &namespace);
     copies.get(&format!("from-{}-one", scene.home)).await?;
+    Ok(())
+}
+
+/// It got them while nobody was asked: before Mimeo came.
+#[tokio::test]
+async fn a_namespace_with_too_many_labels_gets_no_more_and_can_be_rid_of_them() -> Result<()> {
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let client = control_plane.client().await?;
+    let many = |value: Value| -> Value { (0..25_000).map(|number| (format!("l{number}"), value.clone())).collect() };
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let full = json!({"metadata": {"name": "full", "labels": many("".into())}});
+    namespaces.create(&PostParams::default(), &serde_json::from_value(full)?).await?;
+    let _pair = Pair::builder().reconciler(false).start(&control_plane).await?;
+    let labelled = async |labels: Value| merge(&namespaces, "full", json!({"metadata": {"labels": labels}})).await;
+    eventually(SOON, "another label to be refused", || async {
+        let refused = labelled(json!({"tier": "gold"})).await.err().context("let through")?;
+        ensure!(format!("{refused:?}").contains("too many values"), "{refused:?}");
+        Ok(Some(()))
+    })
+    .await?;
+    labelled(many(Value::Null)).await?;
+    let rid = labelled(json!({"tier": "gold"})).await?;
+    assert_eq!(label(&rid, "tier"), Some("gold"));
     Ok(())
 }

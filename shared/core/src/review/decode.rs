@@ -63,19 +63,26 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Decoded, Undecodable> {
         return Err(undecodable("a user with too many groups".into()));
     }
     let user = asked.user_info.parse(whole_user).map_err(|error| undecodable(place(&error)))?;
-    let mut keep = |object: Option<&RawValue>| {
-        let Some(object) = object else { return Ok(None) };
+    // None if it is too much.
+    let mut keep = |object: &RawValue, kept| {
         let object = Object::pick(object, kept).map_err(|error| undecodable(place(&error)))?;
         if object.longest_name() > NAME_LENGTH {
             return Err(undecodable("an object with a name that can't be one".into()));
         }
-        memory += object.memory();
         if object.memory() > KEPT_MEMORY {
-            return Err(undecodable("an object with too many values".into()));
+            return Ok(None);
         }
+        memory += object.memory();
         object.parse().map(Some).map_err(|error| undecodable(place(&error)))
     };
-    let (object, old_object) = (keep(asked.object)?, keep(asked.old_object)?);
+    let too_much = || undecodable("an object with too many values".into());
+    let object = asked.object.map(|object| keep(object, kept)?.ok_or_else(too_much)).transpose()?;
+    let mut keep_old = |old| match keep(old, kept)? {
+        // What a namespace has too much of can still be taken away.
+        None if kept == Kept::Metadata => keep(old, Kept::Mark),
+        whole => Ok(whole),
+    };
+    let old_object = asked.old_object.map(|old| keep_old(old)?.ok_or_else(too_much)).transpose()?;
     let request = Request {
         uid: asked.uid,
         kind: GroupVersionKind { group: asked.kind.group, version: asked.kind.version, kind: asked.kind.kind },

@@ -16,8 +16,10 @@ use crate::{memory, names};
 pub enum Kept {
     /// Whose copy it is: what it is called, and the annotations that say of which rule and source.
     Marks,
-    /// All of `metadata` but owners and `managedFields`.
+    /// All of `metadata` but owners and `managedFields`; of an old object that has too much of that, its [`Mark`](Self::Mark).
     Metadata,
+    /// Which namespace it is, in which version, and its mark.
+    Mark,
     /// That, and what a policy rewrites: `type`, and of `data`, `binaryData` and `stringData` the keys.
     Content,
     /// `metadata` and `spec`, and all of who writes it.
@@ -28,7 +30,7 @@ impl Kept {
     /// The fields that are kept whole, and `metadata`.
     fn fields(self) -> &'static [&'static str] {
         match self {
-            Self::Marks | Self::Metadata => &["metadata"],
+            Self::Marks | Self::Metadata | Self::Mark => &["metadata"],
             Self::Content => &["apiVersion", "kind", "metadata", "type"],
             Self::Rule => &["apiVersion", "kind", "metadata", "spec"],
         }
@@ -37,7 +39,17 @@ impl Kept {
     fn of_metadata(self) -> &'static [&'static str] {
         match self {
             Self::Marks => MARKED,
+            Self::Mark => OF_NAMESPACE,
             Self::Metadata | Self::Content | Self::Rule => OF_METADATA,
+        }
+    }
+
+    /// Of this map in `metadata` these alone.
+    fn part(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Self::Marks => Some(("annotations", MARKS)),
+            Self::Mark => Some(("labels", &[names::MARK])),
+            Self::Metadata | Self::Content | Self::Rule => None,
         }
     }
 
@@ -45,7 +57,7 @@ impl Kept {
     fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Content => &["data", "binaryData", "stringData"],
-            Self::Marks | Self::Metadata | Self::Rule => &[],
+            Self::Marks | Self::Metadata | Self::Mark | Self::Rule => &[],
         }
     }
 }
@@ -53,6 +65,7 @@ impl Kept {
 const MARKED: &[&str] = &["name", "annotations"];
 /// Some 80,000 annotations fit into an object.
 const MARKS: &[&str] = &[names::RULE, names::SOURCE];
+const OF_NAMESPACE: &[&str] = &["name", "uid", "resourceVersion", "deletionTimestamp", "labels"];
 const OF_METADATA: &[&str] = &[
     "name",
     "generateName",
@@ -75,8 +88,8 @@ pub(super) const KEPT_MEMORY: usize = 4 << 20;
 pub(super) struct Object<'a> {
     fields: Fields<'a>,
     metadata: Fields<'a>,
-    /// Those that are kept, where not all are.
-    annotations: Fields<'a>,
+    /// A map in it of which not all is kept, and what is.
+    part: Option<(&'static str, Fields<'a>)>,
     /// Maps of which the keys are kept, and what these take.
     data: Map<String, Value>,
     data_memory: usize,
@@ -90,11 +103,9 @@ impl<'a> Object<'a> {
         let mut fields = pick(object, kept.fields())?;
         let metadata = fields.remove("metadata").map(|metadata| pick(metadata, kept.of_metadata())).transpose()?;
         let mut metadata = metadata.unwrap_or_default();
-        let annotations = match kept {
-            Kept::Marks => metadata.remove("annotations").filter(|text| is_map(text)),
-            Kept::Metadata | Kept::Content | Kept::Rule => None,
-        };
-        let annotations = annotations.map(|annotations| pick(annotations, MARKS)).transpose()?.unwrap_or_default();
+        let part = kept.part().and_then(|(map, keys)| Some((map, metadata.remove(map)?, keys)));
+        let part = part.filter(|(_, text, _)| is_map(text));
+        let part = part.map(|(map, text, keys)| Ok((map, pick(text, keys)?))).transpose()?;
         let (mut data, mut data_memory) = (Map::new(), 0);
         // Other kinds may have anything under these names.
         let maps = pick(object, kept.keys())?.into_iter().filter(|(_, text)| is_map(text));
@@ -108,7 +119,7 @@ impl<'a> Object<'a> {
             data_memory += keys.keys().map(String::len).sum::<usize>();
             data.insert(name.to_owned(), keys.into());
         }
-        Ok(Self { fields, metadata, annotations, data, data_memory })
+        Ok(Self { fields, metadata, part, data, data_memory })
     }
 
     /// Length of the longest text that it is known by.
@@ -119,8 +130,14 @@ impl<'a> Object<'a> {
 
     /// Bytes that it takes at most, once it is parsed.
     pub(super) fn memory(&self) -> usize {
-        let parts = self.fields.values().chain(self.metadata.values()).chain(self.annotations.values());
-        parts.map(|text| memory::of_text(text.get())).sum::<usize>() + self.data_memory
+        let part = self.part.iter().flat_map(|(_, part)| part.values());
+        self.fields
+            .values()
+            .chain(self.metadata.values())
+            .chain(part)
+            .map(|text| memory::of_text(text.get()))
+            .sum::<usize>()
+            + self.data_memory
     }
 
     pub(super) fn parse(&self) -> serde_json::Result<Value> {
@@ -129,8 +146,8 @@ impl<'a> Object<'a> {
         };
         let mut object = parse(&self.fields)?;
         let mut metadata = parse(&self.metadata)?;
-        if !self.annotations.is_empty() {
-            metadata.insert("annotations".into(), parse(&self.annotations)?.into());
+        if let Some((map, part)) = self.part.as_ref().filter(|(_, part)| !part.is_empty()) {
+            metadata.insert((*map).into(), parse(part)?.into());
         }
         object.insert("metadata".into(), metadata.into());
         object.extend(self.data.clone());

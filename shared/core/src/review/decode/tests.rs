@@ -71,6 +71,25 @@ fn of_an_object_is_kept_what_the_hook_looks_at() {
     assert_eq!(decoded(&review, Kept::Marks).object, Some(json!({"metadata": {"name": "n"}})));
 }
 
+/// It got so many while nobody was asked; with no label but the mark it is none the better for it.
+#[test]
+fn of_a_namespace_that_has_too_many_labels_they_can_be_taken_away() {
+    let labels = |count| -> serde_json::Map<String, Value> {
+        (0..count).map(|number| (number.to_string(), json!(""))).chain([(names::MARK.into(), json!("t"))]).collect()
+    };
+    let namespace = |count| json!({"name": "n", "uid": "u", "resourceVersion": "7", "labels": labels(count), "annotations": {"a": "b"}});
+    let mut review = review();
+    review["request"]["object"] = json!({"metadata": namespace(3)});
+    review["request"]["oldObject"] = json!({"metadata": namespace(100_000)});
+    let Request { object, old_object, .. } = decoded(&review, Kept::Metadata);
+    assert_eq!(object, Some(json!({"metadata": namespace(3)})));
+    let metadata = json!({"name": "n", "uid": "u", "resourceVersion": "7", "labels": {names::MARK: "t"}});
+    assert_eq!(old_object, Some(json!({"metadata": metadata})));
+    review["request"]["object"] = json!({"metadata": namespace(100_001)});
+    let refused = decode(review.to_string().as_bytes(), Kept::Metadata).unwrap_err();
+    assert_eq!(refused.why, "an object with too many values");
+}
+
 /// Whoever may edit a copy must not get past its guard by what he adds to it first.
 #[test]
 fn however_much_is_in_an_object_whose_copy_it_is_is_read() {
@@ -94,7 +113,7 @@ fn however_deep_managed_fields_are_a_review_is_read() {
         .to_string()
         .replace(r#""manager":"m""#, &format!(r#""time":"9999-12-31T23:59:59Z","fieldsV1":{deep}"#));
     assert!(body.len() > deep.len(), "no test of anything");
-    for kept in [Kept::Marks, Kept::Metadata, Kept::Content, Kept::Rule] {
+    for kept in [Kept::Marks, Kept::Metadata, Kept::Mark, Kept::Content, Kept::Rule] {
         assert_eq!(decode(body.as_bytes(), kept).unwrap().request, decoded(&review(), kept));
     }
 }
