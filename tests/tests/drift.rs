@@ -106,6 +106,9 @@ async fn what_others_add_and_what_the_rule_wants_passes() -> Result<()> {
     let owner = Tenant::editor_of(&scene, &namespace).await?;
     let secrets = owner.secrets();
     merge(&secrets, REGISTRY, json!({"metadata": {"labels": {"team": "blue"}}, "data": {"extra": "eA=="}})).await?;
+    for finalizers in [json!(["example.com/keep"]), json!(null)] {
+        merge(&secrets, REGISTRY, json!({"metadata": {"finalizers": finalizers}})).await?;
+    }
     put(&scene.secrets(&scene.home), REGISTRY, &[("password", "rotated")]).await?;
     let copy =
         scene.wait_secret(&namespace, REGISTRY, |copy| value(copy, "password").as_deref() == Some("rotated")).await?;
@@ -388,5 +391,7 @@ async fn however_much_is_added_to_a_copy_it_is_kept() -> Result<()> {
         Ok(Some(refused(secrets.patch(REGISTRY, &params, &added).await)?.context("let through")?))
     })
     .await?;
+    let finalizer = patch(json!({"metadata": {"finalizers": ["example.com/keep"]}}))?;
+    refused(secrets.patch(REGISTRY, &PatchParams::default(), &finalizer).await)?.context("a finalizer")?;
     Ok(())
 }
