@@ -204,6 +204,29 @@ async fn copies_that_another_tool_has_left_become_mimeos_in_place() -> Result<()
         })
         .await?;
     }
+    the_way_back(&client, &moves).await
+}
+
+/// As the document has it. The last rule is deleted without: once its copy is gone the others would be, too.
+async fn the_way_back(client: &Client, moves: &[Move<'_>]) -> Result<()> {
+    let (other, back) = moves.split_last().context("no moves")?;
+    let control_plane = &STAGE.get().await?.control_plane;
+    for one in back {
+        one.set(client, json!({"retentionPolicy": {"whenRuleDeleted": "Retain"}})).await?;
+        let rule = format!("clusterreplication/{}", one.name());
+        kubectl(control_plane, ["wait", "--for=condition=Ready", &*rule, "--timeout=30s"])
+            .context(one.section.to_owned())?;
+    }
+    for one in moves {
+        kubectl(control_plane, ["delete", "clusterreplication", one.name()])?;
+    }
+    eventually(SOON, format!("{}: no copy", other.section), || async {
+        Ok(other.copy(client).await.is_err().then_some(()))
+    })
+    .await?;
+    for one in back {
+        assert_eq!(uid(&one.copy(client).await?), uid(&one.planted), "{}: it stays", one.section);
+    }
     Ok(())
 }
 
