@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -488,6 +489,12 @@ pub fn any(client: &Client, api_version: &str, kind: &str, namespace: Option<&st
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     })
+}
+
+/// Has the API servers forget Mimeo's hooks, whose webhooks have ended: from a moment later on nobody is asked about anything.
+pub async fn forget_the_hooks(client: &Client) -> Result<()> {
+    delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), "mimeo").await?;
+    delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), "mimeo").await
 }
 
 /// Deletes an object.

@@ -4,7 +4,6 @@
 use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleBinding};
@@ -13,8 +12,8 @@ use kube::{Api, Client};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus};
 use mimeo_tests::author::{Author, WRITE, secrets};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, Stage, annotation, apply, condition, create, delete, kubectl, merge, of, put, rule,
-    value,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, apply, condition, create, delete, forget_the_hooks, kubectl,
+    merge, of, put, rule, value,
 };
 use mimeo_tests::traffic::{pod, stubbornly};
 use mimeo_tests::{AuditEvent, ControlPlane, Pair, eventually, unique};
@@ -386,8 +385,7 @@ async fn what_was_written_past_the_webhook_does_nothing_until_somebody_answers_f
             tag: tag.clone(),
             home: home.clone(),
         };
-        delete(&Api::<MutatingWebhookConfiguration>::all(scene.client.clone()), "mimeo").await?;
-        delete(&Api::<ValidatingWebhookConfiguration>::all(scene.client.clone()), "mimeo").await?;
+        forget_the_hooks(&scene.client).await?;
         // He may write rules, and nothing else.
         let author = Author::new(&scene, &[]).await?;
         bob = rules(&author.client);

@@ -1,14 +1,14 @@
 //! Rules that the webhook would have refused, stored while it was away: the reconciler refuses them, too, and keeps what there is.
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, Replication};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, any, condition, create, delete, of, put, rule, uid, value, version, wait_for,
+    RuleSpec, SOON, Scene, Setting, any, condition, create, forget_the_hooks, of, put, rule, uid, value, version,
+    wait_for,
 };
 use mimeo_tests::traffic::{pod, stubbornly};
 use mimeo_tests::{ControlPlane, Pair, eventually};
@@ -74,12 +74,6 @@ fn is_invalid(status: &ClusterReplicationStatus, generation: Option<i64>, words:
     }
     ensure!(status.conditions.len() == 2 && status.copies.is_none() && status.failures.is_empty(), "{status:#?}");
     Ok(())
-}
-
-/// Has the API servers forget Mimeo's hooks, whose webhooks have ended.
-async fn forget_the_hooks(client: &Client) -> Result<()> {
-    delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), "mimeo").await?;
-    delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), "mimeo").await
 }
 
 /// Gives a rule a spec past the webhook.

@@ -2,14 +2,19 @@
 
 use anyhow::{Context, Result, bail};
 use http::Request;
-use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{Api, Client, api::ListParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
 use mimeo_api::{ClusterReplication, ClusterReplicationStatus, TransformPolicy};
 use mimeo_tests::refused::{Case, changed, misjudged, passes_schemas};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, create, delete, kubectl, label, put, relabel, rule,
-    stranger, uid, value, version,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, apply, condition, create, delete, kubectl, label, of, put,
+    relabel, rule, stranger, uid, value, version, wait_condition, wait_gone,
 };
+use mimeo_tests::traffic::{pod, stubbornly};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
 use serde_json::{Value, json};
 
@@ -490,6 +495,116 @@ async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()
     Ok(())
 }
 
+/// Of those the ones that no rule tells by itself: it takes the cluster to know what of a kind is in namespaces. They stop at their
+/// author, whom nobody knows.
+const BY_THE_CLUSTER: [&str; 3] = [
+    "a cluster-scoped kind",
+    "a cluster-scoped kind of a group, behind a good one",
+    "an inline object of a cluster-scoped kind",
+];
+
+/// Stored while there was no webhook, each is refused by the reconciler in the same words, and nothing comes of it; nor does a webhook
+/// that starts then mind.
+#[tokio::test]
+async fn what_only_the_webhook_refuses_is_told_by_the_reconciler_once_it_is_stored() -> Result<()> {
+    let control_plane = ControlPlane::builder().controller_manager(false).audit(true);
+    let mut setting = Setting::start(control_plane, Pair::builder().webhooks(0)).await?;
+    let client = setting.control_plane.client().await?;
+    let (tag, home, stored) = {
+        let scene = setting.scene("stored").await?;
+        let namespace = scene.namespace().await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let (good, mark) = (good(&scene, &scene.tag), setting.control_plane.audit_mark().await?);
+        let mut stored = Vec::new();
+        for case in [bad_sources(), bad_objects(), bad_targets(), bad_transforms(), bad_choices()].concat() {
+            if BY_THE_WEBHOOK.contains(&case.0) {
+                let bad = RuleSpec { name: unique(&scene.tag), spec: changed(&good.spec, &case.1)? };
+                bad.create(&client).await.context(case.0)?;
+                stored.push((bad.name, case));
+            }
+        }
+        assert_eq!(stored.len(), BY_THE_WEBHOOK.len());
+        all_are_told(&client, &stored).await?;
+        scene.assert_unwritten(&namespace, &mark).await?;
+        // What was said once is not said again and again.
+        let writes = setting.control_plane.audit_since(&mark).await?;
+        let writes = writes.iter().filter(|one| one.is_write() && one.resource == "clusterreplications");
+        let statuses = writes.filter(|one| setting.is_ours(one)).count();
+        assert!((stored.len()..=2 * stored.len()).contains(&statuses), "{statuses} for {}", stored.len());
+        (scene.tag.clone(), scene.home.clone(), stored)
+    };
+    setting.pair.start_webhook().await?;
+    let scene = Scene { setting: &setting, client: client.clone(), tag, home };
+    let good = good(&scene, &scene.tag).named("pace");
+    good.create(&client).await?;
+    scene.wait_condition(&good.name, "BarrierActive", "True", "Active").await?;
+    let new = scene.namespace().await?;
+    stubbornly(|| async { of::<Pod>(&client, &new).create(&PostParams::default(), &pod("first")).await }).await?;
+    let secrets = scene.secrets(&new).list(&ListParams::default()).await?;
+    let names: Vec<_> = secrets.items.iter().filter_map(|secret| secret.metadata.name.as_deref()).collect();
+    assert_eq!(names, ["pace"]);
+    assert_eq!(of::<ConfigMap>(&client, &new).list(&ListParams::default()).await?.items, []);
+    all_are_told(&client, &stored).await?;
+    let log = setting.log();
+    assert!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
+
+/// Waits until each says what is wrong with it, in the words of its refusal.
+async fn all_are_told(client: &Client, stored: &[(String, Case)]) -> Result<()> {
+    for (name, (what, _, words)) in stored {
+        if BY_THE_CLUSTER.contains(what) {
+            wait_condition(client, name, ["Authorized", "False", "AuthorUnknown"]).await.context(*what)?;
+            continue;
+        }
+        for (type_, is) in [("Ready", "False"), ("Stalled", "True")] {
+            let status = wait_condition(client, name, [type_, is, "InvalidSpec"]).await.context(*what)?;
+            for word in *words {
+                assert_reason(&status, type_, is, "InvalidSpec", word).context(*what)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A kind that was in namespaces when the rule was written, and no longer is: what only the cluster tells is looked at again, too.
+#[tokio::test]
+async fn a_kind_that_leaves_the_namespaces_is_told_of_a_rule_whose_author_may() -> Result<()> {
+    let scene = STAGE.scene("leaves").await?;
+    scene.namespace().await?;
+    let group = format!("{}.example.com", scene.tag);
+    let definition = |scope: &str| -> Result<CustomResourceDefinition> {
+        Ok(serde_json::from_value(json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("gadgets.{group}")},
+            "spec": {
+                "group": group, "scope": scope, "names": {"plural": "gadgets", "singular": "gadget", "kind": "Gadget"},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+            },
+        }))?)
+    };
+    let version = format!("{group}/v1");
+    mimeo_tests::install_crd(&scene.client, &definition("Namespaced")?).await?;
+    let metadata = json!({"namespace": scene.home, "name": "one"});
+    apply(&scene.client, &json!({"apiVersion": version, "kind": "Gadget", "metadata": metadata})).await?;
+    let named = scene.rule().source(&version, "Gadget", &scene.home, "one");
+    let object = json!({"apiVersion": version, "kind": "Gadget", "metadata": {"name": "two"}});
+    let inline = RuleSpec { name: format!("{}-inline", scene.tag), ..scene.rule() }.inline(&object);
+    for rule in [&named, &inline] {
+        eventually(SOON, "the kind to be known", || async { Ok(Some(rule.create(&scene.client).await?)) }).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    let definitions: Api<CustomResourceDefinition> = Api::all(scene.client.clone());
+    delete(&definitions, &format!("gadgets.{group}")).await?;
+    wait_gone(definitions, &format!("gadgets.{group}")).await?;
+    mimeo_tests::install_crd(&scene.client, &definition("Cluster")?).await?;
+    for rule in [&named, &inline] {
+        let status = scene.wait_condition(&rule.name, "SourcesFound", "False", "SourceRefused").await?;
+        assert_reason(&status, "SourcesFound", "False", "SourceRefused", "cluster-scoped")?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
     let scene = STAGE.scene("strict").await?;
@@ -710,7 +825,7 @@ async fn secrets_that_belong_to_one_namespace_are_refused_unless_their_type_is_c
         let mut source: Secret = serde_json::from_value(source)?;
         source.data = Some([("all".to_owned(), k8s_openapi::ByteString(b"one".to_vec()))].into());
         let name = source.metadata.name.clone().unwrap_or_default();
-        scene.secrets(&scene.home).create(&kube::api::PostParams::default(), &source).await?;
+        scene.secrets(&scene.home).create(&PostParams::default(), &source).await?;
         let refused = rule(&unique(&scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, &name);
         refused.create(&scene.client).await?;
         let status = scene.wait_condition(&refused.name, "SourcesFound", "False", "SourceRefused").await?;

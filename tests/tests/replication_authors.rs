@@ -2,7 +2,6 @@
 //! changed while copies hang by it.
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
@@ -10,7 +9,8 @@ use kube::{Api, Client};
 use mimeo_api::{ClusterReplicationStatus, Replication, ReplicationGrant};
 use mimeo_tests::author::{grant, secrets};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, delete, merge, of, put, wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Setting, Stage, annotation, condition, delete, forget_the_hooks, merge, of, put, wait_for,
+    wait_gone,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
@@ -184,8 +184,7 @@ async fn a_tenants_rule_written_past_the_webhook_does_nothing_until_somebody_ans
     }
     setting.pair.stop_webhooks().await?;
     let admin = setting.control_plane.client().await?;
-    delete(&Api::<MutatingWebhookConfiguration>::all(admin.clone()), "mimeo").await?;
-    delete(&Api::<ValidatingWebhookConfiguration>::all(admin.clone()), "mimeo").await?;
+    forget_the_hooks(&admin).await?;
     // The colleague, who may write rules and read no Secret: one rule is new, one has the seal of another, one was changed beneath it.
     let rules: Api<Replication> = of(&other, &place);
     let (name, seal) = stamp(&rules.get("honest").await?).context("no stamp")?;

@@ -2,15 +2,19 @@
 //!
 //! Rules of the platform's have tables of their own in `refusals.rs`: the definitions are two, and what one kind takes the other refuses.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use http::Request;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::api::{Patch, PatchParams, ValidationDirective};
+use kube::api::{ListParams, Patch, PatchParams, ValidationDirective};
 use kube::core::DynamicObject;
+use mimeo_api::Replication;
 use mimeo_tests::refused::{Case, changed, misjudged, passes_schemas};
-use mimeo_tests::scenario::{Scene, Stage, any, delete, of, version, wait_for};
-use mimeo_tests::{ControlPlane, Pair, create_secret, unique};
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, Stage, any, condition, create, delete, forget_the_hooks, label, of, version, wait_for,
+};
+use mimeo_tests::tenant::{consent, copying, has};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
 use serde_json::{Value, json};
 
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
@@ -268,17 +272,12 @@ struct Objects<'a> {
 }
 
 impl Objects<'_> {
-    fn object(&self, name: &str, spec: &Value) -> Value {
-        let metadata = json!({"name": name, "namespace": self.home});
-        json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": self.kind, "metadata": metadata, "spec": spec})
-    }
-
     async fn create(&self, name: &str, spec: &Value) -> kube::Result<Value> {
         // Strict as kubectl is: else the server only warns of fields that it doesn't know.
         let uri = format!("/apis/mimeo.dev/v1alpha1/namespaces/{}/{}?fieldValidation=Strict", self.home, self.plural);
         let request = Request::post(uri).header("content-type", "application/json");
         let request = request
-            .body(self.object(name, spec).to_string().into_bytes())
+            .body(object(self.kind, self.home, name, spec).to_string().into_bytes())
             .map_err(kube::core::request::Error::BuildRequest);
         self.scene.client.request(request.map_err(kube::Error::BuildRequest)?).await
     }
@@ -359,6 +358,105 @@ async fn a_bad_rule_of_a_namespace_is_refused_with_its_field_and_changes_nothing
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(version(&copies.get("copy").await?), before);
     Ok(())
+}
+
+/// Stored while there was no webhook, each rule is refused by the reconciler in the same words, and each grant grants nothing at all:
+/// not even what there is in it that can be understood.
+#[tokio::test]
+async fn what_only_the_webhook_refuses_is_worth_nothing_once_it_is_stored() -> Result<()> {
+    const OURS: &str = "marker";
+    let mut setting = Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "team-a", &[]).await?;
+    let takers: Api<Replication> = of(&client, "team-a");
+    let (tag, home) = {
+        let scene = setting.scene("stored").await?;
+        // One for each grant, and one for a good grant that comes after them.
+        for name in ["a", "a0-x", "db-x", OURS] {
+            scene.secret(name, &[("token", "one")]).await?;
+            let spec = copying(Some(&scene.home), name, &[]);
+            create(&client, "namespaces/team-a/replications", &object("Replication", "team-a", name, &spec)).await?;
+            wait_for(takers.clone(), name.to_owned(), is("Authorized", "NotGranted", &[])).await?;
+        }
+        (scene.tag.clone(), scene.home.clone())
+    };
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+
+    let store = async |kind: &str, plural: &str, spec: &Value| -> Result<String> {
+        let (name, path) = (unique(&tag), format!("namespaces/{home}/{plural}"));
+        let object = object(kind, &home, &name, spec);
+        // Until the API server has forgotten the hooks.
+        eventually(SOON, format!("{kind} stored"), || async { Ok(Some(create(&client, &path, &object).await?)) })
+            .await?;
+        Ok(name)
+    };
+    let mut grants = 0;
+    for (what, change, _) in bad_grants() {
+        if BY_THE_WEBHOOK[1].contains(&what) {
+            store("ReplicationGrant", "replicationgrants", &changed(&good_grant(), &change)?).await.context(what)?;
+            grants += 1;
+        }
+    }
+    let mut rules = Vec::new();
+    for (what, change, words) in [bad_sources(), bad_targets(), bad_choices()].concat() {
+        if BY_THE_WEBHOOK[0].contains(&what) {
+            let spec = changed(&good_rule(&home), &change)?;
+            rules.push((store("Replication", "replications", &spec).await.context(what)?, what, words));
+        }
+    }
+    assert_eq!([rules.len(), grants], BY_THE_WEBHOOK.map(<[_]>::len));
+    store("ReplicationGrant", "replicationgrants", &consent("Read", "team-a", &[OURS])).await?;
+    wait_for(of::<Secret>(&client, "team-a"), OURS.to_owned(), has("one")).await?;
+    let told = async || {
+        let all: Api<Replication> = of(&client, &home);
+        for (name, what, words) in &rules {
+            // What of a kind is in namespaces no rule tells by itself; it stops at its author, whom nobody knows.
+            let told = if *what == "a cluster-scoped kind" {
+                wait_for(all.clone(), name.clone(), is("Authorized", "AuthorUnknown", &[])).await
+            } else {
+                wait_for(all.clone(), name.clone(), is("Stalled", "InvalidSpec", words)).await
+            };
+            told.context(*what)?;
+        }
+        for name in ["a", "a0-x", "db-x"] {
+            wait_for(takers.clone(), name.to_owned(), is("Authorized", "NotGranted", &[])).await?;
+            assert!(of::<Secret>(&client, "team-a").get_opt(name).await?.is_none(), "{name} came by a bad grant");
+        }
+        let secrets = of::<Secret>(&client, &home).list(&ListParams::default()).await?.items;
+        assert!(secrets.iter().all(|secret| label(secret, "app.kubernetes.io/managed-by").is_none()), "a copy came");
+        anyhow::Ok(())
+    };
+    told().await?;
+
+    // A webhook that starts then neither minds them nor lets more of them in.
+    setting.pair.start_webhook().await?;
+    let scene = Scene { setting: &setting, client: client.clone(), tag: tag.clone(), home: home.clone() };
+    let rules_of_home =
+        Objects { scene: &scene, kind: "Replication", plural: "replications", home: &home, good: good_rule(&home) };
+    let (what, change, words) = bad_choices().pop().context("no case")?;
+    let refused = async || {
+        let spec = changed(&rules_of_home.good, &change)?;
+        Ok(misjudged(what, rules_of_home.create(&unique(&tag), &spec).await, words).is_none().then_some(()))
+    };
+    eventually(SOON, "the hooks to be back", refused).await?;
+    told().await?;
+    let log = setting.log();
+    assert!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
+
+fn object(kind: &str, namespace: &str, name: &str, spec: &Value) -> Value {
+    let metadata = json!({"name": name, "namespace": namespace});
+    json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
+}
+
+/// Whether a rule has a condition with this reason, and these words in its message.
+fn is(type_: &str, reason: &str, words: &[&str]) -> impl Fn(&Replication) -> bool {
+    move |rule| {
+        let found = rule.status.as_ref().and_then(|status| condition(status, type_));
+        found.is_some_and(|one| one.reason == reason && words.iter().all(|word| one.message.contains(word)))
+    }
 }
 
 #[tokio::test]

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::{Method, Request};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::{Api, Client};
+use kube::Client;
 use mimeo_api::{ClusterReplicationStatus, ReplicationGrant};
 use mimeo_tests::author::{Author, WRITE, secrets};
-use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, condition, delete, merge, of, put, rule, wait_gone};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, condition, delete, forget_the_hooks, merge, of, put, rule, wait_gone,
+};
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::{ControlPlane, Pair, eventually, install_crd, planted, unique};
 use serde::Deserialize;
@@ -511,8 +512,7 @@ async fn a_rule_that_cannot_be_decoded_is_invalid_alone() -> Result<()> {
         (tenant.home.clone(), rules, deep)
     };
     setting.pair.stop_webhooks().await?;
-    delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), "mimeo").await?;
-    delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), "mimeo").await?;
+    forget_the_hooks(&client).await?;
     let created = eventually(SOON, "the hooks to be forgotten", || async {
         Ok(send(&client, Method::POST, &rules, body.clone()).await.ok())
     })
