@@ -1,6 +1,6 @@
 //! Whoever owns a namespace and nothing else: their rights end there, and so must all that they have Mimeo do.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Event, Secret};
 use kube::{
     Api, Client,
@@ -13,7 +13,7 @@ use crate::{
     User,
     author::grant,
     create_secret, eventually,
-    scenario::{SOON, Scene, apply, condition, create, merge, of, wait_for},
+    scenario::{SOON, Scene, any, apply, condition, create, merge, of, uid, wait_for},
     unique,
 };
 
@@ -92,7 +92,7 @@ impl<'a> Tenant<'a> {
 
     /// A rule or a grant of theirs.
     pub fn object(&self, plural: &str, name: &str, spec: &Value) -> Value {
-        let kind = if plural == "replications" { "Replication" } else { "ReplicationGrant" };
+        let kind = kind_of(plural);
         let metadata = json!({"namespace": self.home, "name": name});
         json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
     }
@@ -114,8 +114,13 @@ impl<'a> Tenant<'a> {
         Ok(())
     }
 
-    /// Waits until it is refused with these words.
+    /// Waits until it is refused with these words, and sees that nothing of it was stored.
     pub async fn is_refused(&self, plural: &str, name: &str, spec: &Value, words: &str) -> Result<()> {
+        let objects = any(&self.scene.client, "mimeo.dev/v1alpha1", kind_of(plural), Some(&self.home))?;
+        let stored = async || -> Result<_> {
+            Ok(objects.get_opt(name).await?.map(|found| (uid(&found), found.data["spec"].clone())))
+        };
+        let before = stored().await?;
         eventually(SOON, format!("{plural} {name} refused: {words}"), || async {
             match self.write(plural, name, spec).await {
                 Err(kube::Error::Api(status)) if status.message.contains(words) => Ok(Some(())),
@@ -123,7 +128,9 @@ impl<'a> Tenant<'a> {
                 Ok(_) => bail!("it was accepted"),
             }
         })
-        .await
+        .await?;
+        ensure!(stored().await? == before, "{plural} {name}: refused and stored");
+        Ok(())
     }
 
     /// Waits until a rule of theirs has a condition with this reason, for its present spec.
@@ -171,6 +178,10 @@ impl<'a> Tenant<'a> {
         let secret = serde_json::from_value(secret).map_err(kube::Error::SerdeError)?;
         self.secrets().create(&PostParams::default(), &secret).await
     }
+}
+
+fn kind_of(plural: &str) -> &'static str {
+    if plural == "replications" { "Replication" } else { "ReplicationGrant" }
 }
 
 /// The spec of a Replication that copies Secret `from/name` (its own namespace's, without `from`) to these namespaces.
