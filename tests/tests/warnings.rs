@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhook, ValidatingWebhookConfiguration};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
+use kube::api::{DeleteParams, ListParams};
 use mimeo_api::ClusterReplication;
 use mimeo_tests::author::{Author, secrets};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, Stage, any, apply, condition, delete, kubectl, kubectl_as, merge, rule,
+    RuleSpec, SOON, Scene, Setting, Stage, any, apply, condition, delete, kubectl, kubectl_as, merge, of, rule,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying};
 use mimeo_tests::{ControlPlane, Pair, eventually, unique};
@@ -399,11 +400,50 @@ async fn the_sources_are_registered_once_however_many_replicas_there_are_and_fai
             let (generation, entry) = registered(&scene, name).await?;
             assert_eq!(generation, changes, "{entry:#?}");
         }
+        nobody_is_asked_about_anything_else(&scene).await?;
         (scene.client.clone(), scene.home.clone())
     };
     setting.pair.stop_webhooks().await?;
     let sources: Api<Secret> = Api::namespaced(client, &home);
     delete(&sources, "one").await
+}
+
+/// What feeds nothing goes without a review: another name beside the sources, their names in another namespace (their copies), another
+/// kind, and all of these at once.
+async fn nobody_is_asked_about_anything_else(scene: &Scene<'_>) -> Result<()> {
+    let asked = || -> Result<u64> {
+        let mut asked = 0;
+        for replica in &scene.setting.pair.webhooks {
+            let metrics = replica.metrics()?;
+            let counts = metrics.lines().filter(|line| {
+                line.starts_with("mimeo_admission_duration_seconds_count{") && line.contains("hook=\"Sources\"")
+            });
+            for count in counts.filter_map(|line| line.rsplit(' ').next()) {
+                asked += count.parse::<u64>()?;
+            }
+        }
+        Ok(asked)
+    };
+    let (elsewhere, before) = (scene.namespace().await?, asked()?);
+    scene.wait_secret(&elsewhere, "one", |_| true).await?;
+    scene.secret("other", &[("token", "one")]).await?;
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": scene.home, "name": "one"}});
+    apply(&scene.client, &map).await?;
+    delete(&scene.secrets(&scene.home), "other").await?;
+    delete(&of::<ConfigMap>(&scene.client, &scene.home), "one").await?;
+    delete(&scene.secrets(&elsewhere), "one").await?;
+    scene.secrets(&elsewhere).delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    ensure!(asked()? == before, "asked {} times about what feeds nothing", asked()? - before);
+    // A source does have one.
+    let dry_run = DeleteParams { dry_run: true, ..DeleteParams::default() };
+    scene.secrets(&scene.home).delete("one", &dry_run).await?;
+    eventually(SOON, "one review", || async {
+        match asked()? - before {
+            1 => Ok(Some(())),
+            asked => bail!("{asked}"),
+        }
+    })
+    .await
 }
 
 /// The generation of the configuration, once it has this name in it, and its entries.
