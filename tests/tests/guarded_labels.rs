@@ -6,8 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use mimeo_tests::scenario::{RuleSpec, SOON, apply, kubectl, rule};
-use mimeo_tests::{Component, ControlPlane, create_namespace, eventually, install_crd};
+use mimeo_tests::author::grant;
+use mimeo_tests::scenario::{RuleSpec, SOON, Scene, Setting, apply, kubectl, rule, wait_gone};
+use mimeo_tests::tenant::has;
+use mimeo_tests::{Component, ControlPlane, Pair, create_namespace, eventually, install_crd, unique};
 use serde_json::{Value, json};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
@@ -90,6 +92,12 @@ fn rules() -> [RuleSpec; 12] {
     ]
 }
 
+fn install_policy(control_plane: &ControlPlane) -> Result<()> {
+    let policy = Path::new(MANIFESTS).join("kustomize/guarded-labels/policy.yaml");
+    kubectl(control_plane, ["apply", "--validate=strict", "-f", &policy.display().to_string()])?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
@@ -97,8 +105,7 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     for definition in mimeo_api::crds() {
         install_crd(&admin, &definition).await?;
     }
-    let policy = Path::new(MANIFESTS).join("kustomize/guarded-labels/policy.yaml");
-    kubectl(&control_plane, ["apply", "--validate=strict", "-f", &policy.display().to_string()])?;
+    install_policy(&control_plane)?;
     for rule in rules() {
         rule.create(&admin).await?;
     }
@@ -222,5 +229,94 @@ async fn without_definitions(control_plane: &ControlPlane, admin: &Client) -> Re
         Ok(namespaces.create(&try_out, &namespace("later", &[])).await.ok())
     })
     .await?;
+    Ok(())
+}
+
+/// Somebody who may do all with namespaces.
+async fn namespaces_of(scene: &Scene<'_>) -> Result<(String, Api<Namespace>)> {
+    let name = unique(&scene.tag);
+    let all = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["*"]});
+    grant(scene, "User", &name, None, &all).await?;
+    let namespaces: Api<Namespace> = Api::all(scene.setting.control_plane.user(&name, &[])?.client().await?);
+    eventually(SOON, "the right to namespaces", || async { Ok(Some(namespaces.get("default").await?)) }).await?;
+    Ok((name, namespaces))
+}
+
+/// Lets somebody bring namespaces under a rule.
+async fn let_target(scene: &Scene<'_>, name: &str, rule: &str) -> Result<()> {
+    let target = json!({
+        "apiGroups": ["mimeo.dev"], "resources": ["clusterreplications"], "resourceNames": [rule], "verbs": ["target"],
+    });
+    grant(scene, "User", name, None, &target).await?;
+    Ok(())
+}
+
+/// What the policy says is all that there is between people and the copies: with Mimeo there, whose own labels it judges, too.
+#[tokio::test]
+async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
+    install_policy(&setting.control_plane)?;
+    let scene = setting.scene("guarded").await?;
+    let ((_, outsider), (let_in, insider)) = (namespaces_of(&scene).await?, namespaces_of(&scene).await?);
+    scene.secret("registry", &[("token", "one")]).await?;
+    let selecting = scene.rule().secret(&scene.home, "registry");
+    let quiet = json!({"namespaceSelector": {"matchLabels": {"quiet": "yes"}}});
+    let target = json!({"namespaces": [format!("{}-*", scene.tag)], "exclude": quiet, "name": "loud"});
+    let excluding = rule(&format!("{}-but", scene.tag)).secret(&scene.home, "registry").target(target);
+    for rule in [&selecting, &excluding] {
+        rule.create(&scene.client).await?;
+        scene.wait_condition(&rule.name, "BarrierActive", "True", "Active").await?;
+    }
+    let_target(&scene, &let_in, &selecting.name).await?;
+    let labelled = |name: &str| namespace(name, &[("scene", &scene.tag)]);
+    let (dry_run, params) = (PostParams { dry_run: true, ..PostParams::default() }, PostParams::default());
+    eventually(SOON, "the policy to be in force, and the right to be known", || async {
+        let by = refused(outsider.create(&dry_run, &labelled("probe")).await)?;
+        ensure!(by.as_ref() == Some(&selecting.name), "refused by {by:?}");
+        Ok(refused(insider.create(&dry_run, &labelled("probe")).await)?.is_none().then_some(()))
+    })
+    .await?;
+
+    // A new namespace, and a label of one that is there: without the label it is as its creator wants it.
+    let (theirs, quiet) = (unique(&scene.tag), unique(&scene.tag));
+    assert_eq!(refused(outsider.create(&params, &labelled(&theirs)).await)?.as_ref(), Some(&selecting.name));
+    assert!(outsider.get_opt(&theirs).await?.is_none(), "refused and stored");
+    outsider.create(&params, &namespace(&theirs, &[])).await?;
+    outsider.create(&params, &namespace(&quiet, &[("quiet", "yes")])).await?;
+    let (label, unlabel) = (json!({"scene": scene.tag}), json!({"scene": null}));
+    let set = async |who: &Api<Namespace>, name: &str, labels: &Value| {
+        let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+        refused(who.patch(name, &PatchParams::default(), &patch).await)
+    };
+    assert_eq!(set(&outsider, &theirs, &label).await?.as_ref(), Some(&selecting.name));
+    // Who is let in by one rule is not by another.
+    let loud = json!({"quiet": null});
+    assert_eq!(set(&insider, &quiet, &loud).await?.as_ref(), Some(&excluding.name));
+
+    let ours = unique(&scene.tag);
+    insider.create(&params, &labelled(&ours)).await?;
+    scene.wait_secret(&ours, "registry", has("one")).await?;
+    // What is selected by its name asks nobody.
+    for name in [&theirs, &ours] {
+        scene.wait_secret(name, "loud", has("one")).await?;
+    }
+    for (namespace, name) in [(&theirs, "registry"), (&quiet, "registry"), (&quiet, "loud")] {
+        assert!(scene.secrets(namespace).get_opt(name).await?.is_none(), "{name} in {namespace}");
+    }
+    assert_eq!(set(&insider, &theirs, &label).await?, None);
+    scene.wait_secret(&theirs, "registry", has("one")).await?;
+
+    // Whoever takes the label away takes the copy away, and can't bring it back.
+    assert_eq!(set(&outsider, &theirs, &unlabel).await?, None);
+    wait_gone(scene.secrets(&theirs), "registry").await?;
+    assert_eq!(set(&outsider, &theirs, &label).await?.as_ref(), Some(&selecting.name));
+    // A label that keeps a namespace out is taken away as if it were one that brings it in.
+    let_target(&scene, &let_in, &excluding.name).await?;
+    eventually(SOON, "the other right to be known", || async {
+        Ok(set(&insider, &quiet, &loud).await?.is_none().then_some(()))
+    })
+    .await?;
+    scene.wait_secret(&quiet, "loud", has("one")).await?;
+    assert!(scene.secrets(&theirs).get_opt("registry").await?.is_none());
     Ok(())
 }
