@@ -18,7 +18,8 @@ use kube::core::Status;
 use kube::{Api, Client};
 use mimeo_core::names::MARK;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, apply, delete, kubectl, label, of, put, relabel, uid, value, wait_for, wait_gone,
+    RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, label, of, put, relabel, rule, uid, value, wait_for,
+    wait_gone,
 };
 use mimeo_tests::traffic::{create_namespaces, create_patiently, pod, precedes, retry_after, stubbornly};
 use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, unique};
@@ -615,16 +616,22 @@ async fn pods_of_system_priority_classes_pass() -> Result<()> {
     Ok(())
 }
 
+/// Where jobs wait, too.
+static JOBS: Stage =
+    Stage::new(ControlPlane::builder, || Pair::builder().webhook_args(["--barrier-resources", "batch/v1/jobs"]));
+
+fn job(name: &str) -> Result<Job> {
+    let template =
+        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example.com/app:1"}]}});
+    Ok(serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"template": template}}))?)
+}
+
 /// What is named waits besides pods: these wait whatever is named.
 #[tokio::test]
 async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
-    let pair = Pair::builder().webhook_args(["--barrier-resources", "batch/v1/jobs"]);
-    let setting = Setting::start(ControlPlane::builder(), pair).await?;
-    let scene = setting.scene("jobs").await?;
+    let scene = JOBS.scene("jobs").await?;
     let namespace = pending(&scene, "Required").await?;
-    let template =
-        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example.com/app:1"}]}});
-    let job: Job = serde_json::from_value(json!({"metadata": {"name": "first"}, "spec": {"template": template}}))?;
+    let job = job("first")?;
     let jobs: Api<Job> = of(&scene.client, &namespace);
     match create_patiently(&jobs, &job).await {
         Err(kube::Error::Api(status)) if status.message.contains(REGISTRY) => {}
@@ -642,6 +649,50 @@ async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
     let copy = scene.secrets(&namespace).get(REGISTRY).await?;
     ensure!(precedes(&copy, &admitted)?, "the copy is late");
     Ok(())
+}
+
+/// Of the rules that want something in a namespace the strictest counts, whichever was first, and for whatever waits; the others'
+/// copies are warned of once it is content.
+#[tokio::test]
+async fn of_several_rules_the_strictest_is_waited_for() -> Result<()> {
+    for order in [["BestEffort", "Required"], ["Required", "BestEffort"]] {
+        let scene = JOBS.scene("strictest").await?;
+        let rules = order.map(|barrier| {
+            let rule = rule(&unique(&scene.tag)).to_label("scene", &scene.tag).secret(&scene.home, &source_of(barrier));
+            rule.set("barrier", json!(barrier))
+        });
+        for rule in &rules {
+            rule.create(&scene.client).await?;
+        }
+        for rule in &rules {
+            in_force(&scene, rule).await?;
+        }
+        let namespace = scene.namespace().await?;
+        let jobs: Api<Job> = of(&scene.client, &namespace);
+        let cell = format!("Secret {} (SourceNotFound)", source_of("Required"));
+        let denied = |told: &str| told.contains(&cell);
+        match create_patiently(&jobs, &job("first")?).await {
+            Err(kube::Error::Api(status)) if status.code == 403 && denied(&status.message) => {}
+            outcome => bail!("{order:?}: {:?}", outcome.map(|_| "a job was admitted without its copies")),
+        }
+        let told = refusal(&scene.client, &namespace).await?;
+        ensure!(denied(&told), "{order:?}: {told}");
+
+        scene.secret(&source_of("Required"), &[("password", "example")]).await?;
+        let (params, job) = (PostParams::default(), job("first")?);
+        let (admitted, _) = stubbornly(|| jobs.create(&params, &job)).await?;
+        let copy = scene.secrets(&namespace).get(&source_of("Required")).await?;
+        ensure!(precedes(&copy, &admitted)?, "{order:?}: the copy is late");
+        let told = kubectl_run(scene.setting, &namespace)?;
+        let (missing, there) = (source_of("BestEffort"), source_of("Required"));
+        ensure!(told.contains("Warning:") && told.contains(&missing) && !told.contains(&there), "{order:?}: {told}");
+    }
+    Ok(())
+}
+
+/// What a rule of this barrier copies.
+fn source_of(barrier: &str) -> String {
+    format!("for-{}", barrier.to_lowercase())
 }
 
 #[tokio::test]
