@@ -10,7 +10,7 @@ use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{
     SOON, Setting, apply, delete, kubectl, label, merge, of, relabel, value, version, wait_for,
 };
-use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
+use mimeo_tests::{ControlPlane, NAMESPACE, Pair, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
 use crate::STAGE;
@@ -248,6 +248,47 @@ async fn a_policy_follows_the_labels_of_namespaces_and_fills_in_their_names() ->
         is_rewritten(&other, kind).await?;
         is_left(&here, kind).await?;
     }
+    Ok(())
+}
+
+/// Whatever a policy says, it is for other namespaces than the cluster's own and Mimeo's, where nothing may come to depend on a webhook.
+#[tokio::test]
+async fn a_policy_rewrites_nothing_in_the_systems_namespaces_and_mimeos_own() -> Result<()> {
+    let scene = STAGE.scene("exempt").await?;
+    let namespace = scene.namespace().await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": scene.tag},
+        "spec": {
+            "match": {
+                "kinds": [{"apiVersion": "v1", "kind": "Secret"}],
+                "objectSelector": {"matchLabels": {"rewrite": scene.tag}},
+            },
+            "transform": {"labels": {"set": {"rewritten": "yes"}}},
+            "failurePolicy": "Fail",
+        },
+    });
+    apply(&scene.client, &policy).await?;
+    wait_active(&scene.client, &scene.tag).await?;
+    let sent = || -> Result<Secret> {
+        Ok(serde_json::from_value(json!({"metadata": {"name": unique("sent"), "labels": {"rewrite": scene.tag}}}))?)
+    };
+    let params = PostParams::default();
+    eventually(SOON, "the policy in force", || async {
+        let created = scene.secrets(&namespace).create(&params, &sent()?).await?;
+        Ok(label(&created, "rewritten").map(drop))
+    })
+    .await?;
+    for namespace in ["kube-system", "kube-public", "kube-node-lease", NAMESPACE] {
+        let secrets = scene.secrets(namespace);
+        let created = secrets.create(&params, &sent()?).await?;
+        assert_eq!(label(&created, "rewritten"), None, "created in {namespace}");
+        let changed = merge(&secrets, &created.name_any(), json!({"data": {"a": "eA=="}})).await?;
+        assert_eq!(label(&changed, "rewritten"), None, "changed in {namespace}");
+        delete(&secrets, &created.name_any()).await?;
+    }
+    // It is in force still.
+    let created = scene.secrets(&namespace).create(&params, &sent()?).await?;
+    assert_eq!(label(&created, "rewritten"), Some("yes"));
     Ok(())
 }
 
