@@ -40,7 +40,7 @@ impl<'a> Silent<'a> {
         });
         let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
         apply(&scene.client, &hooks).await?;
-        // In force once a request hangs. Who asks goes away before it is answered.
+        // In force once a request hangs, or is refused for it. Who asks may go away before it is answered.
         let probe = Secret {
             metadata: ObjectMeta { name: Some("probe".into()), ..ObjectMeta::default() },
             ..Secret::default()
@@ -48,7 +48,11 @@ impl<'a> Silent<'a> {
         let secrets = scene.secrets(namespaces.first().context("no namespace")?);
         eventually(SOON, "the hook to be in force", || async {
             let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-            Ok(timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await.err().map(|_| ()))
+            Ok(match timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await {
+                Err(_) => Some(()),
+                Ok(Err(kube::Error::Api(status))) => status.message.contains(&name).then_some(()),
+                Ok(_) => None,
+            })
         })
         .await?;
         Ok(Self { scene, name, _listener: listener })

@@ -7,13 +7,13 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use mimeo_api::TransformPolicy;
+use mimeo_api::{Replication, TransformPolicy};
 use mimeo_tests::planted::MARK;
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, Stage, apply, delete, kubectl, merge, of, put, relabel, rule, stranger, uid, value, version,
-    wait_for, wait_gone,
+    SOON, Scene, Setting, Stage, apply, condition, create, delete, kubectl, merge, of, put, relabel, rule, stranger,
+    uid, value, version, wait_for, wait_gone,
 };
-use mimeo_tests::tenant::Tenant;
+use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually, install_crd, unique,
 };
@@ -558,6 +558,60 @@ async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> 
     for namespace in &namespaces {
         wait_gone(of::<Secret>(&client, namespace), "registry").await?;
     }
+    Ok(())
+}
+
+/// Without their definition nobody knows what namespaces grant each other: nothing more crosses, and nothing is deleted for it.
+#[tokio::test]
+async fn while_nobody_knows_what_is_granted_copies_stay_as_they_are() -> Result<()> {
+    let mut setting =
+        Setting::start(ControlPlane::builder().controller_manager(false), Pair::builder().reconciler_args(QUICK))
+            .await?;
+    let client = setting.control_plane.client().await?;
+    let (tag, owner, taker) = {
+        let scene = setting.scene("grants").await?;
+        (scene.tag.clone(), scene.home.clone(), scene.namespace().await?)
+    };
+    let object = |kind: &str, namespace: &str, spec: &Value| {
+        let metadata = json!({"namespace": namespace, "name": "r"});
+        json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let grant = object("ReplicationGrant", &owner, &consent("Read", &taker, &["db"]));
+    let grants = format!("namespaces/{owner}/replicationgrants");
+    let pulling = object("Replication", &taker, &copying(Some(&owner), "db", &[]));
+    let pace = rule(&tag).secret(&owner, "db").target(json!({"namespaces": [taker], "name": "pace"}));
+    create_secret(&client, &owner, "db", &[("token", "one")]).await?;
+    create(&client, &grants, &grant).await?;
+    create(&client, &format!("namespaces/{taker}/replications"), &pulling).await?;
+    pace.create(&client).await?;
+    let copies: Api<Secret> = of(&client, &taker);
+    let copy = |name: &str, token: &'static str| wait_for(copies.clone(), name.to_owned(), has(token));
+    let before = copy("db", "one").await?;
+    copy("pace", "one").await?;
+
+    stop_reconciler(&mut setting).await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let definition = mimeo_api::crds().into_iter().find(|crd| crd.spec.names.kind == "ReplicationGrant");
+    let definition = definition.context("no definition of grants")?;
+    delete(&definitions, &definition.name_any()).await?;
+    wait_gone(definitions, &definition.name_any()).await?;
+    setting.pair.start_reconciler().await?;
+    let unknown = |rule: &Replication| {
+        let told = rule.status.as_ref().and_then(|status| condition(status, "Authorized"));
+        told.is_some_and(|one| {
+            (&*one.status, &*one.reason) == ("False", "GrantsUnknown")
+                && one.message.contains("install their definition")
+        })
+    };
+    wait_for(of::<Replication>(&client, &taker), "r".to_owned(), unknown).await?;
+    put(&of(&client, &owner), "db", &[("token", "two")]).await?;
+    copy("pace", "two").await?;
+    let after = copies.get("db").await?;
+    assert_eq!((uid(&after), version(&after)), (uid(&before), version(&before)), "neither deleted nor changed");
+
+    install_crd(&client, &definition).await?;
+    eventually(SOON, "the grant", || async { Ok(Some(create(&client, &grants, &grant).await?)) }).await?;
+    copy("db", "two").await?;
     Ok(())
 }
 

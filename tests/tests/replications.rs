@@ -9,7 +9,7 @@ use mimeo_api::{ClusterReplicationStatus, Replication};
 use mimeo_tests::author::secrets;
 use mimeo_tests::scenario::{SOON, Stage, annotation, delete, kubectl, label, merge, of, relabel, rule, wait_gone};
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
-use mimeo_tests::{ControlPlane, Pair, eventually};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually};
 use serde_json::{Value, json};
 
 static STAGE: Stage = Stage::new(|| ControlPlane::builder().audit(true), || Pair::builder().shipped_rights());
@@ -125,6 +125,35 @@ async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
     scene.wait_secret(&taker.home, "db", has("one")).await?;
     taker.status("r", "Ready", "Synced").await?;
     relabel(&scene.client, &taker.home, "trusted-by", None).await?;
+    wait_gone(scene.secrets(&taker.home), "db").await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// Or by a pattern, which is one of whole names: a tenant whose name has another's in it is let in by nothing.
+#[tokio::test]
+async fn consent_by_pattern_is_for_those_whose_whole_name_it_is() -> Result<()> {
+    let scene = STAGE.scene("by-pattern").await?;
+    let (owner, taker) = (Tenant::editor(&scene).await?, Tenant::editor(&scene).await?);
+    let longer = format!("{}-x", taker.home);
+    create_namespace(&scene.client, &longer, &[]).await?;
+    let longer = Tenant::editor_of(&scene, &longer).await?;
+    owner.secret("db", "one").await?;
+    let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db"]}]);
+    let granting = |pattern: &str| json!({"access": "Read", "from": [{"namespacePattern": pattern}], "to": to});
+    let taker_alone = format!("({}|nobody)", taker.home.replace('-', "[-]"));
+    owner.writes("replicationgrants", "g", &granting(&taker_alone)).await?;
+    for tenant in [&taker, &longer] {
+        tenant.writes("replications", "r", &copying(Some(&owner.home), "db", &[])).await?;
+    }
+    scene.wait_secret(&taker.home, "db", has("one")).await?;
+    longer.status("r", "Authorized", "NotGranted").await?;
+
+    // As it is changed, so are those who are let in.
+    let grants: Api<mimeo_api::ReplicationGrant> = of(&owner.client, &owner.home);
+    let longer_alone = format!("{}-.", taker.home);
+    merge(&grants, "g", json!({"spec": granting(&longer_alone)})).await?;
+    scene.wait_secret(&longer.home, "db", has("one")).await?;
     wait_gone(scene.secrets(&taker.home), "db").await?;
     taker.status("r", "Authorized", "NotGranted").await?;
     Ok(())

@@ -283,18 +283,27 @@ async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
     silent.end().await
 }
 
+/// Whether nothing comes back, or an error of the server's own.
 #[tokio::test]
 async fn a_write_that_nobody_answers_is_the_trouble_of_its_namespace_alone() -> Result<()> {
-    let scene = STAGE.scene("unanswered").await?;
+    // Seconds that the server waits itself: longer than a request may take, and not so long.
+    futures::try_join!(
+        a_write_is_in_vain("unanswered", 30, "Timeout"),
+        a_write_is_in_vain("failing", 1, "ClusterUnreachable")
+    )?;
+    Ok(())
+}
+
+async fn a_write_is_in_vain(about: &str, seconds: u32, reason: &str) -> Result<()> {
+    let scene = STAGE.scene(about).await?;
     let (stuck, other) = (scene.namespace().await?, scene.namespace().await?);
-    // Longer than a request may take.
-    let silent = Silent::over(&scene, std::slice::from_ref(&stuck), "Fail", 30).await?;
+    let silent = Silent::over(&scene, std::slice::from_ref(&stuck), "Fail", seconds).await?;
     scene.secret("registry", &[("token", "one")]).await?;
     scene.rule().secret(&scene.home, "registry").create(&scene.client).await?;
     scene.wait_secret(&other, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
     let status = scene.wait_counts(&scene.tag, [2, 1, 1]).await?;
     let failures: Vec<_> = status.failures.iter().map(|one| (&*one.namespace, &*one.reason)).collect();
-    assert_eq!(failures, [(&*stuck, "Timeout")]);
+    assert_eq!(failures, [(&*stuck, reason)]);
     scene.wait_condition(&scene.tag, "Ready", "False", "CopiesFailed").await?;
     silent.end().await?;
     scene.wait_synced(&scene.tag).await?;
