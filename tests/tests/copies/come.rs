@@ -8,7 +8,7 @@ use kube::{Api, ResourceExt as _, api::PostParams};
 use mimeo_tests::scenario::{
     SOON, annotation, delete, label, merge, of, relabel, rule, uid, value, version, wait_gone,
 };
-use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
+use mimeo_tests::{AuditEvent, ControlPlane, Pair, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
 use crate::{BELONGS_TO, MANAGED_BY, STAGE, config_map};
@@ -147,8 +147,19 @@ async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
     let full = json!({"metadata": {"annotations": {"note": "<".repeat(200 << 10)}, "managedFields": [entry]}});
     let stored = serde_json::to_string(&merge(&namespaces, &namespace, full).await?)?;
     assert!(stored.matches('<').count() > 6 << 17, "it isn't stored as it was sent");
+    let setting = scene.setting;
+    let mark = setting.control_plane.audit_mark().await?;
     relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
     scene.wait_secret(&namespace, "registry", |copy| value(copy, "token").as_deref() == Some("one")).await?;
+    // By then the webhook has read all of it, and marked the namespace: what it can't read the reconciler fills, too, a moment later.
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let of_namespace = |event: &&AuditEvent| event.resource == "namespaces" && event.name == namespace;
+    let webhook = setting.pair.webhook_user().name();
+    let writes: Vec<_> =
+        events.iter().filter(of_namespace).filter(|event| event.is_write() && event.code < 300).collect();
+    let labelled = writes.iter().find(|event| !setting.is_ours(event)).context("nobody labelled it")?;
+    let marked = writes.iter().any(|event| event.user == webhook && event.at <= labelled.at);
+    assert!(marked, "nobody marked it before it was labelled: {writes:#?}");
     Ok(())
 }
 
