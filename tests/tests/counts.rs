@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
-use mimeo_tests::scenario::{SOON, Scene, Setting, apply, delete, label, merge, put, value, version, wait_for};
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, apply, delete, kubectl, label, merge, put, rule, value, version, wait_for,
+};
 use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, Pair, create_namespace, create_secret, eventually};
 use serde_json::json;
 
@@ -51,6 +53,45 @@ async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> 
     repaired(&scene, &namespaces).await?;
     let count = new_namespaces(&scene).await?;
     idle(&scene, namespaces.len() + count).await
+}
+
+/// As many as one process is made for, some of which have something in the way.
+#[tokio::test]
+async fn ten_thousand_namespaces_are_counted_for_the_author_and_in_the_status() -> Result<()> {
+    const MANY: usize = 10_000;
+    const IN_THE_WAY: usize = 30;
+    let control_plane = ControlPlane::builder().controller_manager(false).start().await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    let team = |number: usize| format!("team-{number:05}");
+    let create = |number| {
+        let (client, name) = (&client, team(number));
+        async move { create_namespace(client, &name, &[]).await.map(drop) }
+    };
+    // Before Mimeo is there, which would be asked about each.
+    iter(0..MANY).map(create).buffer_unordered(64).try_collect::<()>().await?;
+    let theirs = (0..IN_THE_WAY).map(|number| team(number * 300));
+    for namespace in theirs.chain(["platform".to_owned()]) {
+        let metadata = json!({"namespace": namespace, "name": "defaults"});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"of": namespace}});
+        apply(&client, &map).await?;
+    }
+    let pair = Pair::builder().start(&control_plane).await?;
+    let setting = Setting { pair, control_plane };
+    let scene = setting.scene("many").await?;
+    let rule = rule(&scene.tag).source("v1", "ConfigMap", "platform", "defaults");
+    let rule = rule.target(json!({"namespaces": ["team-*"]}));
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), rule.object().to_string())?;
+    let told = kubectl(&setting.control_plane, ["create", "-f", &file.path().display().to_string()])?;
+    ensure!(told.contains(&format!("Warning: Mimeo: the rule selects {MANY} of ")), "{told}");
+    let status = scene.wait_counts(&scene.tag, [MANY, MANY - IN_THE_WAY, IN_THE_WAY]).await?;
+    let named: Vec<_> = status.failures.iter().map(|one| (one.namespace.clone(), &*one.reason)).collect();
+    let first: Vec<_> = (0..20).map(|number| (team(number * 300), "Conflict")).collect();
+    assert_eq!(named, first);
+    let size = serde_json::to_string(&status)?.len();
+    assert!(size < 16 << 10, "{size} bytes");
+    Ok(())
 }
 
 /// Namespaces of the scene, 32 at a time.
