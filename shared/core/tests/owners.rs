@@ -103,6 +103,16 @@ impl Scene {
         }
     }
 
+    /// The next request, however long it is put off.
+    fn at_last(&mut self) -> Box<Request> {
+        loop {
+            match self.next() {
+                Some(request) => return request,
+                None => self.now = self.engine.wake_at().unwrap(),
+            }
+        }
+    }
+
     #[track_caller]
     fn expect(&mut self, verb: Verb, why: impl Into<Option<Why>>) -> Box<Request> {
         let request = self.next().expect("a request");
@@ -276,12 +286,7 @@ fn pauses_of_a_fight_grow_as_long_as_it_lasts() {
     let mut longest = Duration::ZERO;
     for _ in 0..20 {
         scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
-        let apply = loop {
-            match scene.next() {
-                Some(request) => break request,
-                None => scene.now = scene.engine.wake_at().unwrap(),
-            }
-        };
+        let apply = scene.at_last();
         let pause = scene.now.saturating_sub(last);
         assert!(pause >= longest, "{pause:?} after {longest:?}");
         (last, longest) = (scene.now, pause);
@@ -304,12 +309,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
         for _ in 0..20 {
             let new = std::mem::replace(&mut scene.checksum, old.clone());
             scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
-            let first = loop {
-                match scene.next() {
-                    Some(request) => break request,
-                    None => scene.now = scene.engine.wake_at().unwrap(),
-                }
-            };
+            let first = scene.at_last();
             let pause = scene.now.saturating_sub(last);
             assert!(pause >= longest, "{pause:?} after {longest:?}");
             (last, longest) = (scene.now, pause);

@@ -49,6 +49,17 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
     }
 }
 
+/// Source `b` goes with its namespace `a`, of which there is another then.
+fn lose_with_namespace(scene: &mut Scene) {
+    scene.engine.source(&source("a", "b"), None, scene.now);
+    scene.uids.remove("a");
+    scene.namespace("a", &serde_json::json!({}));
+    scene.wait(61);
+    let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+    scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
+    scene.run();
+}
+
 /// He may make what looks like a copy of any rule in his own namespace, and delete it again.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
@@ -58,13 +69,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
     let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
     scene.show(&source("a", "b"));
     assert_eq!(scene.done().len(), 20);
-    scene.engine.source(&source("a", "b"), None, scene.now);
-    scene.uids.remove("a");
-    scene.namespace("a", &serde_json::json!({}));
-    scene.wait(61);
-    let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
-    scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
-    scene.run();
+    lose_with_namespace(&mut scene);
     scene.wait(11);
     let stalled = |scene: &mut Scene| {
         let conditions = scene.status(&id).conditions;
@@ -92,12 +97,7 @@ fn what_was_decided_about_a_loss_ends_with_it() {
     scene.show(&source("a", "b"));
     assert_eq!(scene.done(), ["write place/b"]);
     for _ in 0..2 {
-        scene.engine.source(&source("a", "b"), None, scene.now);
-        scene.uids.remove("a");
-        scene.namespace("a", &serde_json::json!({}));
-        scene.wait(61);
-        let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
-        scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
+        lose_with_namespace(&mut scene);
         assert_eq!(scene.done(), [] as [&str; 0], "it went with its namespace, and is collected first");
         scene.now += Duration::from_secs(11);
         let delete = scene.request();
