@@ -19,7 +19,7 @@ impl Engine {
         let mut slot = slot;
         for _ in 0..LONGEST {
             let (home, copy) = (&*slot.source.namespace, &*slot.source.name);
-            let Some(kind) = self.kinds.id(&slot.source.gvk.group_kind()) else { return false };
+            let kind = slot.kind;
             if (kind, home, copy) == (cell.kind, name, &*cell.name) {
                 return true;
             }
