@@ -395,3 +395,43 @@ async fn however_much_is_added_to_a_copy_it_is_kept() -> Result<()> {
     refused(secrets.patch(REGISTRY, &PatchParams::default(), &finalizer).await)?.context("a finalizer")?;
     Ok(())
 }
+
+/// Nearly as many as an API server takes in one request.
+const ENTRIES: usize = 20_000;
+
+/// Who owns what may be written by whoever may write the copy, and the API server looks through all of it before it asks: neither
+/// what it can't make sense of nor more than it has the time for is a way past.
+#[tokio::test]
+async fn whatever_is_forged_of_who_owns_what_a_copy_is_kept() -> Result<()> {
+    let scene = STAGE.scene("entries").await?;
+    let (rule, namespace) = guarded(&scene).await?;
+    let secrets = Tenant::editor_of(&scene, &namespace).await?.secrets();
+    let owned = async || -> Result<Vec<Value>> {
+        let entries = secrets.get(REGISTRY).await?.metadata.managed_fields.unwrap_or_default();
+        Ok(entries.iter().map(|entry| json!(entry)).collect())
+    };
+    let forged = async |more: &[Value]| -> Result<Value> {
+        let entries = [&owned().await?[..], more].concat();
+        Ok(json!({"metadata": {"managedFields": entries}}))
+    };
+    let entry = |manager: &str, operation: &str| {
+        json!({
+            "manager": manager, "operation": operation, "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:data": {"f:password": {}}},
+        })
+    };
+    let nameless = ["Apply", "Update"].map(|operation| entry("", operation));
+    let many: Vec<Value> = (0..ENTRIES).map(|number| entry(&format!("{number:05}"), "Apply")).collect();
+    let params = PatchParams::default();
+
+    secrets.patch(REGISTRY, &params, &patch(forged(&nameless).await?)?).await.context("without a name")?;
+    ensure!(owned().await?.iter().any(|entry| entry.get("manager").is_none()), "they aren't stored as they were sent");
+    nothing_is_changed(&rule, &secrets).await.context("without a name")?;
+    // So many that they aren't even let in, alone or with something else.
+    let mut taken = forged(&many).await?;
+    refused(secrets.patch(REGISTRY, &params, &patch(taken.clone())?).await)?.context("many")?;
+    taken["data"] = json!({"password": "eA=="});
+    refused(secrets.patch(REGISTRY, &params, &patch(taken)?).await)?.context("many and a value")?;
+    assert_eq!(owned().await?.len(), 3);
+    Ok(())
+}

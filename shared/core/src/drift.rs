@@ -1,12 +1,13 @@
 //! `driftPolicy: Deny`: who may not change or delete a copy is told so in the request.
 //!
-//! The API server asks only about requests that take something from Mimeo in an object that is ours, or give it an owner
-//! ([`registration`](crate::registration)). Whether the rule still wants it kept is decided here. Whether its namespace is being
-//! deleted, a read must tell: no watch is as quick as a deletion.
+//! The API server asks only about requests that take something from Mimeo in an object that is ours, give it an owner, or come with more
+//! `managedFields` than API servers look through ([`registration`](crate::registration)). Whether the rule still wants it kept is decided
+//! here. Whether its namespace is being deleted, a read must tell: no watch is as quick as a deletion.
 
 use crate::{
     kind::GroupKind,
     names,
+    registration::ENTRIES,
     review::{Operation, Request, User, Verdict},
     rule::{RuleId, RuleKind, SourceRef},
 };
@@ -58,8 +59,10 @@ fn runs_the_cluster(user: &User) -> bool {
 /// What is answered then.
 pub fn refusal(request: &Request, rule: &RuleId) -> Verdict {
     let what = match request.operation {
-        Operation::Delete => "be deleted",
-        _ => "be changed in what Mimeo keeps, nor be given an owner",
+        Operation::Delete => "be deleted".to_owned(),
+        _ => format!(
+            "be changed in what Mimeo keeps, nor be given an owner, nor have more than {ENTRIES} entries in managedFields"
+        ),
     };
     let message =
         format!("Mimeo: this is a copy of {rule}, whose driftPolicy is Deny: it can't {what}. Change its source");

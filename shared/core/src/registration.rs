@@ -68,6 +68,9 @@ const SYSTEM: &str = "kube-";
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a warning, in seconds: nobody is to wait long for one.
 const TIMEOUT_OF_A_WARNING: u32 = 1;
+/// Most entries in an object's `managedFields` that API servers are to look through. Who may edit an object may write thousands, and
+/// what takes an API server too long lets the request pass; others write a dozen.
+pub const ENTRIES: usize = 1000;
 /// Most sources of whose deletion the webhook is to be told. Their names stand in an expression that the API server evaluates for
 /// each deletion in their namespaces.
 pub const SOURCES: usize = 256;
@@ -283,18 +286,20 @@ impl Registration {
 
     /// Whether a request changes what Mimeo owns, the API server can tell by itself: it has taken the field from Mimeo's entry in
     /// `managedFields` by the time it asks. So nobody else's change of a copy costs a call. Fails open: what nobody
-    /// refused is put right afterwards.
+    /// refused is put right afterwards. So nothing may fail here: what takes the API server too long is asked about, too.
     fn copies(&self) -> Value {
         let manager = MANAGER;
         // Who writes under Mimeo's name changes values and leaves the entry as it was.
         let forged = format!("has(request.options.fieldManager) && request.options.fieldManager == '{manager}'");
-        let own = format!("e.manager == '{manager}' && e.operation == 'Apply'");
+        // Anybody may write entries, also without a manager: what can't be evaluated would let the request pass.
+        let own = format!("e.?manager.orValue('') == '{manager}' && e.operation == 'Apply'");
         let entries = |object: &str, which: &str| {
             let fields = format!("{object}.metadata.managedFields");
             format!("(has({fields}) ? {fields}.filter(e, !has(e.subresource) && ({which})) : [])")
         };
         let changed = |which: &str| format!("{} != {}", entries("oldObject", which), entries("object", which));
         let taken = changed(&own);
+        let crowded = |object: &str| format!("size({object}.metadata.?managedFields.orValue([])) > {ENTRIES}");
         // An owner that isn't there has the garbage collector delete the object, and that is let through.
         let owners = |object: &str| format!("{object}.metadata.?ownerReferences.orValue([])");
         let owned = format!("{}.exists(o, !(o in {}))", owners("object"), owners("oldObject"));
@@ -319,10 +324,17 @@ impl Registration {
                 {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in [{collectors}])")},
                 // Its finalizers must be removable.
                 {"name": "not-leaving", "expression": "!has(oldObject.metadata.deletionTimestamp)"},
-                {"name": "a-copy", "expression": format!("size({}) > 0", entries("oldObject", &own))},
+                {
+                    "name": "a-copy",
+                    "expression": format!("{} || size({}) > 0", crowded("oldObject"), entries("oldObject", &own)),
+                },
                 {
                     "name": "takes-from-mimeo",
-                    "expression": format!("request.operation == 'DELETE' || {forged} || {taken} || {added} || {owned}"),
+                    "expression": format!(
+                        "request.operation == 'DELETE' || {} || {} || {forged} || {taken} || {added} || {owned}",
+                        crowded("oldObject"),
+                        crowded("object"),
+                    ),
                 },
             ],
             "failurePolicy": FailurePolicy::Ignore,
