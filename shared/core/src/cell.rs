@@ -458,14 +458,17 @@ impl Cell {
             self.repair = Repair::None;
             self.basis = None;
         }
-        let rewritten = self.seen().is_some_and(|known| same && known.checksum != seen.checksum);
+        // What was hidden from us and isn't any more somebody has had his hands on, too.
+        let (was_ours, rewritten) = match &self.belief {
+            Belief::Present(known) => (same && known.ours(), same && known.checksum != seen.checksum),
+            Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => {
+                (*uid == seen.uid, *uid == seen.uid && seen.labelled)
+            }
+            Belief::Unknown | Belief::Absent | Belief::Taken(None) => (false, false),
+        };
         let basis = self.basis.get_or_insert(Basis { right: false, ..Basis::right(&seen) });
         basis.rewritten |= rewritten;
-        seen.was_ours |= match &self.belief {
-            Belief::Present(known) => same && known.ours(),
-            Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => *uid == seen.uid,
-            Belief::Unknown | Belief::Absent | Belief::Taken(None) => false,
-        };
+        seen.was_ours |= was_ours;
         self.belief = Belief::Present(Box::new(seen));
         self.content = Content::Unknown;
         true

@@ -389,6 +389,19 @@ fn a_copy_is_left_to_its_rule_while_nobody_may_answer_for_that() {
     }
 }
 
+/// Else no webhook that starts would ever be ready, and nobody could answer for the rule, for which he needs one.
+#[test]
+fn nobody_waits_for_what_is_looked_for_by_a_rule_that_nobody_answers_for() {
+    let mut world = World::new(Role::Injector);
+    let sources = json!([{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "selector": {}}]);
+    let rule = rule("registry", 1, &json!({"sources": sources}));
+    for (someone, informed) in [(None, true), (author(), false)] {
+        world.engine.rule_applied(rule.id.clone(), Ok(rule.clone()), someone, None, world.now);
+        let _ = world.engine.demand();
+        assert_eq!(world.engine.informed(), informed);
+    }
+}
+
 /// Anybody could have a rule stored that names it, and it would be kept from whoever may have it, or for ever.
 #[test]
 fn what_nobody_answers_for_makes_no_object_a_source() {

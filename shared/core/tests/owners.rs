@@ -334,6 +334,46 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
     }
 }
 
+/// Nobody sees it meanwhile.
+#[test]
+fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
+    let mut scene = Scene::new(&json!({}));
+    let old = scene.checksum.clone();
+    scene.data("2");
+    let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
+    scene.written(&apply, &[ours()]);
+    let mut last = scene.now;
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        let hidden = scene.copy(&[ours()]);
+        scene.engine.copy_gone(&gvk().group_kind(), &hidden, scene.now);
+        scene.checksum.clone_from(&old);
+        scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
+        let apply = scene.at_last();
+        assert_eq!(apply.ticket.why, Some(Why::Drifted));
+        let pause = scene.now.saturating_sub(last);
+        assert!(pause >= longest, "{pause:?} after {longest:?}");
+        (last, longest) = (scene.now, pause);
+        scene.written(&apply, &[ours()]);
+    }
+    assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+}
+
+/// The watch shows it before the answer to what was written comes.
+#[test]
+fn an_answer_that_comes_late_makes_nobody_elses_writing_ours() {
+    let mut scene = Scene::new(&json!({}));
+    let old = scene.checksum.clone();
+    scene.data("2");
+    let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
+    scene.checksum = apply.rendering.as_ref().unwrap().checksum.to_string();
+    let written = scene.copy(&[ours()]);
+    scene.checksum = old;
+    scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
+    scene.answer(&apply, written);
+    scene.expect(Verb::Apply(uid()), Why::Drifted);
+}
+
 /// He is quicker each time than the write that follows the claim.
 #[test]
 fn who_adds_to_an_exclusive_copy_again_and_again_is_answered_after_a_pause() {

@@ -8,6 +8,8 @@ use mimeo_core::{
     rule::RuleId,
 };
 
+use serde_json::json;
+
 use crate::{
     common::home,
     scene::{Scene, cluster_replication, copying, replication, source, to, words},
@@ -53,7 +55,7 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
 fn lose_with_namespace(scene: &mut Scene) {
     scene.engine.source(&source("a", "b"), None, scene.now);
     scene.uids.remove("a");
-    scene.namespace("a", &serde_json::json!({}));
+    scene.namespace("a", &json!({}));
     scene.wait(61);
     let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
     scene.engine.source_read(&source("a", "b"), Some(read), scene.now);
@@ -87,6 +89,67 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
     assert!(scene.objects.contains_key("theirs/x"));
     scene.wait(11);
     assert_eq!(scene.done(), ["delete theirs/x"], "by itself it isn't much");
+}
+
+/// Of a rule that isn't there nobody knows how many copies it may have in a namespace.
+#[test]
+fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["a", "theirs"]].concat());
+    let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
+    scene.show(&source("a", "b"));
+    assert_eq!(scene.done().len(), 20);
+    scene.engine.rule_gone(&id, scene.now);
+    scene.run();
+    let read = RuleRead { found: false, home: None, crd: Some("another".into()) };
+    scene.engine.rule_read(&id, Some(&read), scene.now);
+    scene.run();
+    scene.wait(11);
+    let told = |scene: &Scene| scene.engine.held().map(|held| (held.nonce.to_owned(), held.copies)).collect::<Vec<_>>();
+    let first = told(&scene);
+    assert_eq!((first.len(), first[0].1), (1, 20));
+    for round in 0..3 {
+        for number in 0..50 {
+            scene.mark("theirs", &format!("x-{round}-{number}"), "ClusterReplication/p");
+        }
+        scene.wait(11);
+        assert_eq!(told(&scene), first);
+    }
+    scene.engine.confirmed(Some(&first[0].0), scene.now);
+    assert_eq!(scene.done().len(), 20);
+    // What is left of it has its turn.
+    scene.wait(11);
+    let rest = told(&scene);
+    assert_eq!((rest.len(), rest[0].1), (1, 150));
+    scene.engine.confirmed(Some(&rest[0].0), scene.now);
+    assert_eq!(scene.done().len(), 150);
+}
+
+/// Some are mended, and what is left isn't much any more.
+#[test]
+fn a_hold_that_has_ended_is_told_no_more() {
+    let places: Vec<String> = (0..40).map(|i| format!("place-{i}")).collect();
+    let mut scene = Scene::new(&["a"]);
+    let label = |scene: &mut Scene, which: std::ops::Range<usize>, team: &str| {
+        places[which].iter().for_each(|place| scene.namespace(place, &json!({"team": team})));
+    };
+    label(&mut scene, 0..40, "ours");
+    let mut spec = copying("a", "b", &[]);
+    spec["targets"] = json!([{"namespaceSelector": {"matchLabels": {"team": "ours"}}}]);
+    let id = scene.rule(cluster_replication("p", &spec));
+    scene.show(&source("a", "b"));
+    assert_eq!(scene.done().len(), 40);
+    label(&mut scene, 15..40, "theirs");
+    scene.run();
+    scene.wait(11);
+    assert!(scene.holds(&id));
+    label(&mut scene, 15..25, "ours");
+    label(&mut scene, 14..15, "theirs");
+    scene.run();
+    scene.wait(6);
+    assert_eq!(scene.done().len(), 15, "what was lost for long enough");
+    assert!(!scene.holds(&id));
 }
 
 /// A deletion that was let go, and not answered before the source was back, is none that the next loss needn't wait for.
@@ -130,7 +193,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         assert_eq!(scene.done(), ["write to/x"]);
         if again {
             scene.uids.remove("home");
-            scene.namespace("home", &serde_json::json!({}));
+            scene.namespace("home", &json!({}));
         }
         scene.engine.rule_gone(&id, scene.now);
         scene.run();

@@ -111,7 +111,7 @@ impl Engine {
                 .values()
                 .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication)
                 .all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
-            && self.cluster_rules().flat_map(|(_, state)| &state.rule).all(|rule| self.knows_selected(rule))
+            && self.cluster_rules().filter_map(|(_, state)| state.counted()).all(|rule| self.knows_selected(rule))
     }
 
     /// This replica set a mark with that token: it injects once its watch shows what was awaited.

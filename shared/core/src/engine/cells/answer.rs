@@ -201,7 +201,7 @@ impl Engine {
                 }
                 // What is seen by now may be this very write, of which the watch was quicker to tell.
                 let written = ticket.version != Some(seen.version);
-                let basis = Basis::right(&seen);
+                let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
                 let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;
@@ -220,6 +220,8 @@ impl Engine {
                 let begun = cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
                 cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
+                // The watch may have been quicker to show what came after it.
+                basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
                 cell.basis = Some(basis);
                 let rule = ticket.slot.and_then(|id| self.slots.get(&id)).map(|slot| slot.rule.clone());
                 if let Some(rule) = rule.filter(|_| written) {

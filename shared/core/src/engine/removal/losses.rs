@@ -54,17 +54,18 @@ impl Sweep {
         self.cells.iter()
     }
 
-    /// How many a person was told of, and confirms by repeating what is told with them.
-    pub(in crate::engine) fn told(&self) -> usize {
-        self.cells.values().filter(|loss| loss.told.is_some()).count()
-    }
-
     /// A person is told of just these copies.
     pub(in crate::engine) fn tell(&mut self, nonce: Box<str>, copies: &BTreeMap<CellKey, Uid>) {
         for (key, loss) in &mut self.cells {
             loss.told = copies.get(key).copied();
         }
         self.held = Some(nonce);
+    }
+
+    /// Nothing of it waits for a person any more. Tells whether something did.
+    pub(in crate::engine) fn untell(&mut self) -> bool {
+        self.cells.values_mut().for_each(|loss| loss.told = None);
+        self.held.take().is_some()
     }
 
     pub(in crate::engine) fn loss(&self, key: &CellKey) -> Option<&Loss> {

@@ -30,14 +30,13 @@ pub struct HeldDeletion<'a> {
     pub why: &'static str,
     /// What a person must repeat to let them go. It stands for exactly these copies.
     pub nonce: &'a str,
-    sweep: &'a Sweep,
+    namespaces: Vec<Arc<str>>,
 }
 
 impl HeldDeletion<'_> {
     /// In how many namespaces they are, and which these are: the first three.
     pub fn places(&self) -> String {
-        let told = self.sweep.losses().filter(|(_, loss)| loss.told.is_some());
-        let mut namespaces: Vec<&Arc<str>> = told.map(|((namespace, ..), _)| namespace).collect();
+        let mut namespaces: Vec<&Arc<str>> = self.namespaces.iter().collect();
         namespaces.dedup();
         places(&namespaces)
     }
@@ -65,17 +64,19 @@ impl Engine {
 
     /// Held deletions of rules that no longer exist, for the one who can't read them in a status; the platform's first.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
-        self.sweeps.iter().filter(|(id, _)| !self.rules.contains_key(*id)).filter_map(|(id, sweep)| {
+        let gone = self.sweeps.iter().filter(|(id, sweep)| sweep.held.is_some() && !self.rules.contains_key(*id));
+        gone.filter_map(|(id, sweep)| {
+            let told = self.told(id);
             Some(HeldDeletion {
                 rule: id,
-                copies: sweep.told(),
+                copies: told.len(),
                 why: if self.all_homeless(id) {
                     "it went with its namespace, and much was lost at once"
                 } else {
                     "nobody is known to have deleted it: it may have been lost with its definition"
                 },
                 nonce: sweep.held.as_deref()?,
-                sweep,
+                namespaces: told.into_keys().map(|(namespace, ..)| namespace).collect(),
             })
         })
     }
@@ -159,6 +160,10 @@ impl Engine {
         if large || unmeant {
             self.hold_back(id);
         } else {
+            if self.sweeps.get_mut(id).is_some_and(Sweep::untell) {
+                self.show_swept(id);
+                self.mark_status_due(id);
+            }
             self.let_go_what_is_due(id);
         }
     }
@@ -180,14 +185,13 @@ impl Engine {
         }
     }
 
-    /// Whether a person was told of most of what a rule loses: then what was told stays. Else whoever makes and deletes what looks like
-    /// the rule's copies would have the nonce change under the hands that type it.
+    /// Whether a person was told of what a rule loses in most namespaces: then what was told stays. Else whoever makes and deletes what
+    /// looks like the rule's copies in some would have the nonce change under the hands that type it.
     fn told_of_most(&self, id: &RuleId) -> bool {
-        let slots = self.rules.get(id).map(|state| self.slots_had(state));
         let told = self.told(id);
-        let weigh = |all: Vec<&CellKey>| weight(all.into_iter(), slots);
+        let weigh = |all: Vec<&CellKey>| weight(all.into_iter(), Some(1));
         let (told, untold): (Vec<_>, Vec<_>) = self.swept(id).partition(|key| told.contains_key(*key));
-        !told.is_empty() && weigh(told) > weigh(untold)
+        !told.is_empty() && weigh(told) >= weigh(untold)
     }
 
     /// The copies that a rule loses.
@@ -198,7 +202,7 @@ impl Engine {
     }
 
     /// Those of them of which a person was told, as long as they are what they were then.
-    fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
+    pub(in crate::engine) fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let mut copies = self.swept_copies(id);
         let told = |key: &CellKey| self.sweeps.get(id).and_then(|sweep| sweep.loss(key)?.told);
         copies.retain(|key, uid| told(key) == Some(*uid));
@@ -337,7 +341,7 @@ impl Engine {
         let gone = self.take_all(id, &told);
         match self.sweeps.get_mut(id).filter(|sweep| !sweep.is_empty()) {
             Some(rest) => {
-                rest.held = None;
+                rest.untell();
                 self.prolong_sweep(id);
             }
             None => drop(self.sweeps.remove(id)),
@@ -388,13 +392,13 @@ impl Engine {
         }
     }
 
-    /// Every cell that holds a copy of the rule, here to stay.
+    /// Every cell that holds a copy of the rule, here to stay as far as was decided.
     pub(in crate::engine) fn cells_of(&self, id: &RuleId) -> Vec<CellKey> {
         let mut keys = Vec::new();
         for name in &self.places(id) {
             let Some(namespace) = self.namespaces.get(name) else { continue };
             self.looked_at(namespace.cells.len());
-            for cell in &namespace.cells {
+            for cell in namespace.cells.iter().filter(|cell| cell.condemned.is_none()) {
                 let mut copy = cell.ours().into_iter().filter(|seen| !seen.elsewhere && !seen.deleting);
                 if copy.any(|seen| seen.rule.as_deref() == Some(id)) {
                     keys.push((name.clone(), cell.kind, cell.name.clone()));

@@ -325,7 +325,7 @@ impl Engine {
             }
             Happening::DeletionHeld => {
                 let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else { return vec![] };
-                let copies = sweep.told();
+                let copies = self.told(id).len();
                 let told: Vec<Told<'_>> = sweep.cells().filter_map(|key| self.still(id, happening, key)).collect();
                 let note = if rule.is_some() {
                     format!(

@@ -173,8 +173,8 @@ impl Engine {
 
     /// Which deletions wait for a person, if some do.
     fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let held = self.sweeps.get(id).and_then(|sweep| Some((sweep.told(), sweep.held.as_deref()?)));
-        let Some((count, nonce)) = held else { return };
+        let Some(nonce) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_deref()) else { return };
+        let count = self.told(id).len();
         let (most, rule) = match &id.namespace {
             None => ("this rule's copies", format!("clusterreplication {}", id.name)),
             Some(home) => (
