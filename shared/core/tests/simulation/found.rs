@@ -1,6 +1,6 @@
 //! What the random histories found, each as the shortest history that shows it; and a few that are worth their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mimeo_core::{
     engine::{Errand, Role},
@@ -674,4 +674,19 @@ fn what_came_while_it_was_queued_is_remembered_as_created_once() {
     let moves = [Move::Calm(6), Move::Act(put(0, once)), Move::Restart(0), Move::Calm(3), Move::Tick(11_000)];
     world.run(&moves).unwrap_or_else(|why| panic!("{why}"));
     settle(&mut world);
+}
+
+/// It is the same copy; only what the selector finds has to be listed first.
+#[test]
+fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
+    let mut world = world(&[Role::Keeper]);
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, RuleSpec::of(0, Select::All))]);
+    settle(&mut world);
+    let picks = RuleSpec { picks: true, ..RuleSpec::of(0, Select::All) };
+    world.act(&put(0, picks));
+    world.act(&put(1, RuleSpec::of(0, Select::All)));
+    settle(&mut world);
+    let copies = world.server.of(Res::Secret).filter(|object| object.ours());
+    let rules: BTreeSet<_> = copies.filter_map(|copy| copy.annotation(names::RULE)).collect();
+    assert_eq!(rules, ["ClusterReplication/r0"].into(), "{}", world.report("taken"));
 }

@@ -156,7 +156,7 @@ impl Engine {
                     continue;
                 }
                 let marked = namespace.cell(slot.kind, &copy).and_then(Cell::ours).and_then(|seen| seen.rule.as_ref());
-                if let Some(present) = marked.filter(|present| self.waits_for_author(present, slot, name, namespace)) {
+                if let Some(present) = marked.filter(|present| self.is_yet_to_say(present, slot, name, namespace)) {
                     let cells = unmet.entry(id.clone()).or_default();
                     // Another target of the same rule may have lost it already.
                     if !cells.iter().any(|cell| cell.kind == slot.kind && cell.name == copy) {
@@ -219,15 +219,14 @@ impl Engine {
         rank(a) < rank(b)
     }
 
-    /// Whether that rule, whose mark the copy in a slot's place carries, may want it once its author is known: then no other takes it
-    /// meanwhile, for it would keep it. A wider kind of rule would have it all the same, so from those a tenant's keeps nothing: anybody
-    /// may write one of which nobody is known to be the author. Which sources a selector of the rule finds isn't looked at till then.
-    fn waits_for_author(&self, present: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
-        let state = self.rules.get(present).filter(|_| present.kind <= slot.rule.kind);
-        let Some(rule) = state.filter(|state| state.counted().is_none()).and_then(|state| state.rule.as_ref().ok())
-        else {
-            return false;
-        };
+    /// Whether that rule, whose mark the copy in a slot's place carries, may want it once its author is known, or what its selectors find:
+    /// then no other takes it meanwhile, for it would keep it. A wider kind of rule would have it all the same, so from those a tenant's
+    /// keeps nothing: anybody may write one of which nobody is known to be the author.
+    fn is_yet_to_say(&self, present: &RuleId, slot: &Slot, name: &str, namespace: &Namespace) -> bool {
+        let others = *slot.rule != *present && present.kind <= slot.rule.kind;
+        let state = self.rules.get(present).filter(|_| others);
+        let unknown = |state: &&RuleState| state.counted().is_none_or(|rule| !self.knows_selected(rule));
+        let Some(Ok(rule)) = state.filter(unknown).map(|state| &state.rule) else { return false };
         let kind = &self.kinds[slot.kind].group_kind;
         let place = namespace.place(name);
         let copy = slot.name.at(place);
