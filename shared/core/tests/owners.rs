@@ -279,20 +279,42 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     assert!(told.iter().all(|one| one.reason != EventReason::CopyAdopted), "{told:?}");
 }
 
+/// Between repairs of a fight.
+struct Pauses {
+    last: Duration,
+    longest: Duration,
+}
+
+impl Pauses {
+    fn since(now: Duration) -> Self {
+        Self { last: now, longest: Duration::ZERO }
+    }
+
+    /// A repair; none comes sooner than the one before did.
+    #[track_caller]
+    fn note(&mut self, now: Duration) {
+        let pause = now.saturating_sub(self.last);
+        assert!(pause >= self.longest, "{pause:?} after {:?}", self.longest);
+        (self.last, self.longest) = (now, pause);
+    }
+
+    #[track_caller]
+    fn reach_the_longest(&self) {
+        assert!(self.longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+    }
+}
+
 #[test]
 fn pauses_of_a_fight_grow_as_long_as_it_lasts() {
     let mut scene = Scene::new(&json!({}));
-    let mut last = scene.now;
-    let mut longest = Duration::ZERO;
+    let mut pauses = Pauses::since(scene.now);
     for _ in 0..20 {
         scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
         let apply = scene.at_last();
-        let pause = scene.now.saturating_sub(last);
-        assert!(pause >= longest, "{pause:?} after {longest:?}");
-        (last, longest) = (scene.now, pause);
+        pauses.note(scene.now);
         scene.written(&apply, &[ours()]);
     }
-    assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+    pauses.reach_the_longest();
 }
 
 /// As a tool does that applies what it once read, annotations and all.
@@ -304,15 +326,12 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
         scene.data("2");
         let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
         scene.written(&apply, &[ours()]);
-        let mut last = scene.now;
-        let mut longest = Duration::ZERO;
+        let mut pauses = Pauses::since(scene.now);
         for _ in 0..20 {
             let new = std::mem::replace(&mut scene.checksum, old.clone());
             scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
             let first = scene.at_last();
-            let pause = scene.now.saturating_sub(last);
-            assert!(pause >= longest, "{pause:?} after {longest:?}");
-            (last, longest) = (scene.now, pause);
+            pauses.note(scene.now);
             let apply = match first.ticket.verb {
                 Verb::Claim(..) => {
                     let claimed = scene.copy(&[ours()]);
@@ -325,7 +344,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
             scene.written(&apply, &[ours()]);
             assert_eq!(scene.checksum, new);
         }
-        assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+        pauses.reach_the_longest();
         // What it writes has nothing to do with changes of the source once it rests.
         scene.now += Duration::from_hours(1);
         scene.rests();
@@ -342,8 +361,7 @@ fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
     scene.data("2");
     let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
     scene.written(&apply, &[ours()]);
-    let mut last = scene.now;
-    let mut longest = Duration::ZERO;
+    let mut pauses = Pauses::since(scene.now);
     for _ in 0..20 {
         let hidden = scene.copy(&[ours()]);
         scene.engine.copy_gone(&gvk().group_kind(), &hidden, scene.now);
@@ -351,12 +369,10 @@ fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
         scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
         let apply = scene.at_last();
         assert_eq!(apply.ticket.why, Some(Why::Drifted));
-        let pause = scene.now.saturating_sub(last);
-        assert!(pause >= longest, "{pause:?} after {longest:?}");
-        (last, longest) = (scene.now, pause);
+        pauses.note(scene.now);
         scene.written(&apply, &[ours()]);
     }
-    assert!(longest >= Settings::new(Role::Keeper, "cluster").backoff_limit);
+    pauses.reach_the_longest();
 }
 
 /// The watch shows it before the answer to what was written comes.

@@ -51,6 +51,17 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
     }
 }
 
+/// Twenty copies of source `b` in `a` by a rule of the platform's, and a tenant's namespace.
+fn twenty_copies() -> (Scene, RuleId) {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["a", "theirs"]].concat());
+    let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
+    scene.show(&source("a", "b"));
+    assert_eq!(scene.done().len(), 20);
+    (scene, id)
+}
+
 /// Source `b` goes with its namespace `a`, of which there is another then.
 fn lose_with_namespace(scene: &mut Scene) {
     scene.engine.source(&source("a", "b"), None, scene.now);
@@ -65,12 +76,7 @@ fn lose_with_namespace(scene: &mut Scene) {
 /// He may make what looks like a copy of any rule in his own namespace, and delete it again.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
-    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
-    let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let mut scene = Scene::new(&[&places[..], &["a", "theirs"]].concat());
-    let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
-    scene.show(&source("a", "b"));
-    assert_eq!(scene.done().len(), 20);
+    let (mut scene, id) = twenty_copies();
     lose_with_namespace(&mut scene);
     scene.wait(11);
     let stalled = |scene: &mut Scene| {
@@ -94,12 +100,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
 /// Of a rule that isn't there nobody knows how many copies it may have in a namespace.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
-    let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
-    let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let mut scene = Scene::new(&[&places[..], &["a", "theirs"]].concat());
-    let id = scene.rule(cluster_replication("p", &copying("a", "b", &places)));
-    scene.show(&source("a", "b"));
-    assert_eq!(scene.done().len(), 20);
+    let (mut scene, id) = twenty_copies();
     scene.engine.rule_gone(&id, scene.now);
     scene.run();
     let read = RuleRead { found: false, home: None, crd: Some("another".into()) };
