@@ -28,8 +28,8 @@ e2e: ## Install Mimeo on a real node made for it, run the end-to-end tests, remo
 	@tests/node/e2e.sh $(TESTS)
 
 golden: ## Rewrite the generated and golden files that tests compare with
-	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-tests --test chart golden
-	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-core --test golden
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-tests --test it golden
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-model --test golden
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --all --check
@@ -54,7 +54,7 @@ demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after t
 screenshots: control-plane ## Draw docs/images/page-*.png anew, by a real browser
 	tests/browser.sh
 	$(CARGO) build --locked -p mimeo-webhook -p mimeo-reconciler
-	$(CARGO) test --locked -p mimeo-tests --test page -- --ignored screenshots
+	$(CARGO) test --locked -p mimeo-tests --test it -- --ignored screenshots
 
 bench: control-plane ## Measure, as ratios to the floor of the same API server; writes docs/performance.md and target/bench.json
 	$(CARGO) build --locked --release -p mimeo-webhook -p mimeo-reconciler -p mimeo-bench

@@ -1,4 +1,5 @@
-//! Admission latency: one review after another to the webhook, against a TLS handler that does nothing.
+//! Admission latency: one review after another to the webhook, against a TLS handler that does
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -22,16 +23,30 @@ const ROUNDS: usize = 2000;
 /// The first ones open connections.
 const UNCOUNTED: usize = 100;
 
-/// Adds the figures. Each review is followed by one to the handler that does nothing: what else the machine does meets both alike.
+/// Adds the figures. Each review is followed by one to the handler that does nothing: what else the
+/// machine does meets both alike.
 pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> {
     let [noop, webhook] = [client(&noop().await?)?, client(webhook)?];
     for (what, path, review, reads) in [
-        ("namespace that matches", "/mutate/namespaces", namespace_review(), false),
-        ("pod, with the read of its namespace", "/mutate/barrier", pod_review(), true),
+        (
+            "namespace that matches",
+            "/mutate/namespaces",
+            namespace_review(),
+            false,
+        ),
+        (
+            "pod, with the read of its namespace",
+            "/mutate/pods",
+            pod_review(),
+            true,
+        ),
     ] {
         let (mut own, mut floor) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS));
         for round in 0..UNCOUNTED + ROUNDS {
-            let took = [once(&webhook, path, &review, round).await?, once(&noop, "/", &review, round).await?];
+            let took = [
+                once(&webhook, path, &review, round).await?,
+                once(&noop, "/", &review, round).await?,
+            ];
             if round >= UNCOUNTED {
                 own.push(took[0]);
                 floor.push(took[1]);
@@ -43,8 +58,18 @@ pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> 
             let [own, floor] = [&own, &floor].map(|all| micros(all[all.len() * share / 100]));
             let figure = format!("admission, {what}, p{share}");
             // What the API server takes for a read is no matter of the handler's.
-            let bound = if share == 99 && !reads { 1.2 } else { f64::INFINITY };
-            results.add(&figure, format!("{own:.0} µs"), format!("{floor:.0} µs"), own / floor, bound);
+            let bound = if share == 99 && !reads {
+                1.2
+            } else {
+                f64::INFINITY
+            };
+            results.add(
+                &figure,
+                format!("{own:.0} µs"),
+                format!("{floor:.0} µs"),
+                own / floor,
+                bound,
+            );
         }
     }
     Ok(())
@@ -60,8 +85,17 @@ async fn noop() -> Result<String> {
     let answer = Bytes::from(answer.to_string());
     let router = Router::new().fallback(post(move |_: Bytes| async move { answer }));
     let config = tls::server_config(material)?;
-    let drain = DrainArgs { shutdown_delay: Duration::ZERO, drain_timeout: Duration::ZERO };
-    tokio::spawn(https::serve(listener, router, config, drain, Shutdown::new()));
+    let drain = DrainArgs {
+        shutdown_delay: Duration::ZERO,
+        drain_timeout: Duration::ZERO,
+    };
+    tokio::spawn(https::serve(
+        listener,
+        router,
+        config,
+        drain,
+        Shutdown::new(),
+    ));
     Ok(url)
 }
 
@@ -94,8 +128,7 @@ fn micros(duration: Duration) -> f64 {
 }
 
 fn namespace_review() -> Value {
-    let object =
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-review", "labels": {"a": "b"}}});
+    let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-review", "labels": {"a": "b"}}});
     // A dry run: the token that it shows must not be waited for.
     review("Namespace", "namespaces", "", &object)
 }

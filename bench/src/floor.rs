@@ -1,4 +1,5 @@
-//! The floor: what the same API server does for a plain client that sends the same writes with nothing around them.
+//! The floor: what the same API server does for a plain client that sends the same writes with
+//! nothing around them.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,8 @@ pub(crate) struct Floor {
     pub(crate) apply_update: Duration,
     /// The median of single creates, one after another.
     pub(crate) one_create: Duration,
-    /// Their p99: what the API server itself does now and then on two cores, as collecting its garbage, is in it.
+    /// Their p99: what the API server itself does now and then on two cores, as collecting its
+    /// garbage, is in it.
     pub(crate) one_create_p99: Duration,
     /// The median of single server-side applies to an object that is there.
     pub(crate) one_apply: Duration,
@@ -40,7 +42,11 @@ enum Write {
 }
 
 /// Measures all of it, leaving nothing behind.
-pub(crate) async fn measure(client: &Client, namespaces: &[String], payload: &str) -> Result<Floor> {
+pub(crate) async fn measure(
+    client: &Client,
+    namespaces: &[String],
+    payload: &str,
+) -> Result<Floor> {
     let mut best = [Duration::MAX; 4];
     for concurrency in CONCURRENCY {
         let created = format!("floor-create-{concurrency}");
@@ -65,7 +71,15 @@ pub(crate) async fn measure(client: &Client, namespaces: &[String], payload: &st
     let [one_apply, _] = single(client, few, Write::Apply, payload, "2").await?;
     remove(client, few, "floor-one").await?;
     let [create, update, apply_create, apply_update] = best;
-    Ok(Floor { create, update, apply_create, apply_update, one_create, one_create_p99, one_apply })
+    Ok(Floor {
+        create,
+        update,
+        apply_create,
+        apply_update,
+        one_create,
+        one_create_p99,
+        one_apply,
+    })
 }
 
 async fn all(
@@ -77,7 +91,8 @@ async fn all(
     concurrency: usize,
 ) -> Result<Duration> {
     let begun = Instant::now();
-    let writes = stream::iter(namespaces).map(|namespace| send(client, write, namespace, name, body));
+    let writes =
+        stream::iter(namespaces).map(|namespace| send(client, write, namespace, name, body));
     let results: Vec<Result<()>> = writes.buffer_unordered(concurrency).collect().await;
     let took = begun.elapsed();
     results.into_iter().collect::<Result<()>>()?;
@@ -112,12 +127,20 @@ pub(crate) async fn namespaces_with_secrets(
 ) -> Result<Duration> {
     let mut best = Duration::MAX;
     for concurrency in CONCURRENCY {
-        let names: Vec<String> = (0..count).map(|n| format!("{prefix}-{concurrency}-{n}")).collect();
+        let names: Vec<String> = (0..count)
+            .map(|n| format!("{prefix}-{concurrency}-{n}"))
+            .collect();
         let body = secret("floor", payload, "1");
         let begun = Instant::now();
         let writes = stream::iter(&names).map(|name| async {
-            call(client, Method::POST, "/api/v1/namespaces", "application/json", namespace(name, &[]).to_string())
-                .await?;
+            call(
+                client,
+                Method::POST,
+                "/api/v1/namespaces",
+                "application/json",
+                namespace(name, &[]).to_string(),
+            )
+            .await?;
             send(client, Write::Create, name, "floor", &body).await
         });
         let results: Vec<Result<()>> = writes.buffer_unordered(concurrency).collect().await;
@@ -127,11 +150,25 @@ pub(crate) async fn namespaces_with_secrets(
     Ok(best)
 }
 
-async fn send(client: &Client, write: Write, namespace: &str, name: &str, body: &str) -> Result<()> {
+async fn send(
+    client: &Client,
+    write: Write,
+    namespace: &str,
+    name: &str,
+    body: &str,
+) -> Result<()> {
     let collection = format!("/api/v1/namespaces/{namespace}/secrets");
     let (method, path, content) = match write {
-        Write::Create => (Method::POST, format!("{collection}?fieldManager=floor"), "application/json"),
-        Write::Update => (Method::PUT, format!("{collection}/{name}?fieldManager=floor"), "application/json"),
+        Write::Create => (
+            Method::POST,
+            format!("{collection}?fieldManager=floor"),
+            "application/json",
+        ),
+        Write::Update => (
+            Method::PUT,
+            format!("{collection}/{name}?fieldManager=floor"),
+            "application/json",
+        ),
         Write::Apply => (
             Method::PATCH,
             format!("{collection}/{name}?fieldManager=floor&force=true"),
@@ -142,31 +179,61 @@ async fn send(client: &Client, write: Write, namespace: &str, name: &str, body: 
 }
 
 /// Sends one request and reads its answer to the end, as metadata like Mimeo does.
-pub(crate) async fn call(client: &Client, method: Method, path: &str, content: &str, body: String) -> Result<()> {
+pub(crate) async fn call(
+    client: &Client,
+    method: Method,
+    path: &str,
+    content: &str,
+    body: String,
+) -> Result<()> {
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header("content-type", content)
-        .header("accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
+        .header(
+            "accept",
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+        )
         .body(Body::from(body.into_bytes()))
         .context("building a request")?;
     let answer = client.send(request).await.context("sending a request")?;
     let status = answer.status();
-    let body = answer.into_body().collect().await.context("reading an answer")?.to_bytes();
-    ensure!(status.is_success(), "{path}: {status}: {}", String::from_utf8_lossy(&body));
+    let body = answer
+        .into_body()
+        .collect()
+        .await
+        .context("reading an answer")?
+        .to_bytes();
+    ensure!(
+        status.is_success(),
+        "{path}: {status}: {}",
+        String::from_utf8_lossy(&body)
+    );
     Ok(())
 }
 
 async fn remove(client: &Client, namespaces: &[String], name: &str) -> Result<()> {
     let calls = stream::iter(namespaces).map(|namespace| async move {
         let path = format!("/api/v1/namespaces/{namespace}/secrets/{name}");
-        call(client, Method::DELETE, &path, "application/json", String::new()).await
+        call(
+            client,
+            Method::DELETE,
+            &path,
+            "application/json",
+            String::new(),
+        )
+        .await
     });
-    calls.buffer_unordered(16).collect::<Vec<_>>().await.into_iter().collect()
+    calls
+        .buffer_unordered(16)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .collect()
 }
 
-/// A Secret like the copy of [`source`] byte for byte, or nearly so, under names of the floor's own; without a namespace: that
-/// is in the path.
+/// A Secret like the copy of [`source`] byte for byte, or nearly so, under names of the floor's
+/// own; without a namespace: that is in the path.
 pub(crate) fn secret(name: &str, payload: &str, version: &str) -> String {
     let metadata = json!({
         "name": name,
@@ -182,7 +249,11 @@ pub(crate) fn secret(name: &str, payload: &str, version: &str) -> String {
 
 /// A Secret to be copied: what a copy has besides is Mimeo's.
 pub(crate) fn source(name: &str, payload: &str, version: &str) -> String {
-    with(&json!({"name": name, "annotations": {"version": version}}), payload, version)
+    with(
+        &json!({"name": name, "annotations": {"version": version}}),
+        payload,
+        version,
+    )
 }
 
 /// `payload` and `version` are base64 already, as they are in a copy.
@@ -193,6 +264,9 @@ fn with(metadata: &Value, payload: &str, version: &str) -> String {
 
 /// A namespace with these labels.
 pub(crate) fn namespace(name: &str, labels: &[(&str, &str)]) -> Value {
-    let labels: serde_json::Map<String, Value> = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
+    let labels: serde_json::Map<String, Value> = labels
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), (*v).into()))
+        .collect();
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 }

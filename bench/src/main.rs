@@ -1,5 +1,5 @@
-//! Mimeo's measurements, each as a ratio to the floor: the same writes to the same API server by a plain client, in the same
-//! run. Machines differ and drift; ratios hold.
+//! Mimeo's measurements, each as a ratio to the floor: the same writes to the same API server by a
+//! plain client, in the same run. Machines differ and drift; ratios hold.
 
 mod admission;
 mod floor;

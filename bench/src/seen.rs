@@ -55,10 +55,24 @@ impl Watcher {
                 Event::Deleted(object) => (object.metadata, false),
                 _ => return,
             };
-            let key = (object.namespace.unwrap_or_default(), object.name.unwrap_or_default());
-            let checksum = object.annotations.and_then(|mut all| all.remove("mimeo.dev/checksum")).unwrap_or_default();
+            let key = (
+                object.namespace.unwrap_or_default(),
+                object.name.unwrap_or_default(),
+            );
+            let checksum = object
+                .annotations
+                .and_then(|mut all| all.remove("mimeo.dev/checksum"))
+                .unwrap_or_default();
             let events = copies.get(&key).map_or(0, |old| old.events) + 1;
-            copies.insert(key, Sight { at: Instant::now(), checksum, there, events });
+            copies.insert(
+                key,
+                Sight {
+                    at: Instant::now(),
+                    checksum,
+                    there,
+                    events,
+                },
+            );
             drop(copies);
             own.changed.notify_waiters();
         }));
@@ -76,24 +90,43 @@ impl Watcher {
             let changed = self.state.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let answer = done(&self.state.copies.lock().unwrap_or_else(PoisonError::into_inner));
+            let answer = done(
+                &self
+                    .state
+                    .copies
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
             if let Some(answer) = answer {
                 return Ok(answer);
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                let count = self.state.copies.lock().unwrap_or_else(PoisonError::into_inner).len();
+                let count = self
+                    .state
+                    .copies
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .len();
                 bail!("{what}: not within two minutes; {count} copies are there");
             }
-            // Times are noted with the events. To look after each of a thousand would load the machine that is being measured.
+            // Times are noted with the events. To look after each of a thousand would load the
+            // machine that is being measured.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Waits until exactly this many copies of that name are there with one rendering other than `old`; tells when the last
-    /// one was seen, and the rendering.
-    pub(crate) async fn all(&self, name: &str, count: usize, old: &str) -> Result<(Instant, String)> {
+    /// Waits until exactly this many copies of that name are there with one rendering other than
+    /// `old`; tells when the last one was seen, and the rendering.
+    pub(crate) async fn all(
+        &self,
+        name: &str,
+        count: usize,
+        old: &str,
+    ) -> Result<(Instant, String)> {
         self.until(&format!("{count} copies named {name}"), |copies| {
-            let mine = copies.iter().filter(|((_, copy), sight)| copy == name && sight.there);
+            let mine = copies
+                .iter()
+                .filter(|((_, copy), sight)| copy == name && sight.there);
             let mut mine = mine.map(|(_, sight)| sight);
             let first = mine.next()?.clone();
             let (mut last, mut seen) = (first.at, 1);

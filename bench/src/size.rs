@@ -25,7 +25,8 @@ const COPY: f64 = 300.0;
 const PATIENCE: Duration = Duration::from_mins(20);
 
 impl Stage {
-    /// Fills so many namespaces by so many rules. Memory is looked at when all is written, and again after a restart.
+    /// Fills so many namespaces by so many rules. Memory is looked at when all is written, and
+    /// again after a restart.
     pub(crate) async fn many(&mut self, namespaces: usize, rules: usize) -> Result<()> {
         let copies = namespaces * rules;
         let names: Vec<String> = (0..namespaces).map(|n| format!("many-{n:05}")).collect();
@@ -34,14 +35,19 @@ impl Stage {
             self.rule(n).await?;
         }
         self.synced(namespaces, rules).await?;
-        self.tell(&format!("memory, reconciler, {copies} copies written"), copies)?;
+        self.tell(
+            &format!("memory, reconciler, {copies} copies written"),
+            copies,
+        )?;
         let synced = self.synced_by_metrics()?;
         self.stop_reconciler().await?;
         let begun = Instant::now();
         self.pair.start_reconciler().await?;
         // The statuses are the former process's: that this one knows the copies, its metrics say.
-        eventually(PATIENCE, "all copies known", || async { Ok((self.synced_by_metrics()? == synced).then_some(())) })
-            .await?;
+        eventually(PATIENCE, "all copies known", || async {
+            Ok((self.synced_by_metrics()? == synced).then_some(()))
+        })
+        .await?;
         let took = begun.elapsed().as_secs_f64();
         self.results.add(
             &format!("restart with {copies} copies: all known"),
@@ -50,13 +56,23 @@ impl Stage {
             took,
             f64::INFINITY,
         );
-        self.tell(&format!("memory, reconciler, {copies} copies found at its start"), copies)
+        self.tell(
+            &format!("memory, reconciler, {copies} copies found at its start"),
+            copies,
+        )
     }
 
     async fn rule(&self, n: usize) -> Result<()> {
         let source = format!("many-{n}");
         let path = format!("/api/v1/namespaces/{SOURCES}/secrets");
-        call(self.client(), Method::POST, &path, JSON, floor::source(&source, &self.payload, "1")).await?;
+        call(
+            self.client(),
+            Method::POST,
+            &path,
+            JSON,
+            floor::source(&source, &self.payload, "1"),
+        )
+        .await?;
         let rule = json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": source},
             "spec": {
@@ -64,12 +80,23 @@ impl Stage {
                 "targets": [{"namespaces": ["many-*"]}],
             },
         });
-        call(self.client(), Method::POST, "/apis/mimeo.dev/v1alpha1/clusterreplications", JSON, rule.to_string()).await
+        call(
+            self.client(),
+            Method::POST,
+            "/apis/mimeo.dev/v1alpha1/clusterreplications",
+            JSON,
+            rule.to_string(),
+        )
+        .await
     }
 
     /// Waits until each of the rules says that all its copies are as they should be.
     async fn synced(&self, namespaces: usize, rules: usize) -> Result<()> {
-        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("mimeo.dev", "v1alpha1", "ClusterReplication"));
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
+            "mimeo.dev",
+            "v1alpha1",
+            "ClusterReplication",
+        ));
         let api: Api<DynamicObject> = Api::all_with(self.client().clone(), &kind);
         eventually(PATIENCE, "all copies written", || async {
             for n in 0..rules {
@@ -84,16 +111,35 @@ impl Stage {
     }
 
     fn synced_by_metrics(&self) -> Result<u64> {
-        let metrics = self.pair.reconciler.as_ref().context("a reconciler")?.metrics()?;
-        let synced = metrics.lines().filter(|line| line.starts_with("mimeo_copies_synced{"));
-        let values = synced.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>().context("a count"));
+        let metrics = self
+            .pair
+            .reconciler
+            .as_ref()
+            .context("a reconciler")?
+            .metrics()?;
+        let synced = metrics
+            .lines()
+            .filter(|line| line.starts_with("mimeo_copies_synced{"));
+        let values = synced.map(|line| {
+            line.rsplit(' ')
+                .next()
+                .unwrap_or_default()
+                .parse::<u64>()
+                .context("a count")
+        });
         values.sum()
     }
 
     fn tell(&mut self, figure: &str, copies: usize) -> Result<()> {
         let [_, mebibytes] = self.memory(false)?;
         let each = (mebibytes * MEBIBYTE - BASE).max(0.0) / f64::from(u32::try_from(copies)?);
-        self.results.add(figure, format!("{mebibytes:.1} MiB"), "25 MiB".to_owned(), each, COPY);
+        self.results.add(
+            figure,
+            format!("{mebibytes:.1} MiB"),
+            "25 MiB".to_owned(),
+            each,
+            COPY,
+        );
         Ok(())
     }
 }

@@ -74,19 +74,40 @@ impl Stage {
         // "xxx" in base64.
         let payload = "eHh4".repeat(bytes / 3);
         eprintln!("measuring the floor");
-        // Watched like the copies are, by one for Mimeo and one for the measuring: what events cost the server is no one's merit.
+        // Watched like the copies are, by one for Mimeo and one for the measuring: what events cost
+        // the server is no one's merit.
         let watched = [0, 1].map(|_| Watcher::start(clients.watches.clone(), "bench=floor"));
         let floor = floor::measure(&client, &namespaces, &payload).await?;
         drop(watched);
         let pair = Pair::builder().quiet().start(&control_plane).await?;
         warm_up(&client).await?;
-        let seen = Watcher::start(clients.watches.clone(), "app.kubernetes.io/managed-by=mimeo");
-        Ok(Self { control_plane, clients, pair, seen, namespaces, payload, floor, results: Results::default() })
+        let seen = Watcher::start(
+            clients.watches.clone(),
+            "app.kubernetes.io/managed-by=mimeo",
+        );
+        Ok(Self {
+            control_plane,
+            clients,
+            pair,
+            seen,
+            namespaces,
+            payload,
+            floor,
+            results: Results::default(),
+        })
     }
 
     /// What everything else is compared with.
     fn tell_floor(&mut self) {
-        let Floor { create, update, apply_create, apply_update, one_create, one_create_p99, one_apply } = self.floor;
+        let Floor {
+            create,
+            update,
+            apply_create,
+            apply_update,
+            one_create,
+            one_create_p99,
+            one_apply,
+        } = self.floor;
         let count = self.namespaces.len();
         let rows = [
             (format!("floor: {count} creates"), create),
@@ -98,7 +119,13 @@ impl Stage {
             ("floor: one apply, median".to_owned(), one_apply),
         ];
         for (figure, took) in rows {
-            self.results.add(&figure, format!("{:.1} ms", millis(took)), String::new(), 1.0, f64::INFINITY);
+            self.results.add(
+                &figure,
+                format!("{:.1} ms", millis(took)),
+                String::new(),
+                1.0,
+                f64::INFINITY,
+            );
         }
     }
 
@@ -139,12 +166,19 @@ impl Stage {
                 "targets": [{"namespaces": ["team-*"]}],
             },
         });
-        call(self.client(), Method::POST, "/apis/mimeo.dev/v1alpha1/clusterreplications", JSON, rule.to_string())
-            .await?;
+        call(
+            self.client(),
+            Method::POST,
+            "/apis/mimeo.dev/v1alpha1/clusterreplications",
+            JSON,
+            rule.to_string(),
+        )
+        .await?;
         let count = self.namespaces.len();
         let (last, checksum) = self.seen.all(SOURCE, count, "").await?;
         self.compare("fan-out", last - begun, self.floor.apply_create, 1.15);
-        self.per_copy("requests per copy, fan-out", &mark, 1).await?;
+        self.per_copy("requests per copy, fan-out", &mark, 1)
+            .await?;
         Ok(checksum)
     }
 
@@ -156,7 +190,10 @@ impl Stage {
         for version in ["21", "22", "23"] {
             let begun = Instant::now();
             self.put_source(version).await?;
-            let (last, new) = self.seen.all(SOURCE, self.namespaces.len(), &checksum).await?;
+            let (last, new) = self
+                .seen
+                .all(SOURCE, self.namespaces.len(), &checksum)
+                .await?;
             took.push(last - begun);
             checksum = new;
         }
@@ -167,18 +204,36 @@ impl Stage {
             let spent = after[index].saturating_sub(before[index]) / 3;
             let figure = format!("rotation: processor time, {name}");
             let ratio = millis(spent) / millis(self.floor.apply_update);
-            self.results.add(&figure, format!("{:.0} ms", millis(spent)), String::new(), ratio, f64::INFINITY);
+            self.results.add(
+                &figure,
+                format!("{:.0} ms", millis(spent)),
+                String::new(),
+                ratio,
+                f64::INFINITY,
+            );
         }
-        self.per_copy("requests per copy, rotation", &mark, 3).await?;
+        self.per_copy("requests per copy, rotation", &mark, 3)
+            .await?;
         Ok(checksum)
     }
 
-    async fn per_copy(&mut self, figure: &str, mark: &mimeo_tests::AuditMark, times: usize) -> Result<()> {
+    async fn per_copy(
+        &mut self,
+        figure: &str,
+        mark: &mimeo_tests::AuditMark,
+        times: usize,
+    ) -> Result<()> {
         // The webhook's look at the source, for its warnings, is no copy's.
         let copy = |event: &&AuditEvent| event.resource == "secrets" && event.namespace != SOURCES;
         let requests = self.requests(mark).await?.iter().filter(copy).count();
         let value = ratio(requests, times * self.namespaces.len());
-        self.results.add(figure, format!("{requests} requests"), String::new(), value, 1.0);
+        self.results.add(
+            figure,
+            format!("{requests} requests"),
+            String::new(),
+            value,
+            1.0,
+        );
         Ok(())
     }
 
@@ -189,7 +244,12 @@ impl Stage {
         for (index, name) in self.namespaces.iter().take(100).enumerate() {
             let path = format!("/api/v1/namespaces/{name}/secrets/{SOURCE}");
             let key = (name.clone(), SOURCE.to_owned());
-            let before = self.seen.until("a copy", |copies| copies.get(&key).map(|sight| sight.events)).await?;
+            let before = self
+                .seen
+                .until("a copy", |copies| {
+                    copies.get(&key).map(|sight| sight.events)
+                })
+                .await?;
             if index % 2 == 0 {
                 let edit = json!({"stringData": {"payload": "edited"}}).to_string();
                 call(self.client(), Method::PATCH, &path, MERGE, edit).await?;
@@ -201,13 +261,21 @@ impl Stage {
             let repaired = self
                 .seen
                 .until("a repair", |copies| {
-                    copies.get(&key).filter(|sight| sight.there && sight.events >= before + 2).map(|sight| sight.at)
+                    copies
+                        .get(&key)
+                        .filter(|sight| sight.there && sight.events >= before + 2)
+                        .map(|sight| sight.at)
                 })
                 .await?;
             took.push(repaired.saturating_duration_since(answered));
         }
         took.sort();
-        self.compare("hand edit or deletion repaired, p50", took[took.len() / 2], self.floor.one_apply, 5.0);
+        self.compare(
+            "hand edit or deletion repaired, p50",
+            took[took.len() / 2],
+            self.floor.one_apply,
+            5.0,
+        );
         let requests = self.requests(&mark).await?.len();
         self.results.add(
             "requests per repair",
@@ -227,20 +295,46 @@ impl Stage {
             create_namespaces(self.client(), std::slice::from_ref(&name)).await?;
             let answered = Instant::now();
             let key = (name, SOURCE.to_owned());
-            let at = self.seen.until("a new copy", |copies| copies.get(&key).map(|sight| sight.at)).await?;
+            let at = self
+                .seen
+                .until("a new copy", |copies| {
+                    copies.get(&key).map(|sight| sight.at)
+                })
+                .await?;
             took.push(at.saturating_duration_since(answered));
         }
         took.sort();
         let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
-        // What is promised is about the slow ones. An ordinary one takes an apply, which costs more than a create, and some
-        // milliseconds till the API server knows the namespace.
-        self.compare("new namespace: copy visible, p50", at(50), self.floor.one_create, f64::INFINITY);
-        self.compare("new namespace: copy visible, p99", at(99), self.floor.one_create_p99, 3.0);
-        self.compare("new namespace: copy visible, max", at(100), self.floor.one_create, f64::INFINITY);
+        // What is promised is about the slow ones. An ordinary one takes an apply, which costs more
+        // than a create, and some milliseconds till the API server knows the namespace.
+        self.compare(
+            "new namespace: copy visible, p50",
+            at(50),
+            self.floor.one_create,
+            f64::INFINITY,
+        );
+        self.compare(
+            "new namespace: copy visible, p99",
+            at(99),
+            self.floor.one_create_p99,
+            3.0,
+        );
+        self.compare(
+            "new namespace: copy visible, max",
+            at(100),
+            self.floor.one_create,
+            f64::INFINITY,
+        );
         self.settled(count).await?;
         let requests = self.requests(&mark).await?.len();
         let measured = format!("{requests} for {count}");
-        self.results.add("requests per new namespace", measured, String::new(), ratio(requests, count), 2.0);
+        self.results.add(
+            "requests per new namespace",
+            measured,
+            String::new(),
+            ratio(requests, count),
+            2.0,
+        );
         Ok(())
     }
 
@@ -248,27 +342,45 @@ impl Stage {
     async fn settled(&self, expected: usize) -> Result<()> {
         let client = self.client().clone();
         eventually(Duration::from_secs(30), "marks removed", || async {
-            let api: kube::Api<k8s_openapi::api::core::v1::Namespace> = kube::Api::all(client.clone());
-            let marked = api.list_metadata(&kube::api::ListParams::default().labels("mimeo.dev/copies")).await?;
-            ensure!(marked.items.is_empty(), "{} of {expected} are marked", marked.items.len());
+            let api: kube::Api<k8s_openapi::api::core::v1::Namespace> =
+                kube::Api::all(client.clone());
+            let marked = api
+                .list_metadata(&kube::api::ListParams::default().labels("mimeo.dev/copies"))
+                .await?;
+            ensure!(
+                marked.items.is_empty(),
+                "{} of {expected} are marked",
+                marked.items.len()
+            );
             Ok(Some(()))
         })
         .await
     }
 
     async fn arrivals_at_once(&mut self, count: usize) -> Result<()> {
-        let floor = floor::namespaces_with_secrets(self.client(), "plain", count, &self.payload).await?;
+        let floor =
+            floor::namespaces_with_secrets(self.client(), "plain", count, &self.payload).await?;
         let names: Vec<String> = (0..count).map(|n| format!("team-burst-{n}")).collect();
         let begun = Instant::now();
         create_namespaces(self.client(), &names).await?;
         let last = self
             .seen
             .until("copies in all new namespaces", |copies| {
-                let at = names.iter().map(|name| copies.get(&(name.clone(), SOURCE.to_owned())).map(|sight| sight.at));
-                at.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max())
+                let at = names.iter().map(|name| {
+                    copies
+                        .get(&(name.clone(), SOURCE.to_owned()))
+                        .map(|sight| sight.at)
+                });
+                at.collect::<Option<Vec<_>>>()
+                    .and_then(|all| all.into_iter().max())
             })
             .await?;
-        self.compare("50 namespaces at once: last copy visible", last - begun, floor, 3.0);
+        self.compare(
+            "50 namespaces at once: last copy visible",
+            last - begun,
+            floor,
+            3.0,
+        );
         self.settled(count).await
     }
 
@@ -277,22 +389,55 @@ impl Stage {
         let of = |replica: Option<&mimeo_tests::Replica>| -> Result<Duration> {
             let id = replica.context("a program")?.program.id();
             let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-            // Fields 14 and 15 of proc(5), in hundredths of a second; the name before them may hold anything but ')'.
-            let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-            let ticks: u64 =
-                fields.get(11..13).context("two times")?.iter().filter_map(|field| field.parse::<u64>().ok()).sum();
+            // Fields 14 and 15 of proc(5), in hundredths of a second; the name before them may hold
+            // anything but ')'.
+            let fields: Vec<&str> = stat
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .split_whitespace()
+                .collect();
+            let ticks: u64 = fields
+                .get(11..13)
+                .context("two times")?
+                .iter()
+                .filter_map(|field| field.parse::<u64>().ok())
+                .sum();
             Ok(Duration::from_millis(ticks * 10))
         };
-        Ok([of(self.pair.webhooks.first())?, of(self.pair.reconciler.as_ref())?])
+        Ok([
+            of(self.pair.webhooks.first())?,
+            of(self.pair.reconciler.as_ref())?,
+        ])
     }
 
     pub(crate) fn memory(&mut self, bounded: bool) -> Result<[f64; 2]> {
-        let webhook = mebibytes(self.pair.webhooks.first_mut().context("a webhook")?.program.resident_bytes()?);
-        let reconciler = mebibytes(self.pair.reconciler.as_mut().context("a reconciler")?.program.resident_bytes()?);
+        let webhook = mebibytes(
+            self.pair
+                .webhooks
+                .first_mut()
+                .context("a webhook")?
+                .program
+                .resident_bytes()?,
+        );
+        let reconciler = mebibytes(
+            self.pair
+                .reconciler
+                .as_mut()
+                .context("a reconciler")?
+                .program
+                .resident_bytes()?,
+        );
         if bounded {
             for (name, value) in [("webhook", webhook), ("reconciler", reconciler)] {
                 let figure = format!("resident memory, {name}, MiB");
-                self.results.add(&figure, format!("{value:.1} MiB"), String::new(), value, 25.0);
+                self.results.add(
+                    &figure,
+                    format!("{value:.1} MiB"),
+                    String::new(),
+                    value,
+                    25.0,
+                );
             }
         }
         Ok([webhook, reconciler])
@@ -303,24 +448,42 @@ impl Stage {
         let mark = self.control_plane.audit_mark().await?;
         let begun = Instant::now();
         self.pair.start_reconciler().await?;
-        // Steady: a change is answered. It comes after everything else, so its answer tells that the rest is done.
+        // Steady: a change is answered. It comes after everything else, so its answer tells that
+        // the rest is done.
         self.put_source("3").await?;
         let copies = self.copies().await?;
         let (last, new) = self.seen.all(SOURCE, copies, checksum).await?;
         let all = self.control_plane.audit_since(&mark).await?;
         let own = all.iter().filter(|event| event.user == "mimeo-reconciler");
-        let requests = own.filter(|event| event.resource != "secrets" || !event.is_write()).count();
-        let took = format!("{requests} requests, {:.0} ms to all rotated", millis(last - begun));
+        let requests = own
+            .filter(|event| event.resource != "secrets" || !event.is_write())
+            .count();
+        let took = format!(
+            "{requests} requests, {:.0} ms to all rotated",
+            millis(last - begun)
+        );
         let count = f64::from(u32::try_from(requests)?);
-        // Ten of these for the author of the rule: the key, roles and bindings, and what the author may.
-        self.results.add("restart: requests besides one rotation", took, String::new(), count, 37.0);
+        // Ten of these for the author of the rule: the key, roles and bindings, and what the author
+        // may.
+        self.results.add(
+            "restart: requests besides one rotation",
+            took,
+            String::new(),
+            count,
+            37.0,
+        );
         Ok(new)
     }
 
     async fn copies(&self) -> Result<usize> {
         self.seen
             .until("copies", |copies| {
-                Some(copies.iter().filter(|((_, name), sight)| name == SOURCE && sight.there).count())
+                Some(
+                    copies
+                        .iter()
+                        .filter(|((_, name), sight)| name == SOURCE && sight.there)
+                        .count(),
+                )
             })
             .await
     }
@@ -342,12 +505,23 @@ impl Stage {
             let path = format!("/api/v1/namespaces/{namespace}/secrets");
             async move { call(&client, Method::POST, &path, JSON, body).await }
         });
-        calls.buffer_unordered(16).collect::<Vec<_>>().await.into_iter().collect::<Result<()>>()?;
+        calls
+            .buffer_unordered(16)
+            .collect::<Vec<_>>()
+            .await
+            .into_iter()
+            .collect::<Result<()>>()?;
         let after = self.memory(false)?;
         for (index, name) in ["webhook", "reconciler"].into_iter().enumerate() {
             let more = after[index] - before[index];
             let figure = format!("memory for {count} unrelated Secrets, {name}, MiB");
-            self.results.add(&figure, format!("{more:.1} MiB"), String::new(), more.max(0.0), 1.0);
+            self.results.add(
+                &figure,
+                format!("{more:.1} MiB"),
+                String::new(),
+                more.max(0.0),
+                1.0,
+            );
         }
         Ok(())
     }
@@ -359,18 +533,29 @@ impl Stage {
         let begun = Instant::now();
         self.pair.start_reconciler().await?;
         let (last, _) = self.seen.all(SOURCE, copies, checksum).await?;
-        let floor = self.floor.apply_update * u32::try_from(copies)? / u32::try_from(self.namespaces.len())?;
-        self.compare("change made while down: caught up after start", last - begun, floor, 1.5);
+        let floor = self.floor.apply_update * u32::try_from(copies)?
+            / u32::try_from(self.namespaces.len())?;
+        self.compare(
+            "change made while down: caught up after start",
+            last - begun,
+            floor,
+            1.5,
+        );
         Ok(())
     }
 
     fn compare(&mut self, figure: &str, took: Duration, floor: Duration, bound: f64) {
-        let (measured, basis) = (format!("{:.1} ms", millis(took)), format!("{:.1} ms", millis(floor)));
-        self.results.add(figure, measured, basis, millis(took) / millis(floor), bound);
+        let (measured, basis) = (
+            format!("{:.1} ms", millis(took)),
+            format!("{:.1} ms", millis(floor)),
+        );
+        self.results
+            .add(figure, measured, basis, millis(took) / millis(floor), bound);
     }
 }
 
-/// The API server lets the first create of a kind wait for 2 s if its CRD was established less than 2 s ago.
+/// The API server lets the first create of a kind wait for 2 s if its CRD was established less than
+/// 2 s ago.
 async fn warm_up(client: &Client) -> Result<()> {
     let rules = "/apis/mimeo.dev/v1alpha1/clusterreplications";
     let rule = json!({
@@ -381,14 +566,33 @@ async fn warm_up(client: &Client) -> Result<()> {
         },
     });
     call(client, Method::POST, rules, JSON, rule.to_string()).await?;
-    call(client, Method::DELETE, &format!("{rules}/warm-up"), JSON, String::new()).await
+    call(
+        client,
+        Method::DELETE,
+        &format!("{rules}/warm-up"),
+        JSON,
+        String::new(),
+    )
+    .await
 }
 
 pub(crate) async fn create_namespaces(client: &Client, names: &[String]) -> Result<()> {
     let calls = stream::iter(names).map(|name| async {
-        call(client, Method::POST, "/api/v1/namespaces", JSON, namespace(name, &[]).to_string()).await
+        call(
+            client,
+            Method::POST,
+            "/api/v1/namespaces",
+            JSON,
+            namespace(name, &[]).to_string(),
+        )
+        .await
     });
-    calls.buffer_unordered(32).collect::<Vec<_>>().await.into_iter().collect()
+    calls
+        .buffer_unordered(32)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .collect()
 }
 
 fn millis(duration: Duration) -> f64 {

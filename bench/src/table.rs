@@ -42,24 +42,59 @@ const END: &str = "<!-- /bench -->";
 
 impl Results {
     /// Adds a figure, and says so at once: a run takes minutes.
-    pub(crate) fn add(&mut self, figure: &str, measured: String, floor: String, value: f64, bound: f64) {
-        let row = Row { figure: figure.to_owned(), measured, floor, value, bound };
-        eprintln!("{}: {} ({:.2}, bound {:.2})", row.figure, row.measured, row.value, row.bound);
+    pub(crate) fn add(
+        &mut self,
+        figure: &str,
+        measured: String,
+        floor: String,
+        value: f64,
+        bound: f64,
+    ) {
+        let row = Row {
+            figure: figure.to_owned(),
+            measured,
+            floor,
+            value,
+            bound,
+        };
+        eprintln!(
+            "{}: {} ({:.2}, bound {:.2})",
+            row.figure, row.measured, row.value, row.bound
+        );
         self.rows.push(row);
     }
 
     fn cells(&self) -> Vec<[String; 6]> {
         let rows = self.rows.iter().map(|row| {
-            let number = |number: f64| if number.is_finite() { format!("{number:.2}") } else { String::new() };
+            let number = |number: f64| {
+                if number.is_finite() {
+                    format!("{number:.2}")
+                } else {
+                    String::new()
+                }
+            };
             let [value, bound] = [row.value, row.bound].map(number);
-            [row.figure.clone(), row.measured.clone(), row.floor.clone(), value, bound, row.holds().to_owned()]
+            [
+                row.figure.clone(),
+                row.measured.clone(),
+                row.floor.clone(),
+                value,
+                bound,
+                row.holds().to_owned(),
+            ]
         });
-        std::iter::once(HEAD.map(str::to_owned)).chain(rows).collect()
+        std::iter::once(HEAD.map(str::to_owned))
+            .chain(rows)
+            .collect()
     }
 
     /// The figures that are over their bounds.
     pub(crate) fn over(&self) -> Vec<&str> {
-        self.rows.iter().filter(|row| row.holds() == "NO").map(|row| row.figure.as_str()).collect()
+        self.rows
+            .iter()
+            .filter(|row| row.holds() == "NO")
+            .map(|row| row.figure.as_str())
+            .collect()
     }
 
     /// To standard output.
@@ -70,9 +105,17 @@ impl Results {
 
     fn markdown(&self) -> String {
         let cells = self.cells();
-        let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let width = |column: usize| {
+            cells
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let line = |row: &[String; 6]| {
-            let padded: Vec<String> = (0..6).map(|column| format!("{:1$}", row[column], width(column))).collect();
+            let padded: Vec<String> = (0..6)
+                .map(|column| format!("{:1$}", row[column], width(column)))
+                .collect();
             format!("| {} |", padded.join(" | "))
         };
         let rule: Vec<String> = (0..6).map(|column| "-".repeat(width(column))).collect();
@@ -89,9 +132,14 @@ impl Results {
 
     /// Puts the table between the two markers of a Markdown file.
     pub(crate) fn write_markdown(&self, path: &Path) -> Result<()> {
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let (before, rest) = text.split_once(BEGIN).context("no begin marker")?;
         let (_, after) = rest.split_once(END).context("no end marker")?;
-        fs::write(path, format!("{before}{BEGIN}\n{}\n{END}{after}", self.markdown())).context("writing the table")
+        fs::write(
+            path,
+            format!("{before}{BEGIN}\n{}\n{END}{after}", self.markdown()),
+        )
+        .context("writing the table")
     }
 }

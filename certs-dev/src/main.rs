@@ -1,5 +1,6 @@
-//! Writes a development CA and a serving certificate to a folder, for a webhook that runs outside a cluster
-//! (`mimeo-webhook --cert-dir`) and for tests. How certificates are made is the business of `mimeo-runtime`.
+//! Writes a development CA and a serving certificate to a folder, for a webhook that runs outside a
+//! cluster (`mimeo-webhook --cert-dir`) and for tests. How certificates are made is the business of
+//! `mimeo-runtime`.
 
 use std::{
     fs::{self, OpenOptions},
@@ -18,7 +19,8 @@ const CA: &str = "ca.crt";
 const FOR_ALL: u32 = 0o644;
 const FOR_THE_OWNER: u32 = 0o600;
 
-/// Writes a development CA and a serving certificate signed by it: ca.crt, ca.key, tls.crt and tls.key.
+/// Writes a development CA and a serving certificate signed by it: ca.crt, ca.key, tls.crt and
+/// tls.key.
 ///
 /// Each file is replaced in one step, the private keys are readable by their owner only.
 #[derive(Debug, Parser)]
@@ -47,10 +49,19 @@ fn main() -> anyhow::Result<()> {
 
 fn write(options: &Options, now: Timestamp) -> anyhow::Result<()> {
     let folder = &options.out;
-    let there = fs::exists(folder.join(CA)).with_context(|| format!("failed to look into {}", folder.display()))?;
-    ensure!(options.force || !there, "{} has a {CA} already; --force replaces it", folder.display());
+    let there = fs::exists(folder.join(CA))
+        .with_context(|| format!("failed to look into {}", folder.display()))?;
+    ensure!(
+        options.force || !there,
+        "{} has a {CA} already; --force replaces it",
+        folder.display()
+    );
     let validity = Duration::from_hours(24 * u64::from(options.days));
-    let lifetimes = Lifetimes { ca: validity, serving: validity, ..Lifetimes::default() };
+    let lifetimes = Lifetimes {
+        ca: validity,
+        serving: validity,
+        ..Lifetimes::default()
+    };
     let bundle = Bundle::issue(&ServingNames::new(&options.host), &lifetimes, now)?;
 
     fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
@@ -71,8 +82,14 @@ fn write(options: &Options, now: Timestamp) -> anyhow::Result<()> {
 /// Through a file beside it, so that nobody reads a half.
 fn replace(folder: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
     let new = folder.join(format!(".{name}.{}", std::process::id()));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, folder.join(name)));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&new)?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| fs::rename(&new, folder.join(name)));
     if written.is_err() {
         // What is reported is why it couldn't be written.
         let _ = fs::remove_file(&new);
@@ -88,7 +105,8 @@ mod tests {
 
     fn options(out: &Path, more: &[&str]) -> Options {
         let out = out.to_str().expect("a plain path");
-        Options::try_parse_from(["mimeo-certs-dev", "--out", out].iter().chain(more)).expect("valid flags")
+        Options::try_parse_from(["mimeo-certs-dev", "--out", out].iter().chain(more))
+            .expect("valid flags")
     }
 
     #[test]
@@ -97,21 +115,31 @@ mod tests {
         let out = root.path().join("certs");
         let read = |name: &str| fs::read_to_string(out.join(name)).expect("written");
         write(&options(&out, &[]), Timestamp::now()).expect("written");
-        let mut names: Vec<_> =
-            fs::read_dir(&out).expect("a folder").map(|entry| entry.expect("an entry").file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(&out)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
         names.sort();
         assert_eq!(names, ["ca.crt", "ca.key", "tls.crt", "tls.key"]);
         for name in ["ca.key", "tls.key"] {
-            let mode = fs::metadata(out.join(name)).expect("a file").permissions().mode();
+            let mode = fs::metadata(out.join(name))
+                .expect("a file")
+                .permissions()
+                .mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
-        mimeo_runtime::tls::certified_key(read("tls.crt").as_bytes(), read("tls.key").as_bytes()).expect("a pair");
+        mimeo_runtime::tls::certified_key(read("tls.crt").as_bytes(), read("tls.key").as_bytes())
+            .expect("a pair");
 
         let before = read(CA);
-        write(&options(&out, &["--host", "example.org"]), Timestamp::now()).expect_err("a CA is there");
+        write(&options(&out, &["--host", "example.org"]), Timestamp::now())
+            .expect_err("a CA is there");
         assert_eq!(read(CA), before);
-        write(&options(&out, &["--host", "example.org", "--days", "1", "--force"]), Timestamp::now())
-            .expect("replaced");
+        write(
+            &options(&out, &["--host", "example.org", "--days", "1", "--force"]),
+            Timestamp::now(),
+        )
+        .expect("replaced");
         assert_ne!(read(CA), before);
     }
 

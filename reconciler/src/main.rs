@@ -1,23 +1,22 @@
-//! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires, waits.
+//! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires,
+//! waits.
 
-mod authors;
 mod ui;
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
-use mimeo_core::{
-    engine::{Engine, Role, Settings},
-    rule::RuleKind,
-};
+use mimeo_engine::{Engine, Settings};
+use mimeo_model::{id::RuleKind, role::Role};
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     debug::DebugPages,
     definitions,
     discovery::Discovery,
-    driver::{CopyRequests, Handle, Tools, announce, drive, remind, report},
+    driver::{Tools, announce, drive, remind, report},
     duration,
+    handle::{CopyRequests, Handle},
     identity::IdentityArgs,
     lease::{Election, LeaseArgs},
     limiter::Limiter,
@@ -26,7 +25,6 @@ use mimeo_runtime::{
     operations::{OpsArgs, serve},
     reach::ReachArgs,
     readiness::{Check, Readiness},
-    seal::{self, Keyring},
     shutdown::Shutdown,
     telemetry::TelemetryArgs,
     tls::install_provider,
@@ -39,10 +37,7 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::{
-    authors::Authors,
-    ui::{Known, UiArgs},
-};
+use crate::ui::{Known, UiArgs};
 
 /// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
 #[derive(Debug, Parser)]
@@ -72,30 +67,40 @@ struct Flags {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Keeping copies")]
 struct KeepArgs {
-    /// How long a new namespace is left to the webhook before its copies are written here (as in 2s)
+    /// How long a new namespace is left to the webhook before its copies are written here (as in
+    /// 2s)
     #[arg(long, env = "MIMEO_TAKEOVER_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     takeover_delay: Duration,
-    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of rules with `barrier:
-    /// BestEffort`; the webhook must have the same (as in 10s)
-    #[arg(long, env = "MIMEO_BARRIER_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
-    barrier_budget: Duration,
-    /// How long losses that nobody confirmed (namespaces that match no more, a source gone with its namespace) are collected
-    /// before the first copy is deleted (as in 10s)
+    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of
+    /// rules with `podGate: BestEffort`; the webhook must have the same (as in 10s)
+    #[arg(long, env = "MIMEO_POD_GATE_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pod_gate_budget: Duration,
+    /// How long losses that nobody confirmed (namespaces that match no more, a source gone with its
+    /// namespace) are collected before the first copy is deleted (as in 10s)
     #[arg(long, env = "MIMEO_DELETION_DELAY", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     deletion_delay: Duration,
-    /// Such losses are held, and deleted only when a person confirms it, from this many copies on, if they are half of their
-    /// rule's copies or more
-    #[arg(long, env = "MIMEO_DELETION_LIMIT", value_name = "COPIES", default_value_t = 20)]
+    /// Such losses are held, and deleted only when a person confirms it, from this many copies on,
+    /// if they are half of their rule's copies or more
+    #[arg(
+        long,
+        env = "MIMEO_DELETION_LIMIT",
+        value_name = "COPIES",
+        default_value_t = 20
+    )]
     deletion_limit: usize,
-    /// How often the authors of rules are asked about again, if no role or binding changes: whether they may still do what their
-    /// rules do (as in 1h)
-    #[arg(long, env = "MIMEO_AUTHOR_CHECK_PERIOD", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
-    author_check_period: Duration,
+    /// How long a lost copy counts among its rule's losses after it was deleted (as in 10m)
+    #[arg(long, env = "MIMEO_DELETION_WINDOW", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
+    deletion_window: Duration,
     /// How long one request may take before it counts as failed (as in 10s)
     #[arg(long, env = "MIMEO_REQUEST_TIMEOUT", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     request_timeout: Duration,
     /// Most requests at once; fewer are used while the API server is slow
-    #[arg(long, env = "MIMEO_CONCURRENCY", value_name = "REQUESTS", default_value_t = 64)]
+    #[arg(
+        long,
+        env = "MIMEO_CONCURRENCY",
+        value_name = "REQUESTS",
+        default_value_t = 64
+    )]
     concurrency: usize,
 }
 
@@ -115,8 +120,19 @@ async fn main() -> anyhow::Result<()> {
     let clients = flags.client.clients("mimeo-reconciler").await?;
     let guard = flags.ops.guard(&clients.requests);
     let page = flags.ui.page();
-    let routes = page.as_ref().map(|page| page.routes(&guard)).unwrap_or_default();
-    serve(&flags.ops, &guard, readiness, metrics.clone(), &debug, routes).context("operations server")?;
+    let routes = page
+        .as_ref()
+        .map(|page| page.routes(&guard))
+        .unwrap_or_default();
+    serve(
+        &flags.ops,
+        &guard,
+        readiness,
+        metrics.clone(),
+        &debug,
+        routes,
+    )
+    .context("operations server")?;
     let identity = tokio::select! {
         found = flags.identity.resolve(&clients.requests) => found,
         () = shutdown.triggered() => return Ok(()),
@@ -124,16 +140,22 @@ async fn main() -> anyhow::Result<()> {
     let namespace = &identity.namespace;
     let settings = Settings {
         takeover: flags.keep.takeover_delay,
-        budget: flags.keep.barrier_budget,
+        budget: flags.keep.pod_gate_budget,
         sweep: flags.keep.deletion_delay,
         sweep_limit: flags.keep.deletion_limit,
+        sweep_window: flags.keep.deletion_window,
         reach: flags.reach.reach(),
         ..Settings::new(Role::Keeper, identity.cluster)
     };
     let traces = flags.trace.start("mimeo-reconciler", &identity.replica);
     let handle = Handle::new(Engine::new(settings), counts, traces);
     let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
-    let writer = Writer::new(clients.requests.clone(), limiter.clone(), flags.keep.request_timeout, namespace);
+    let writer = Writer::new(
+        clients.requests.clone(),
+        limiter.clone(),
+        flags.keep.request_timeout,
+        namespace,
+    );
     let discovery = Arc::new(Discovery::new(clients.requests.clone()));
 
     let election = Election::start(&clients, namespace, LEASE, &identity.replica, &flags.lease)?;
@@ -154,16 +176,25 @@ async fn main() -> anyhow::Result<()> {
             namespace: namespace.clone(),
         });
     }
-    let keyring = seal::follow(&clients, namespace, false, shutdown.clone());
-    observe(&clients, &handle, &writer, &discovery, namespace, &keyring);
-    let authors = Authors::new(handle.clone(), &clients, limiter.clone(), flags.keep.author_check_period);
-    tokio::spawn(authors.ask(leading.clone()));
-    tokio::spawn(definitions::follow(clients.watcher.clone(), checks.current.clone()));
+    observe(&clients, &handle, &writer, &discovery, namespace);
+    tokio::spawn(definitions::follow(
+        clients.watcher.clone(),
+        checks.current.clone(),
+    ));
     tokio::spawn(ready(handle.clone(), checks));
-    let tools = Tools { writer: writer.clone(), limiter, discovery };
+    let tools = Tools {
+        writer: writer.clone(),
+        limiter,
+        discovery,
+    };
     let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
     tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
-    tokio::spawn(announce(handle.clone(), writer, identity.replica.clone(), leading.clone()));
+    tokio::spawn(announce(
+        handle.clone(),
+        writer,
+        identity.replica.clone(),
+        leading.clone(),
+    ));
     tokio::spawn(remind(handle));
 
     let lost = async {
@@ -173,7 +204,8 @@ async fn main() -> anyhow::Result<()> {
     };
     tokio::select! {
         () = shutdown.triggered() => info!("shutting down"),
-        // What another leader has written since is not known here: starting over is the simplest way to know it.
+        // What another leader has written since is not known here: starting over is the simplest
+        // way to know it.
         () = lost => anyhow::bail!("leadership lost"),
     }
     driving.abort();
@@ -187,7 +219,6 @@ fn observe(
     writer: &Writer,
     discovery: &Arc<Discovery>,
     namespace: &str,
-    keyring: &watch::Receiver<Keyring>,
 ) {
     let observer = Observer {
         handle: handle.clone(),
@@ -200,7 +231,7 @@ fn observe(
     };
     let wake = Arc::new(Notify::new());
     for kind in RuleKind::ALL {
-        tokio::spawn(observer.clone().rules(kind, keyring.clone(), |_| {}));
+        tokio::spawn(observer.clone().rules(kind, |_| {}));
     }
     tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());
@@ -228,7 +259,12 @@ impl Checks {
 }
 
 /// Says whether rules and namespaces were seen, and whether rules may be read still.
-async fn ready(handle: Handle, Checks { listed, readable, .. }: Checks) {
+async fn ready(
+    handle: Handle,
+    Checks {
+        listed, readable, ..
+    }: Checks,
+) {
     let mut changes: watch::Receiver<u64> = handle.changes();
     loop {
         let (primed, follows) = handle.look(|engine, _| (engine.primed(), engine.follows_rules()));

@@ -1,8 +1,10 @@
 //! `--ui`: a page that shows what goes where, live, on the operations address.
 //!
-//! It only ever reads: names, states, and what rules say of themselves. The page itself is for everybody and holds nothing; its data
-//! names what tenants have, so it is for those whom RBAC lets, or without tokens for who connects from this machine or Pod. So that nobody who looks on is a burden, there is a limit to how many do; each is
-//! told what has changed since it last took something, however much that is; and whoever takes nothing is cut off.
+//! It only ever reads: names, states, and what rules say of themselves. The page itself is for
+//! everybody and holds nothing; its data names what tenants have, so it is for those whom RBAC
+//! lets, or without tokens for who connects from this machine or Pod. So that nobody who looks on
+//! is a burden, there is a limit to how many do; each is told what has changed since it last took
+//! something, however much that is; and whoever takes nothing is cut off.
 
 mod session;
 
@@ -12,7 +14,7 @@ use std::{
 };
 
 use axum::{
-    Extension, Json, Router,
+    Json, Router,
     body::Body,
     extract::{Query, State},
     http::{HeaderName, HeaderValue, StatusCode, header},
@@ -21,8 +23,8 @@ use axum::{
     routing::{MethodRouter, get},
 };
 use jiff::Timestamp;
-use mimeo_core::rule::RuleId;
-use mimeo_runtime::{connections::Stay, driver::Handle, guard::Guard};
+use mimeo_model::id::RuleId;
+use mimeo_runtime::{guard::Guard, handle::Handle};
 use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
 
@@ -32,12 +34,14 @@ use self::session::{CopyTold, Session};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Operations")]
 pub(crate) struct UiArgs {
-    /// Serve a page under /ui/ of the operations address that shows rules, namespaces, and how copies stand
+    /// Serve a page under /ui/ of the operations address that shows rules, namespaces, and how
+    /// copies stand
     #[arg(long, env = "MIMEO_UI")]
     ui: bool,
 }
 
-/// Most pages that are followed at once: of the connections that the operations server accepts, probes and scrapes keep most.
+/// Most pages that are followed at once: of the connections that the operations server accepts,
+/// probes and scrapes keep most.
 const VISITORS: usize = 16;
 
 /// Nothing comes from elsewhere, and no text ever becomes a document or a script.
@@ -69,19 +73,30 @@ pub(crate) struct Known {
 impl UiArgs {
     /// The page, if there is to be one.
     pub(crate) fn page(&self) -> Option<Page> {
-        self.ui.then(|| Page { known: Arc::default(), visitors: Arc::new(Semaphore::new(VISITORS)) })
+        self.ui.then(|| Page {
+            known: Arc::default(),
+            visitors: Arc::new(Semaphore::new(VISITORS)),
+        })
     }
 }
 
 impl Page {
     /// What it adds to the operations server, its data behind the guard.
     pub(crate) fn routes(&self, guard: &Guard) -> Router {
-        let data =
-            Router::new().route("/ui/stream", get(stream)).route("/ui/copies", get(copies)).with_state(self.clone());
+        let data = Router::new()
+            .route("/ui/stream", get(stream))
+            .route("/ui/copies", get(copies))
+            .with_state(self.clone());
         Router::new()
             .route("/ui", get(async || Redirect::permanent("/ui/")))
-            .route("/ui/", asset("text/html; charset=utf-8", include_str!("ui/index.html")))
-            .route("/ui/style.css", asset("text/css; charset=utf-8", include_str!("ui/style.css")))
+            .route(
+                "/ui/",
+                asset("text/html; charset=utf-8", include_str!("ui/index.html")),
+            )
+            .route(
+                "/ui/style.css",
+                asset("text/css; charset=utf-8", include_str!("ui/style.css")),
+            )
             .route("/ui/page.js", script(include_str!("ui/page.js")))
             .route("/ui/held.js", script(include_str!("ui/held.js")))
             .route("/ui/elements.js", script(include_str!("ui/elements.js")))
@@ -96,7 +111,9 @@ impl Page {
     }
 
     fn known(&self) -> Result<&Known, (StatusCode, &'static str)> {
-        self.known.get().ok_or((StatusCode::SERVICE_UNAVAILABLE, "starting\n"))
+        self.known
+            .get()
+            .ok_or((StatusCode::SERVICE_UNAVAILABLE, "starting\n"))
     }
 }
 
@@ -115,29 +132,39 @@ async fn harden(mut response: Response) -> Response {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),
-        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
     ];
-    response.headers_mut().extend(told.map(|(name, value)| (name, HeaderValue::from_static(value))));
+    response
+        .headers_mut()
+        .extend(told.map(|(name, value)| (name, HeaderValue::from_static(value))));
     response
 }
 
 /// Server-sent events, for as long as somebody takes them.
-async fn stream(
-    State(page): State<Page>,
-    Extension(stay): Extension<Stay>,
-) -> Result<Response, (StatusCode, &'static str)> {
+async fn stream(State(page): State<Page>) -> Result<Response, (StatusCode, &'static str)> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
     let visit = visit.map_err(|_| {
-        (StatusCode::SERVICE_UNAVAILABLE, "so many pages are open that there is no room for one more\n")
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "so many pages are open that there is no room for one more\n",
+        )
     })?;
-    let body = futures::stream::unfold((Session::new(known), stay, visit), async |(mut session, stay, visit)| {
-        // The next piece is asked for when the last one has left.
-        stay.renew();
-        let event = session.next().await?;
-        Some((Ok::<_, Infallible>(event), (session, stay, visit)))
-    });
-    Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(body)).into_response())
+    let body = futures::stream::unfold(
+        (Session::new(known), visit),
+        async |(mut session, visit)| {
+            let event = session.next().await?;
+            Some((Ok::<_, Infallible>(event), (session, visit)))
+        },
+    );
+    Ok((
+        [(header::CONTENT_TYPE, "text/event-stream")],
+        Body::from_stream(body),
+    )
+        .into_response())
 }
 
 /// Of which cell.
@@ -148,12 +175,21 @@ struct Place {
 }
 
 /// The copies of one cell, with messages.
-async fn copies(State(page): State<Page>, Query(place): Query<Place>) -> Result<Response, (StatusCode, &'static str)> {
-    let Known { handle, leading, .. } = page.known()?;
+async fn copies(
+    State(page): State<Page>,
+    Query(place): Query<Place>,
+) -> Result<Response, (StatusCode, &'static str)> {
+    let Known {
+        handle, leading, ..
+    } = page.known()?;
     if !*leading.borrow() {
         return Err((StatusCode::SERVICE_UNAVAILABLE, "this replica stands by\n"));
     }
-    let rule: RuleId = place.rule.parse().map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
-    let copies = handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
+    let rule: RuleId = place
+        .rule
+        .parse()
+        .map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
+    let copies =
+        handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
     Ok(Json(copies.into_iter().map(CopyTold::from).collect::<Vec<_>>()).into_response())
 }

@@ -33,11 +33,19 @@ impl<'a> Author<'a> {
     /// With a name that nobody else has, in these groups.
     pub async fn new(scene: &'a Scene<'a>, groups: &[&str]) -> Result<Self> {
         let name = unique(&scene.tag);
-        let client = scene.setting.control_plane.user(&name, groups)?.client().await?;
-        let author = Self { scene, name, client };
+        let client = scene
+            .setting
+            .control_plane
+            .user(&name, groups)?
+            .client()
+            .await?;
+        let author = Self {
+            scene,
+            name,
+            client,
+        };
         let kinds = ["clusterreplications", "transformpolicies"];
-        let rules =
-            json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["get", "create", "update", "patch"]});
+        let rules = json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["get", "create", "update", "patch"]});
         author.may(None, &rules).await?;
         Ok(author)
     }
@@ -47,35 +55,56 @@ impl<'a> Author<'a> {
         grant(self.scene, "User", &self.name, namespace, rules).await
     }
 
-    /// Waits until creating the rule is refused with these words. What was granted takes a moment to be known.
+    /// Waits until creating the rule is refused with these words. What was granted takes a moment
+    /// to be known.
     pub async fn refused(&self, rule: &RuleSpec, words: &[&str]) -> Result<String> {
         self.refused_as(&PostParams::default(), rule, words).await
     }
 
     /// The same with these parameters.
-    pub async fn refused_as(&self, params: &PostParams, rule: &RuleSpec, words: &[&str]) -> Result<String> {
-        let (rules, object) =
-            (Api::<ClusterReplication>::all(self.client.clone()), serde_json::from_value(rule.object())?);
-        let message = eventually(SOON, format!("{} refused: {words:?}", rule.name), || async {
-            match rules.create(params, &object).await {
-                Err(kube::Error::Api(status)) if status.code == 403 => {
-                    let so = words.iter().all(|word| status.message.contains(word));
-                    if so { Ok(Some(status.message.clone())) } else { bail!("{}", status.message) }
+    pub async fn refused_as(
+        &self,
+        params: &PostParams,
+        rule: &RuleSpec,
+        words: &[&str],
+    ) -> Result<String> {
+        let (rules, object) = (
+            Api::<ClusterReplication>::all(self.client.clone()),
+            serde_json::from_value(rule.object())?,
+        );
+        let message = eventually(
+            SOON,
+            format!("{} refused: {words:?}", rule.name),
+            || async {
+                match rules.create(params, &object).await {
+                    Err(kube::Error::Api(status)) if status.code == 403 => {
+                        let so = words.iter().all(|word| status.message.contains(word));
+                        if so {
+                            Ok(Some(status.message.clone()))
+                        } else {
+                            bail!("{}", status.message)
+                        }
+                    }
+                    Err(error) => bail!("{error}"),
+                    Ok(_) => bail!("it was accepted"),
                 }
-                Err(error) => bail!("{error}"),
-                Ok(_) => bail!("it was accepted"),
-            }
-        })
+            },
+        )
         .await?;
         let rules: Api<ClusterReplication> = Api::all(self.scene.client.clone());
-        ensure!(rules.get_opt(&rule.name).await?.is_none(), "refused and stored");
+        ensure!(
+            rules.get_opt(&rule.name).await?.is_none(),
+            "refused and stored"
+        );
         Ok(message)
     }
 
     /// Waits until the rule is accepted.
     pub async fn accepted(&self, rule: &RuleSpec) -> Result<()> {
         eventually(SOON, format!("{} accepted", rule.name), || async {
-            Ok(Some(create(&self.client, "clusterreplications", &rule.object()).await?))
+            Ok(Some(
+                create(&self.client, "clusterreplications", &rule.object()).await?,
+            ))
         })
         .await?;
         Ok(())
@@ -83,14 +112,24 @@ impl<'a> Author<'a> {
 }
 
 /// Lets a user or a group do this: there, or everywhere. Returns the name of the binding.
-pub async fn grant(scene: &Scene<'_>, to: &str, name: &str, namespace: Option<&str>, rules: &Value) -> Result<String> {
-    let (role, binding) =
-        if namespace.is_some() { ("Role", "RoleBinding") } else { ("ClusterRole", "ClusterRoleBinding") };
+pub async fn grant(
+    scene: &Scene<'_>,
+    to: &str,
+    name: &str,
+    namespace: Option<&str>,
+    rules: &Value,
+) -> Result<String> {
+    let (role, binding) = if namespace.is_some() {
+        ("Role", "RoleBinding")
+    } else {
+        ("ClusterRole", "ClusterRoleBinding")
+    };
     let (api_version, called) = ("rbac.authorization.k8s.io/v1", unique(&scene.tag));
     let metadata = json!({"name": called, "namespace": namespace});
     let role_ref = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": called});
     let subject = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": to, "name": name});
-    let role = json!({"apiVersion": api_version, "kind": role, "metadata": metadata, "rules": [rules]});
+    let role =
+        json!({"apiVersion": api_version, "kind": role, "metadata": metadata, "rules": [rules]});
     apply(&scene.client, &role).await?;
     let binding = json!({
         "apiVersion": api_version, "kind": binding, "metadata": metadata, "roleRef": role_ref, "subjects": [subject],

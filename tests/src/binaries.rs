@@ -1,5 +1,6 @@
-//! Where the programs of others are: those of the control plane built on first use by `control-plane/build.sh`, or
-//! `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`; and their definitions, fetched on first use.
+//! Where the programs of others are: those of the control plane built on first use by
+//! `control-plane/build.sh`, or `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`; and
+//! their definitions, fetched on first use.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +9,8 @@ use anyhow::{Context, Result, bail};
 
 /// The directory of `etcd`, `kube-apiserver`, `kube-controller-manager` and `kubectl`.
 ///
-/// Takes 5 to 10 minutes the first time on a machine and some milliseconds from then on; progress goes to stderr.
+/// Takes 5 to 10 minutes the first time on a machine and some milliseconds from then on; progress
+/// goes to stderr.
 pub(crate) async fn directory() -> Result<PathBuf> {
     tokio::task::spawn_blocking(|| build("control-plane/build.sh", &[]))
         .await
@@ -19,18 +21,28 @@ pub(crate) async fn directory() -> Result<PathBuf> {
 pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     if !path.is_file() {
-        bail!("{} has no {name}; without KUBEBUILDER_ASSETS it is built", directory.display());
+        bail!(
+            "{} has no {name}; without KUBEBUILDER_ASSETS it is built",
+            directory.display()
+        );
     }
     Ok(path)
 }
 
-/// `helm`, without arguments; built on first use, which takes some minutes. It reads and writes no configuration of the user's.
+/// `helm`, without arguments; built on first use, which takes some minutes. It reads and writes no
+/// configuration of the user's.
 pub(crate) fn helm() -> Result<Command> {
     let mut command = Command::new(build("tools/build.sh", &["helm"])?);
     // Repositories and plugins of whoever runs the tests have no say.
-    for (variable, folder) in [("HELM_CONFIG_HOME", "config"), ("HELM_CACHE_HOME", "cache"), ("HELM_DATA_HOME", "data")]
-    {
-        command.env(variable, std::env::temp_dir().join("mimeo-helm").join(folder));
+    for (variable, folder) in [
+        ("HELM_CONFIG_HOME", "config"),
+        ("HELM_CACHE_HOME", "cache"),
+        ("HELM_DATA_HOME", "data"),
+    ] {
+        command.env(
+            variable,
+            std::env::temp_dir().join("mimeo-helm").join(folder),
+        );
     }
     Ok(command)
 }
@@ -40,21 +52,31 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     build("tools/build.sh", &["promtool"])
 }
 
-/// Files of custom resources' definitions in the modules that `definitions/go.mod` pins, by their paths there: of each the first
-/// module's that has it.
+/// Files of custom resources' definitions in the modules that `definitions/go.mod` pins, by their
+/// paths there: of each the first module's that has it.
 pub(crate) fn definitions(paths: &[&str]) -> Result<Vec<PathBuf>> {
     let mut go = Command::new("go");
-    go.args(["mod", "download", "-json"]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("definitions"));
+    go.args(["mod", "download", "-json"])
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("definitions"));
     let output = go.output().context("failed to run go")?;
     if !output.status.success() {
         bail!("{go:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let modules = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
-    let folders = modules.map(|module| Ok(module?["Dir"].as_str().context("a module without a folder")?.into()));
+    let modules =
+        serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
+    let folders = modules.map(|module| {
+        Ok(module?["Dir"]
+            .as_str()
+            .context("a module without a folder")?
+            .into())
+    });
     let folders: Vec<PathBuf> = folders.collect::<Result<_>>()?;
     let find = |path: &&str| {
         let files = folders.iter().map(|folder| folder.join(path));
-        files.into_iter().find(|file| file.is_file()).with_context(|| format!("no module has {path}"))
+        files
+            .into_iter()
+            .find(|file| file.is_file())
+            .with_context(|| format!("no module has {path}"))
     };
     paths.iter().map(find).collect()
 }
@@ -69,7 +91,11 @@ fn build(script: &str, args: &[&str]) -> Result<PathBuf> {
         .output()
         .with_context(|| format!("failed to run {}", script.display()))?;
     if !output.status.success() {
-        bail!("{} failed ({}); its output is on stderr", script.display(), output.status);
+        bail!(
+            "{} failed ({}); its output is on stderr",
+            script.display(),
+            output.status
+        );
     }
     let path = String::from_utf8(output.stdout).context("the path is not UTF-8")?;
     Ok(PathBuf::from(path.trim_end()))

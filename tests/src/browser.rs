@@ -1,4 +1,5 @@
-//! A real browser: Chromium without a window, driven by `WebDriver` through Debian's `chromedriver`.
+//! A real browser: Chromium without a window, driven by `WebDriver` through Debian's
+//! `chromedriver`.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -30,21 +31,27 @@ pub struct Browser {
 
 fn which(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 impl Browser {
     /// Starts one.
     ///
     /// # Errors
-    /// Where there is no Chromium, among others: a page that nobody has looked at hasn't been tested.
+    /// Where there is no Chromium, among others: a page that nobody has looked at hasn't been
+    /// tested.
     pub async fn start() -> Result<Self> {
         let (Some(chromium), Some(driver)) = (which("chromium"), which("chromedriver")) else {
             bail!(
                 "there is no browser: tests/browser.sh installs Debian's, as root; else leave these tests out (--skip a_browser)"
             );
         };
-        let home = tempfile::Builder::new().prefix("mimeo-browser-").tempdir().context("failed to make a directory")?;
+        let home = tempfile::Builder::new()
+            .prefix("mimeo-browser-")
+            .tempdir()
+            .context("failed to make a directory")?;
         guard::remove_at_end(home.path())?;
         let port = ports::free(1)?[0];
         let spec = Spec {
@@ -56,11 +63,20 @@ impl Browser {
         };
         let process = Process::start(spec)?;
         let capabilities = capabilities(&chromium, home.path());
-        let answer =
-            eventually(SOON, "chromedriver", || async { command(port, "POST", "/session", &capabilities).map(Some) })
-                .await?;
-        let session = answer["sessionId"].as_str().context("no session")?.to_owned();
-        Ok(Self { port, session, _driver: process, _home: home })
+        let answer = eventually(SOON, "chromedriver", || async {
+            command(port, "POST", "/session", &capabilities).map(Some)
+        })
+        .await?;
+        let session = answer["sessionId"]
+            .as_str()
+            .context("no session")?
+            .to_owned();
+        Ok(Self {
+            port,
+            session,
+            _driver: process,
+            _home: home,
+        })
     }
 
     /// Goes to a page.
@@ -71,7 +87,11 @@ impl Browser {
 
     /// What a script in the page returns; `arguments[0]` is what it is given.
     pub fn run(&self, script: &str, argument: &Value) -> Result<Value> {
-        self.command("POST", "/execute/sync", &json!({"script": script, "args": [argument]}))
+        self.command(
+            "POST",
+            "/execute/sync",
+            &json!({"script": script, "args": [argument]}),
+        )
     }
 
     /// Waits until an expression is true.
@@ -101,24 +121,42 @@ impl Browser {
     }
 
     fn keys(&self, actions: &[Value]) -> Result<()> {
-        self.command("POST", "/actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}))?;
+        self.command(
+            "POST",
+            "/actions",
+            &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}),
+        )?;
         Ok(())
     }
 
     /// What is in sight, as a PNG in Base64.
     pub fn screenshot(&self) -> Result<String> {
-        Ok(self.command("GET", "/screenshot", &Value::Null)?.as_str().context("no picture")?.to_owned())
+        Ok(self
+            .command("GET", "/screenshot", &Value::Null)?
+            .as_str()
+            .context("no picture")?
+            .to_owned())
     }
 
-    /// What the browser complained of since it was last asked: scripts that failed, what the page's policy refused.
+    /// What the browser complained of since it was last asked: scripts that failed, what the page's
+    /// policy refused.
     pub fn complaints(&self) -> Result<Vec<String>> {
         let log = self.command("POST", "/se/log", &json!({"type": "browser"}))?;
         let lines = log.as_array().context("no log")?;
-        Ok(lines.iter().filter_map(|line| line["message"].as_str()).map(str::to_owned).collect())
+        Ok(lines
+            .iter()
+            .filter_map(|line| line["message"].as_str())
+            .map(str::to_owned)
+            .collect())
     }
 
     fn command(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
-        command(self.port, method, &format!("/session/{}{path}", self.session), body)
+        command(
+            self.port,
+            method,
+            &format!("/session/{}{path}", self.session),
+            body,
+        )
     }
 }
 
@@ -151,7 +189,10 @@ fn capabilities(chromium: &Path, home: &Path) -> Value {
         "--window-size=1360,860",
     ];
     let mut args: Vec<String> = flags.map(str::to_owned).into();
-    args.push(format!("--user-data-dir={}", home.join("profile").display()));
+    args.push(format!(
+        "--user-data-dir={}",
+        home.join("profile").display()
+    ));
     let chrome = json!({"binary": chromium, "args": args});
     json!({"capabilities": {"alwaysMatch": {
         "acceptInsecureCerts": true, "goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"},
@@ -162,9 +203,16 @@ fn capabilities(chromium: &Path, home: &Path) -> Value {
 fn command(port: u16, method: &str, path: &str, body: &Value) -> Result<Value> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    let body = if method == "POST" { body.to_string() } else { String::new() };
+    let body = if method == "POST" {
+        body.to_string()
+    } else {
+        String::new()
+    };
     let length = body.len();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
     let mut answer = BufReader::new(stream);
     let (mut line, mut length) = (String::new(), 0);
     while line != "\r\n" {

@@ -25,7 +25,8 @@ impl Collector {
         Self::start_at(Ipv4Addr::LOCALHOST)
     }
 
-    /// Begins to listen at this address of the machine's. Threads, so that it outlives a test's runtime.
+    /// Begins to listen at this address of the machine's. Threads, so that it outlives a test's
+    /// runtime.
     pub fn start_at(address: Ipv4Addr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0))?;
         let address = listener.local_addr()?;
@@ -37,7 +38,9 @@ impl Collector {
                 thread::spawn(move || {
                     if let Ok(body) = take(stream) {
                         planted::look("a trace", &body);
-                        kept.lock().unwrap_or_else(PoisonError::into_inner).push(body);
+                        kept.lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(body);
                     }
                 });
             }
@@ -57,15 +60,25 @@ impl Collector {
 
     /// All that was sent, as it came.
     pub fn text(&self) -> String {
-        self.bodies.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+        self.bodies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .join("\n")
     }
 
     /// All spans so far: the name of each, with its attributes by name.
     pub fn spans(&self) -> Result<Vec<Value>> {
         let mut spans = Vec::new();
-        for body in self.bodies.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for body in self
+            .bodies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
             let body: Value = serde_json::from_str(body).context("no JSON")?;
-            let sent = body.pointer("/resourceSpans/0/scopeSpans/0/spans").and_then(Value::as_array);
+            let sent = body
+                .pointer("/resourceSpans/0/scopeSpans/0/spans")
+                .and_then(Value::as_array);
             for span in sent.context("no spans")? {
                 let mut attributes = serde_json::Map::new();
                 for attribute in span["attributes"].as_array().into_iter().flatten() {
@@ -100,8 +113,7 @@ fn take(stream: TcpStream) -> Result<String> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    let answer =
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+    let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
     reader.into_inner().write_all(answer.as_bytes())?;
     Ok(String::from_utf8(body)?)
 }

@@ -1,11 +1,11 @@
 //! etcd, API servers and controller manager as one thing that a test starts, disturbs and asks.
 //!
-//! Servers are plain child processes ([`crate::process`]); what is asked of them goes through a client that is made for
-//! the call, so a control plane belongs to no runtime.
+//! Servers are plain child processes ([`crate::process`]); what is asked of them goes through a
+//! client that is made for the call, so a control plane belongs to no runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,16 +27,18 @@ use crate::wait::eventually;
 use crate::{binaries, guard, ports};
 
 /// For any one server to become ready; a few seconds on an idle machine.
-const READY_WITHIN: Duration = Duration::from_mins(2);
+const READY_WITHIN: Duration = Duration::from_mins(5);
 /// For one question to a server that should answer at once.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// For a write to be answered; admission webhooks may take 30 seconds.
+const WRITE_WITHIN: Duration = Duration::from_mins(1);
 /// Starts before giving up: another process may take a port between its choice and its use.
 const STARTS: u32 = 3;
 
-/// Namespace deletion, garbage collection and `default` service accounts as in any cluster, and the rules of the roles
-/// `view`, `edit` and `admin`. Left out is what would write into every namespace that a test counts the writes of.
-const CONTROLLERS: &str =
-    "namespace-controller,garbage-collector-controller,serviceaccount-controller,clusterrole-aggregation-controller";
+/// Namespace deletion, garbage collection and `default` service accounts as in any cluster, and the
+/// rules of the roles `view`, `edit` and `admin`. Left out is what would write into every namespace
+/// that a test counts the writes of.
+const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,serviceaccount-controller,clusterrole-aggregation-controller";
 
 /// One server of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +69,9 @@ impl Builder {
         self
     }
 
-    /// Whether a controller manager runs (by default it does): it completes namespace deletions, collects garbage, gives
-    /// each namespace its `default` service account (one write) and fills the roles `view`, `edit` and `admin`.
+    /// Whether a controller manager runs (by default it does): it completes namespace deletions,
+    /// collects garbage, gives each namespace its `default` service account (one write) and fills
+    /// the roles `view`, `edit` and `admin`.
     #[must_use]
     pub fn controller_manager(mut self, run: bool) -> Self {
         self.controller_manager = run;
@@ -82,31 +85,37 @@ impl Builder {
         self
     }
 
-    /// Whether API servers show webhooks a certificate, of the CA in [`ControlPlane::callers_ca`]; by default not.
+    /// Whether API servers show webhooks a certificate, of the CA in [`ControlPlane::callers_ca`];
+    /// by default not.
     #[must_use]
     pub fn shows_certificate(mut self, shows: bool) -> Self {
         self.shows_certificate = shows;
         self
     }
 
-    /// One more argument for every API server, such as `--max-requests-inflight=10`; the last one of a name wins.
+    /// One more argument for every API server, such as `--max-requests-inflight=10`; the last one
+    /// of a name wins.
     #[must_use]
     pub fn api_server_arg(mut self, arg: impl Into<String>) -> Self {
         self.api_server_args.push(arg.into());
         self
     }
 
-    /// Starts it and returns once every server is ready: bootstrap roles and namespaces are there, and with a controller
-    /// manager the `default` service account too.
+    /// Starts it and returns once every server is ready: bootstrap roles and namespaces are there,
+    /// and with a controller manager the `default` service account too.
     ///
     /// # Errors
-    /// With the end of a server's log, when one does not come up; when the binaries cannot be built.
+    /// With the end of a server's log, when one does not come up; when the binaries cannot be
+    /// built.
     pub async fn start(self) -> Result<ControlPlane> {
         let binaries = binaries::directory().await?;
         let mut attempt = 1;
         loop {
             match self.try_start(&binaries).await {
-                Err(error) if attempt < STARTS && format!("{error:#}").contains("address already in use") => {
+                Err(error)
+                    if attempt < STARTS
+                        && format!("{error:#}").contains("address already in use") =>
+                {
                     attempt += 1;
                 }
                 outcome => return outcome,
@@ -124,11 +133,22 @@ impl Builder {
             .collect::<Result<_>>()?;
         let admin = layout.write_user(&authority, "admin", &["system:masters"])?;
         let audit = self.audit;
-        let mut started = ControlPlane { controller_manager: None, api_servers, etcd, audit, authority, admin, layout };
+        let settled = (0..self.api_servers).map(|_| AtomicU64::new(0)).collect();
+        let mut started = ControlPlane {
+            controller_manager: None,
+            api_servers,
+            etcd,
+            audit,
+            settled,
+            authority,
+            admin,
+            layout,
+        };
         for index in 0..self.api_servers {
             started.ready(Component::ApiServer(index)).await?;
         }
-        // Asked last: had its port been taken, the API servers would have been ready with somebody else's.
+        // Asked last: had its port been taken, the API servers would have been ready with somebody
+        // else's.
         started.ready(Component::Etcd).await?;
         if self.controller_manager {
             // Not before: it gives up when the API server takes long.
@@ -140,17 +160,21 @@ impl Builder {
     }
 }
 
-/// A running control plane of its own: etcd without fsync, API servers with RBAC and TLS, controller manager.
+/// A running control plane of its own: etcd without fsync, API servers with RBAC and TLS,
+/// controller manager.
 ///
-/// Everything listens on loopback only, and its state is in a temporary directory. Servers are killed and the directory
-/// removed when it is dropped, and when this process ends in any way. Service account admission is off: pods need no
-/// account, and nothing runs them.
+/// Everything listens on loopback only, and its state is in a temporary directory. Servers are
+/// killed and the directory removed when it is dropped, and when this process ends in any way.
+/// Service account admission is off: pods need no account, and nothing runs them.
 pub struct ControlPlane {
     // In the order in which they go: the directory last.
     controller_manager: Option<Mutex<Process>>,
     api_servers: Vec<Mutex<Process>>,
     etcd: Mutex<Process>,
     audit: bool,
+    /// For each API server, the position in its audit log (bytes) before which every write has been
+    /// answered.
+    settled: Vec<AtomicU64>,
     authority: Authority,
     admin: User,
     layout: Layout,
@@ -173,14 +197,16 @@ impl ControlPlane {
         }
     }
 
-    /// The control plane of this process: one API server, a controller manager, an audit log. Started by the first call,
-    /// and ended with the process. Tests on it keep to namespaces of their own and disturb no server.
+    /// The control plane of this process: one API server, a controller manager, an audit log.
+    /// Started by the first call, and ended with the process. Tests on it keep to namespaces of
+    /// their own and disturb no server.
     pub async fn shared() -> Result<&'static Self> {
         static SHARED: Shared = Shared::new(|| ControlPlane::builder().audit(true));
         SHARED.get().await
     }
 
-    /// File with the CA of the certificates that API servers show webhooks, if they do. No user has one of it.
+    /// File with the CA of the certificates that API servers show webhooks, if they do. No user has
+    /// one of it.
     pub fn callers_ca(&self) -> PathBuf {
         self.layout.path("callers.crt")
     }
@@ -205,8 +231,8 @@ impl ControlPlane {
         self.admin.kubeconfig()
     }
 
-    /// A user with a certificate for this name and at most two groups. They may do what RBAC binds to either, which is
-    /// nothing (beyond discovery) until the test binds something.
+    /// A user with a certificate for this name and at most two groups. They may do what RBAC binds
+    /// to either, which is nothing (beyond discovery) until the test binds something.
     pub fn user(&self, name: &str, groups: &[&str]) -> Result<User> {
         self.layout.write_user(&self.authority, name, groups)
     }
@@ -215,7 +241,9 @@ impl ControlPlane {
     pub fn kubectl(&self) -> Result<Command> {
         let mut command = Command::new(self.layout.program("kubectl")?);
         // Its cache knows a server by its address, which another control plane may have had before.
-        command.env("KUBECONFIG", self.kubeconfig()).env("KUBECACHEDIR", self.layout.path("kubectl-cache"));
+        command
+            .env("KUBECONFIG", self.kubeconfig())
+            .env("KUBECACHEDIR", self.layout.path("kubectl-cache"));
         Ok(command)
     }
 
@@ -224,12 +252,14 @@ impl ControlPlane {
         self.process(component)?.kill()
     }
 
-    /// Sends SIGTERM and returns at once. An API server with open watches takes up to a minute to end.
+    /// Sends SIGTERM and returns at once. An API server with open watches takes up to a minute to
+    /// end.
     pub fn terminate(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::TERM)
     }
 
-    /// Starts a server that has ended, with its data and on its old port, and returns once it is ready.
+    /// Starts a server that has ended, with its data and on its old port, and returns once it is
+    /// ready.
     ///
     /// # Errors
     /// When it still runs, or does not come up.
@@ -238,6 +268,15 @@ impl ControlPlane {
             let mut process = self.process(component)?;
             if process.exit()?.is_none() {
                 bail!("{component:?} still runs");
+            }
+            if let Component::ApiServer(index) = component
+                && self.audit
+            {
+                // What it had begun is never answered.
+                self.settled[index].store(
+                    audit::end(&self.layout.audit_log(index))?,
+                    Ordering::Relaxed,
+                );
             }
             let again = Process::start(process.spec().clone())?;
             *process = again;
@@ -251,7 +290,8 @@ impl ControlPlane {
         self.start_again(component).await
     }
 
-    /// Stops a server in its tracks (SIGSTOP): its connections stay open, watches go silent, nothing is answered.
+    /// Stops a server in its tracks (SIGSTOP): its connections stay open, watches go silent,
+    /// nothing is answered.
     pub fn pause(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::STOP)
     }
@@ -261,24 +301,32 @@ impl ControlPlane {
         self.process(component)?.signal(Signal::CONT)
     }
 
-    /// Waits until a server answers as ready, for at most two minutes.
+    /// Waits until a server answers as ready, for at most five minutes.
     ///
     /// # Errors
     /// With the end of its log; at once if it has ended.
     pub async fn ready(&self, component: Component) -> Result<()> {
         let server = self.own_client(component).await?;
         let cluster = self.own_client(Component::ApiServer(0)).await?;
-        let outcome = eventually(READY_WITHIN, format!("{component:?} to be ready"), || async {
-            let running = self.process(component)?.still_running();
-            if running.is_err() {
-                return Ok(Some(running));
-            }
-            tokio::time::timeout(ANSWER_WITHIN, is_ready(component, &server, &cluster)).await??;
-            Ok(Some(Ok(())))
-        });
+        let outcome = eventually(
+            READY_WITHIN,
+            format!("{component:?} to be ready"),
+            || async {
+                let running = self.process(component)?.still_running();
+                if running.is_err() {
+                    return Ok(Some(running));
+                }
+                tokio::time::timeout(ANSWER_WITHIN, is_ready(component, &server, &cluster))
+                    .await??;
+                Ok(Some(Ok(())))
+            },
+        );
         match outcome.await {
             Ok(outcome) => outcome,
-            Err(error) => Err(error.context(format!("its log ends with:\n{}", self.process(component)?.log_tail()))),
+            Err(error) => Err(error.context(format!(
+                "its log ends with:\n{}",
+                self.process(component)?.log_tail()
+            ))),
         }
     }
 
@@ -292,24 +340,30 @@ impl ControlPlane {
         Ok(self.process(component)?.log_tail())
     }
 
-    /// The position after every request that was answered before this call, for [`ControlPlane::audit_since`].
+    /// The position after every request that was answered before this call, for
+    /// [`ControlPlane::audit_since`].
     ///
     /// # Errors
     /// Without [`Builder::audit`], and when an API server is paused.
     pub async fn audit_mark(&self) -> Result<AuditMark> {
         self.settle_audit().await?;
-        let ends = (0..self.api_servers.len()).map(|index| audit::end(&self.layout.audit_log(index)));
+        let ends =
+            (0..self.api_servers.len()).map(|index| audit::end(&self.layout.audit_log(index)));
         Ok(AuditMark(ends.collect::<Result<_>>()?))
     }
 
-    /// Every request that was answered between the mark and this call, by any API server and for anyone: one event each,
-    /// in the order of the answers within an API server. A watch counts when it begins.
+    /// Every request that was answered between the mark and this call, by any API server and for
+    /// anyone: one event each, in the order of the answers within an API server. A watch counts
+    /// when it begins.
     ///
     /// # Errors
     /// As [`ControlPlane::audit_mark`].
     pub async fn audit_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
-        Ok(events.into_iter().filter(|event| !event.ends_watch()).collect())
+        Ok(events
+            .into_iter()
+            .filter(|event| !event.ends_watch())
+            .collect())
     }
 
     /// The watches that ended between the mark and this call, whenever they had begun.
@@ -323,13 +377,17 @@ impl ControlPlane {
 
     async fn audit_events(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         self.settle_audit().await?;
-        let logs =
-            mark.0.iter().enumerate().map(|(index, from)| audit::read(&self.layout.audit_log(index), index, *from));
+        let logs = mark
+            .0
+            .iter()
+            .enumerate()
+            .map(|(index, from)| audit::read(&self.layout.audit_log(index), index, *from));
         Ok(logs.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Has each running API server log a request that can be told from any other, and waits for it: by then the events of
-    /// all requests before it are there.
+    /// Has each running API server log a request that can be told from any other, and waits for it
+    /// and for the answers of all writes before it: what a test has seen of a write, be it by a
+    /// watch, is then in the log.
     async fn settle_audit(&self) -> Result<()> {
         if !self.audit {
             bail!("this control plane was started without an audit log");
@@ -340,15 +398,20 @@ impl ControlPlane {
                 continue;
             }
             let log = self.layout.audit_log(index);
-            let from = audit::end(&log)?;
+            let from = self.settled[index].load(Ordering::Relaxed);
             let uri = format!("/version?mark={}", crate::unique("audit"));
             let client = self.own_client(component).await?;
             let answer = client.request_text(Request::get(&uri).body(Vec::new())?);
-            tokio::time::timeout(ANSWER_WITHIN, answer).await.with_context(|| format!("{component:?} is silent"))??;
-            eventually(ANSWER_WITHIN, "the audit log's mark", || async {
-                Ok(audit::contains(&log, from, &uri)?.then_some(()))
-            })
+            tokio::time::timeout(ANSWER_WITHIN, answer)
+                .await
+                .with_context(|| format!("{component:?} is silent"))??;
+            let until = eventually(
+                WRITE_WITHIN,
+                "the audit log's mark, and the answers of writes before it",
+                || async { audit::settled(&log, from, &uri) },
+            )
             .await?;
+            self.settled[index].fetch_max(until, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -359,18 +422,21 @@ impl ControlPlane {
             Component::ApiServer(index) => self.api_servers.get(index),
             Component::ControllerManager => self.controller_manager.as_ref(),
         };
-        let process = process.with_context(|| format!("this control plane has no {component:?}"))?;
+        let process =
+            process.with_context(|| format!("this control plane has no {component:?}"))?;
         Ok(process.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A client for this crate's own questions, which the audit leaves out.
     async fn own_client(&self, component: Component) -> Result<Client> {
         let mut config = match component {
-            Component::Etcd => Config::new(format!("http://127.0.0.1:{}", self.layout.etcd_port).parse()?),
-            Component::ApiServer(index) => self.admin.config_for(index).await?,
-            Component::ControllerManager => {
-                Config::new(format!("https://127.0.0.1:{}", self.layout.controller_manager_port).parse()?)
+            Component::Etcd => {
+                Config::new(format!("http://127.0.0.1:{}", self.layout.etcd_port).parse()?)
             }
+            Component::ApiServer(index) => self.admin.config_for(index).await?,
+            Component::ControllerManager => Config::new(
+                format!("https://127.0.0.1:{}", self.layout.controller_manager_port).parse()?,
+            ),
         };
         // The controller manager makes its own certificate.
         config.accept_invalid_certs = component == Component::ControllerManager;
@@ -380,7 +446,8 @@ impl ControlPlane {
     }
 }
 
-/// A control plane of a test binary, other than [`ControlPlane::shared`]: started when first needed, shared by all tests.
+/// A control plane of a test binary, other than [`ControlPlane::shared`]: started when first
+/// needed, shared by all tests.
 ///
 /// ```no_run
 /// # use mimeo_tests::{ControlPlane, Shared};
@@ -398,13 +465,25 @@ pub struct Shared {
 impl Shared {
     /// To be kept in a `static`.
     pub const fn new(builder: fn() -> Builder) -> Self {
-        Self { builder, started: OnceCell::const_new() }
+        Self {
+            builder,
+            started: OnceCell::const_new(),
+        }
     }
 
     /// Starts it or waits until it is started. A failure is told to all and not tried again.
     pub async fn get(&'static self) -> Result<&'static ControlPlane> {
-        let start = || async { (self.builder)().start().await.map_err(|error| format!("{error:#}")) };
-        self.started.get_or_init(start).await.as_ref().map_err(|error| anyhow!("{error}"))
+        let start = || async {
+            (self.builder)()
+                .start()
+                .await
+                .map_err(|error| format!("{error:#}"))
+        };
+        self.started
+            .get_or_init(start)
+            .await
+            .as_ref()
+            .map_err(|error| anyhow!("{error}"))
     }
 }
 
@@ -415,7 +494,9 @@ async fn is_ready(component: Component, server: &Client, cluster: &Client) -> Re
         Component::ApiServer(_) => "/readyz",
         Component::ControllerManager => "/healthz",
     };
-    server.request_text(Request::get(path).body(Vec::new())?).await?;
+    server
+        .request_text(Request::get(path).body(Vec::new())?)
+        .await?;
     match component {
         Component::Etcd => {}
         Component::ApiServer(_) => {
@@ -424,9 +505,13 @@ async fn is_ready(component: Component, server: &Client, cluster: &Client) -> Re
             }
         }
         Component::ControllerManager => {
-            Api::<ServiceAccount>::namespaced(cluster.clone(), "default").get("default").await?;
+            Api::<ServiceAccount>::namespaced(cluster.clone(), "default")
+                .get("default")
+                .await?;
             let view = Api::<ClusterRole>::all(cluster.clone()).get("view").await?;
-            view.rules.filter(|rules| !rules.is_empty()).context("the role view has no rules yet")?;
+            view.rules
+                .filter(|rules| !rules.is_empty())
+                .context("the role view has no rules yet")?;
         }
     }
     Ok(())
@@ -447,7 +532,9 @@ impl Layout {
     fn new(binaries: &Path, api_servers: usize) -> Result<Self> {
         let mut ports = ports::free(api_servers + 3)?.into_iter();
         let mut port = || ports.next().context("too few ports");
-        let directory = tempfile::Builder::new().prefix("mimeo-control-plane-").tempdir()?;
+        let directory = tempfile::Builder::new()
+            .prefix("mimeo-control-plane-")
+            .tempdir()?;
         guard::remove_at_end(directory.path())?;
         Ok(Self {
             binaries: binaries.to_owned(),
@@ -525,7 +612,10 @@ impl Layout {
         for (index, port) in self.api_ports.iter().enumerate() {
             let file = format!("user-{number}-{index}.kubeconfig");
             let server = format!("https://127.0.0.1:{port}");
-            self.write(&file, &authority.kubeconfig(&server, name, &identity).to_string())?;
+            self.write(
+                &file,
+                &authority.kubeconfig(&server, name, &identity).to_string(),
+            )?;
             kubeconfigs.push(self.path(&file));
         }
         Ok(User::new(name, kubeconfigs))
@@ -533,7 +623,13 @@ impl Layout {
 
     fn spec(&self, name: String, program: &str, args: Vec<String>) -> Result<Spec> {
         let log = self.path(&format!("{name}.log"));
-        Ok(Spec { name, program: self.program(program)?, args, env: Vec::new(), log })
+        Ok(Spec {
+            name,
+            program: self.program(program)?,
+            args,
+            env: Vec::new(),
+            log,
+        })
     }
 
     fn etcd(&self) -> Result<Spec> {
@@ -556,7 +652,8 @@ impl Layout {
         let file = |name: &str| self.path(name).display().to_string();
         let mut args = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
-            // Should another control plane's etcd have taken the port in that moment, its objects are out of reach.
+            // Should another control plane's etcd have taken the port in that moment, its objects
+            // are out of reach.
             format!("--etcd-prefix=/registry-{}", self.etcd_peer_port),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.api_ports[index]),
@@ -572,7 +669,8 @@ impl Layout {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", file("token.pub")),
             format!("--service-account-signing-key-file={}", file("token.key")),
-            // Pods can be created in the moment after their namespace, before it has its `default` account.
+            // Pods can be created in the moment after their namespace, before it has its `default`
+            // account.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
         if options.audit {
@@ -585,7 +683,10 @@ impl Layout {
             ]);
         }
         if options.shows_certificate {
-            args.push(format!("--admission-control-config-file={}", file("admission.json")));
+            args.push(format!(
+                "--admission-control-config-file={}",
+                file("admission.json")
+            ));
         }
         args.extend(options.api_server_args.iter().cloned());
         self.spec(format!("kube-apiserver-{index}"), "kube-apiserver", args)
@@ -604,6 +705,10 @@ impl Layout {
             "--kube-api-burst=1000".to_owned(),
             format!("--controllers={CONTROLLERS}"),
         ];
-        self.spec("kube-controller-manager".to_owned(), "kube-controller-manager", args)
+        self.spec(
+            "kube-controller-manager".to_owned(),
+            "kube-controller-manager",
+            args,
+        )
     }
 }

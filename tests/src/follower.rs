@@ -1,4 +1,5 @@
-//! Follows the stream behind the reconciler's page, as the page does: what it has been told so far, and all of it as text.
+//! Follows the stream behind the reconciler's page, as the page does: what it has been told so far,
+//! and all of it as text.
 
 use std::{
     collections::BTreeMap,
@@ -68,13 +69,23 @@ impl Follower {
     ///
     /// # Errors
     /// When the stream ends, or is silent, or after `deadline`.
-    pub fn until(&mut self, deadline: Duration, what: &str, is: impl Fn(&Self) -> bool) -> Result<()> {
+    pub fn until(
+        &mut self,
+        deadline: Duration,
+        what: &str,
+        is: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
         let until = Instant::now() + deadline;
         while !is(self) {
             if Instant::now() > until {
-                bail!("{what}: not within {deadline:?}; {:?}, {:?}", self.rules, self.namespaces);
+                bail!(
+                    "{what}: not within {deadline:?}; {:?}, {:?}",
+                    self.rules,
+                    self.namespaces
+                );
             }
-            self.next().with_context(|| format!("still waiting for: {what}"))?;
+            self.next()
+                .with_context(|| format!("still waiting for: {what}"))?;
         }
         Ok(())
     }
@@ -119,7 +130,8 @@ impl Follower {
             self.namespaces.remove(name.as_str().context("no name")?);
         }
         for rule in list(&data["rules"])? {
-            self.rules.insert(rule["number"].as_u64().context("no number")?, rule);
+            self.rules
+                .insert(rule["number"].as_u64().context("no number")?, rule);
         }
         for namespace in list(&data["namespaces"])? {
             let places = list(&namespace[2])?;

@@ -1,9 +1,9 @@
 //! Ends what this process started when this process ends, also by SIGKILL.
 //!
-//! A destructor does not run when a process is killed, nor for a `static`. So one small shell per process holds the read
-//! end of a pipe; when the last writer, this process, is gone, it kills what it was told to watch and removes the
-//! directories it was told of. It sits in a process group of its own and ignores signals, so that Ctrl-C in a terminal
-//! ends it only through the pipe.
+//! A destructor does not run when a process is killed, nor for a `static`. So one small shell per
+//! process holds the read end of a pipe; when the last writer, this process, is gone, it kills what
+//! it was told to watch and removes the directories it was told of. It sits in a process group of
+//! its own and ignores signals, so that Ctrl-C in a terminal ends it only through the pipe.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -45,14 +45,28 @@ pub(crate) fn forget(pid: u32) -> Result<()> {
 
 /// Has the directory removed when this process ends; no harm if it is gone by then.
 pub(crate) fn remove_at_end(directory: &Path) -> Result<()> {
-    tell("remove", directory.to_str().context("the temporary directory's path is not UTF-8")?)
+    tell(
+        "remove",
+        directory
+            .to_str()
+            .context("the temporary directory's path is not UTF-8")?,
+    )
 }
 
 fn tell(verb: &str, what: &str) -> Result<()> {
-    let guard = GUARD.get_or_init(|| start().map(Mutex::new).map_err(|error| format!("{error:#}")));
-    let mut pipe = guard.as_ref().map_err(|error| anyhow!("{error}"))?.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = GUARD.get_or_init(|| {
+        start()
+            .map(Mutex::new)
+            .map_err(|error| format!("{error:#}"))
+    });
+    let mut pipe = guard
+        .as_ref()
+        .map_err(|error| anyhow!("{error}"))?
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     // One write, so that the shell never sees half a line.
-    pipe.write_all(format!("{verb} {what}\n").as_bytes()).context("failed to reach the guard process")
+    pipe.write_all(format!("{verb} {what}\n").as_bytes())
+        .context("failed to reach the guard process")
 }
 
 fn start() -> Result<ChildStdin> {
@@ -81,7 +95,9 @@ mod tests {
     /// Run as a process of its own by the test below; without the variable it has nothing to do.
     #[test]
     fn victim() -> Result<()> {
-        let Some(directory) = std::env::var_os(VICTIM).map(PathBuf::from) else { return Ok(()) };
+        let Some(directory) = std::env::var_os(VICTIM).map(PathBuf::from) else {
+            return Ok(());
+        };
         remove_at_end(&directory)?;
         let spec = Spec {
             name: "sleep".to_owned(),
@@ -90,7 +106,10 @@ mod tests {
             env: Vec::new(),
             log: directory.join("sleep.log"),
         };
-        let ended = Process::start(Spec { args: vec!["0".to_owned()], ..spec.clone() })?;
+        let ended = Process::start(Spec {
+            args: vec!["0".to_owned()],
+            ..spec.clone()
+        })?;
         let guarded = Process::start(spec)?;
         drop(ended);
         eprintln!("\nguarded {}", guarded.id());
@@ -109,13 +128,18 @@ mod tests {
             .spawn()?;
         let output = BufReader::new(victim.stderr.take().context("no stderr")?);
         let mut lines = output.lines().map_while(Result::ok);
-        let guarded = lines.find_map(|line| line.strip_prefix("guarded ").map(str::to_owned)).context("no process")?;
-        // A state is there from the fork to the end; `cmdline` is empty for a moment while the program is being loaded.
+        let guarded = lines
+            .find_map(|line| line.strip_prefix("guarded ").map(str::to_owned))
+            .context("no process")?;
+        // A state is there from the fork to the end; `cmdline` is empty for a moment while the
+        // program is being loaded.
         let stat = PathBuf::from("/proc").join(guarded).join("stat");
         let runs = || {
             let stat = std::fs::read_to_string(&stat).unwrap_or_default();
-            // The name before it is in parentheses and may hold any of them. Z: ended, and nobody asked how.
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+            // The name before it is in parentheses and may hold any of them. Z: ended, and nobody
+            // asked how.
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
         };
         assert!(runs());
         assert!(directory.exists());

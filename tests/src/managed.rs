@@ -1,4 +1,5 @@
-//! Who owns what in a Secret, as the API server keeps book of it in `managedFields`, and people who meddle with that.
+//! Who owns what in a Secret, as the API server keeps book of it in `managedFields`, and people who
+//! meddle with that.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;
@@ -12,21 +13,37 @@ use crate::scenario::merge;
 /// In order of their names: the server's is that of seconds in which they wrote.
 pub fn managers(copy: &Secret) -> Vec<String> {
     let text = |entry: &ManagedFieldsEntry| {
-        format!("{}/{}", entry.manager.as_deref().unwrap_or_default(), entry.operation.as_deref().unwrap_or_default())
+        format!(
+            "{}/{}",
+            entry.manager.as_deref().unwrap_or_default(),
+            entry.operation.as_deref().unwrap_or_default()
+        )
     };
-    let mut managers: Vec<String> = copy.metadata.managed_fields.iter().flatten().map(text).collect();
+    let mut managers: Vec<String> = copy
+        .metadata
+        .managed_fields
+        .iter()
+        .flatten()
+        .map(text)
+        .collect();
     managers.sort();
     managers
 }
 
 /// Whether Mimeo's manager owns something in it.
 pub fn ours(copy: &Secret) -> bool {
-    managers(copy).iter().any(|manager| manager == "mimeo/Apply")
+    managers(copy)
+        .iter()
+        .any(|manager| manager == "mimeo/Apply")
 }
 
 /// Its keys, in order.
 pub fn keys(copy: &Secret) -> Vec<&str> {
-    copy.data.iter().flatten().map(|(key, _)| key.as_str()).collect()
+    copy.data
+        .iter()
+        .flatten()
+        .map(|(key, _)| key.as_str())
+        .collect()
 }
 
 /// Writes under another manager's name, by server-side apply or not.
@@ -37,7 +54,11 @@ pub async fn write_as(
     apply: bool,
     mut object: Value,
 ) -> Result<Secret> {
-    let params = PatchParams { field_manager: Some(manager.into()), force: apply, ..PatchParams::default() };
+    let params = PatchParams {
+        field_manager: Some(manager.into()),
+        force: apply,
+        ..PatchParams::default()
+    };
     if apply {
         object["apiVersion"] = json!("v1");
         object["kind"] = json!("Secret");

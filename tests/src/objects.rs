@@ -16,50 +16,89 @@ use kube::{Api, Client};
 use crate::scenario::SOON;
 use crate::wait::eventually;
 
-/// A name that nothing else has: the prefix, a word per process and a count. All of a prefix are equally long: what API servers tell
-/// is cut at a length.
+/// A name that nothing else has: the prefix, a word per process and a count. All of a prefix are
+/// equally long: what API servers tell is cut at a length.
 pub fn unique(prefix: &str) -> String {
-    static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("names") & 0xff_ffff);
+    static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("names") & 0xffff);
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("{prefix}-{:06x}-{:03}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "{prefix}-{:04x}-{:05}",
+        *PROCESS,
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
 }
 
 /// Creates a namespace with these labels and returns it as stored.
-pub async fn create_namespace(client: &Client, name: &str, labels: &[(&str, &str)]) -> Result<Namespace> {
-    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+pub async fn create_namespace(
+    client: &Client,
+    name: &str,
+    labels: &[(&str, &str)],
+) -> Result<Namespace> {
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
     let namespace = Namespace {
-        metadata: ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        },
         ..Namespace::default()
     };
-    let created = Api::all(client.clone()).create(&PostParams::default(), &namespace).await;
+    let created = Api::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await;
     created.with_context(|| format!("failed to create namespace {name}"))
 }
 
 /// Creates an Opaque Secret with these keys and returns it as stored.
-pub async fn create_secret(client: &Client, namespace: &str, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
-    let data: BTreeMap<_, _> =
-        data.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect();
+pub async fn create_secret(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    data: &[(&str, &str)],
+) -> Result<Secret> {
+    let data: BTreeMap<_, _> = data
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())))
+        .collect();
     let secret = Secret {
-        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
         data: Some(data),
         ..Secret::default()
     };
-    let created = Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &secret).await;
+    let created = Api::namespaced(client.clone(), namespace)
+        .create(&PostParams::default(), &secret)
+        .await;
     created.with_context(|| format!("failed to create secret {namespace}/{name}"))
 }
 
 /// Applies a custom resource definition and waits until it is Established and served.
 ///
-/// Served by the API server of this client: others follow some milliseconds later, see with `eventually`.
+/// Served by the API server of this client: others follow some milliseconds later, see with
+/// `eventually`.
 pub async fn install_crd(client: &Client, crd: &CustomResourceDefinition) -> Result<()> {
-    let name = crd.metadata.name.as_deref().context("the CRD has no name")?;
+    let name = crd
+        .metadata
+        .name
+        .as_deref()
+        .context("the CRD has no name")?;
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let params = PatchParams::apply("mimeo-tests").force();
-    crds.patch(name, &params, &Patch::Apply(crd)).await.with_context(|| format!("failed to apply CRD {name}"))?;
+    crds.patch(name, &params, &Patch::Apply(crd))
+        .await
+        .with_context(|| format!("failed to apply CRD {name}"))?;
     eventually(SOON, format!("CRD {name}"), || async {
         let status = crds.get(name).await?.status.unwrap_or_default();
         let conditions = status.conditions.unwrap_or_default();
-        if !conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {
+        if !conditions
+            .iter()
+            .any(|condition| condition.type_ == "Established" && condition.status == "True")
+        {
             bail!("its conditions are {conditions:?}");
         }
         for version in crd.spec.versions.iter().filter(|version| version.served) {

@@ -1,5 +1,5 @@
-//! A program's operations port, asked as a kubelet and a Prometheus ask it: blocking, in plain HTTP or in TLS without a look at
-//! the certificate.
+//! A program's operations port, asked as a kubelet and a Prometheus ask it: blocking, in plain HTTP
+//! or in TLS without a look at the certificate.
 
 use std::{
     io::{Read, Write},
@@ -53,15 +53,27 @@ impl OpsPort {
     }
 
     /// The same with any method, a token, and a body.
-    pub(crate) fn ask(self, method: &str, path: &str, token: Option<&str>, body: &str) -> Result<String> {
+    pub(crate) fn ask(
+        self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        body: &str,
+    ) -> Result<String> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
-        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let token = token
+            .map(|token| format!("Authorization: Bearer {token}\r\n"))
+            .unwrap_or_default();
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         );
-        let answer = if self.tls { exchange(tls(stream)?, &request) } else { exchange(stream, &request) }?;
+        let answer = if self.tls {
+            exchange(tls(stream)?, &request)
+        } else {
+            exchange(stream, &request)
+        }?;
         planted::look(path, &answer);
         Ok(answer)
     }
@@ -72,7 +84,9 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Result<String> {
     let mut answer = String::new();
     match stream.read_to_string(&mut answer) {
         // The server closes without saying so in TLS, which many do.
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof && !answer.is_empty() => Ok(answer),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof && !answer.is_empty() => {
+            Ok(answer)
+        }
         read => read.map(|_| answer).context("no answer"),
     }
 }
@@ -110,7 +124,12 @@ impl ServerCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -119,7 +138,12 @@ impl ServerCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -1,12 +1,14 @@
-//! Mimeo itself on a control plane: CRDs, rights, any number of webhook replicas behind one address, and the reconciler.
+//! Mimeo itself on a control plane: CRDs, rights, any number of webhook replicas behind one
+//! address, and the reconciler.
 
 use std::{
-    io::{Write, copy},
+    collections::BTreeMap,
+    io::copy,
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -16,12 +18,15 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use http::{HeaderValue, Request, header::USER_AGENT};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subject};
-use kube::{Api, api::PostParams};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+};
 use serde::Deserialize;
 
 use crate::{
-    ControlPlane, Program, Running, User, audit::OWN_USER_AGENT, create_namespace, eventually, follower::Follower,
-    install_crd, ops::OpsPort, planted, ports,
+    ControlPlane, Program, Running, User, audit::OWN_USER_AGENT, create_namespace, eventually,
+    follower::Follower, install_crd, ops::OpsPort, planted, ports,
 };
 
 /// Mimeo's own namespace in tests.
@@ -31,7 +36,11 @@ pub const NAMESPACE: &str = "mimeo-system";
 const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 
 /// Time for a program to become ready, or to end.
-const STARTING: Duration = Duration::from_mins(2);
+const STARTING: Duration = Duration::from_mins(5);
+
+/// A reconciler that loses its Lease ends, and nothing starts it again here. On a busy machine a
+/// renewal may take longer than the default allows. One that is stopped gives its Lease up.
+const PATIENT: [&str; 4] = ["--lease-duration", "300s", "--lease-renew-deadline", "240s"];
 
 /// What the programs may do.
 #[derive(Debug, Clone)]
@@ -93,7 +102,8 @@ impl PairBuilder {
     /// Further flags of the reconciler.
     #[must_use]
     pub fn reconciler_args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
-        self.reconciler_args.extend(args.into_iter().map(Into::into));
+        self.reconciler_args
+            .extend(args.into_iter().map(Into::into));
         self
     }
 
@@ -127,7 +137,11 @@ impl PairBuilder {
     /// Installs CRDs and rights and starts the programs; returns when all are ready.
     pub async fn start(self, control_plane: &ControlPlane) -> Result<Pair> {
         let client = control_plane.client().await?;
-        if Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone()).get_opt(NAMESPACE).await?.is_none() {
+        if Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone())
+            .get_opt(NAMESPACE)
+            .await?
+            .is_none()
+        {
             create_namespace(&client, NAMESPACE, &[]).await?;
         }
         if !matches!(self.rights, Rights::Installed) {
@@ -136,9 +150,17 @@ impl PairBuilder {
             }
         }
         let user = |name: &str| {
-            // RBAC and flow control know a service account by its user name, whatever it authenticates with.
+            // RBAC and flow control know a service account by its user name, whatever it
+            // authenticates with.
             let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
-            control_plane.user(if matches!(self.rights, Rights::All) { name } else { &account }, &[])
+            control_plane.user(
+                if matches!(self.rights, Rights::All) {
+                    name
+                } else {
+                    &account
+                },
+                &[],
+            )
         };
         let (webhook_user, reconciler_user) = (user("mimeo-webhook")?, user("mimeo-reconciler")?);
         match &self.rights {
@@ -197,7 +219,8 @@ impl Pair {
         PairBuilder::default()
     }
 
-    /// Flags of the webhooks that are started from now on, instead of those that the builder was given.
+    /// Flags of the webhooks that are started from now on, instead of those that the builder was
+    /// given.
     pub fn set_webhook_args<A: Into<String>>(&mut self, args: impl IntoIterator<Item = A>) {
         self.builder.webhook_args = args.into_iter().map(Into::into).collect();
     }
@@ -220,7 +243,9 @@ impl Pair {
 
     /// Starts so many more webhook replicas, all at once, and waits until each is ready.
     pub async fn start_webhooks(&mut self, count: usize) -> Result<()> {
-        let started: Vec<Replica> = (0..count).map(|_| self.launch_webhook()).collect::<Result<_>>()?;
+        let started: Vec<Replica> = (0..count)
+            .map(|_| self.launch_webhook())
+            .collect::<Result<_>>()?;
         for mut replica in started {
             replica.ready().await?;
             // Not at the next probe: who started it takes it that requests get there.
@@ -238,37 +263,63 @@ impl Pair {
         let name = format!("webhook-{listen}");
         let program = self
             .program("mimeo-webhook", &self.webhook_user, &name, ops)
-            .args(["--listen".to_owned(), format!("127.0.0.1:{listen}"), "--url".to_owned(), self.url()])
+            .args([
+                "--listen".to_owned(),
+                format!("127.0.0.1:{listen}"),
+                "--url".to_owned(),
+                self.url(),
+            ])
             .args(["--mimeo-users", self.reconciler_user.name()])
             .args(self.builder.webhook_args.clone())
             .start()?;
         let ops = ops_port(ops, &self.builder.webhook_args);
-        Ok(Replica { name, program, ops, backend: Some(self.balancer.add(listen, ops)) })
+        Ok(Replica {
+            name,
+            program,
+            ops,
+            backend: Some(self.balancer.add(listen, ops)),
+        })
     }
 
     /// Starts the reconciler and waits until it is ready.
     pub async fn start_reconciler(&mut self) -> Result<()> {
         let ops = ports::free(1)?[0];
         let name = format!("reconciler-{ops}");
-        let program = self.program("mimeo-reconciler", &self.reconciler_user, &name, ops);
-        let program = program.args(self.builder.reconciler_args.clone()).start()?;
+        let args = &self.builder.reconciler_args;
+        let leases = args.iter().any(|arg| arg == "--lease-duration");
+        let program = self
+            .program("mimeo-reconciler", &self.reconciler_user, &name, ops)
+            .args(PATIENT.into_iter().filter(|_| !leases))
+            .args(args.clone())
+            .start()?;
         let ops = ops_port(ops, &self.builder.reconciler_args);
-        let mut replica = Replica { name, program, ops, backend: None };
+        let mut replica = Replica {
+            name,
+            program,
+            ops,
+            backend: None,
+        };
         replica.ready().await?;
         self.reconciler = Some(replica);
         Ok(())
     }
 
     fn program(&self, binary: &str, user: &User, name: &str, ops: u16) -> Program {
-        let program = Program::new(binary).env("KUBECONFIG", user.kubeconfig().display().to_string()).args([
-            "--namespace".to_owned(),
-            NAMESPACE.to_owned(),
-            "--replica-name".to_owned(),
-            name.to_owned(),
-            "--ops-listen".to_owned(),
-            format!("127.0.0.1:{ops}"),
-        ]);
-        if self.builder.quiet { program.quiet() } else { program }
+        let program = Program::new(binary)
+            .env("KUBECONFIG", user.kubeconfig().display().to_string())
+            .args([
+                "--namespace".to_owned(),
+                NAMESPACE.to_owned(),
+                "--replica-name".to_owned(),
+                name.to_owned(),
+                "--ops-listen".to_owned(),
+                format!("127.0.0.1:{ops}"),
+            ]);
+        if self.builder.quiet {
+            program.quiet()
+        } else {
+            program
+        }
     }
 
     /// The address that the API server calls.
@@ -276,22 +327,32 @@ impl Pair {
         format!("https://127.0.0.1:{}", self.balancer.port)
     }
 
-    /// Looks through all that is told by now for what is planted in Secrets ([`planted`]): logs, metrics, and what the cluster keeps.
+    /// Looks through all that is told by now for what is planted in Secrets ([`planted`]): logs,
+    /// metrics, and what the cluster keeps.
     ///
     /// # Panics
-    /// If the cluster doesn't say what it keeps: a test ends with its API server running. Unless the test fails already.
+    /// If the cluster doesn't say what it keeps: a test ends with its API server running. Unless
+    /// the test fails already.
     pub fn look(&self) {
         for replica in self.webhooks.iter().chain(&self.reconciler) {
-            planted::look(format!("the log of {}", replica.name), &replica.program.log().unwrap_or_default());
+            planted::look(
+                format!("the log of {}", replica.name),
+                &replica.program.log().unwrap_or_default(),
+            );
             // An answer is looked at as it comes. Who doesn't answer says nothing.
             for path in ["/metrics", "/debug/state"] {
                 drop(replica.ask("GET", path, None, ""));
             }
         }
-        // A thread, since this is for destructors, which can't wait on the runtime that they may be on.
+        // A thread, since this is for destructors, which can't wait on the runtime that they may be
+        // on.
         let asked = thread::scope(|scope| {
-            let asking =
-                || tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(ask_all(&self.admin));
+            let asking = || {
+                tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?
+                    .block_on(ask_all(&self.admin))
+            };
             scope.spawn(asking).join()
         });
         match asked {
@@ -322,7 +383,10 @@ impl Drop for Pair {
     }
 }
 
-#[expect(clippy::panic, reason = "it is called by what ends, which can fail a test in no other way")]
+#[expect(
+    clippy::panic,
+    reason = "it is called by what ends, which can fail a test in no other way"
+)]
 fn unsearched(error: &anyhow::Error) {
     let told = format!("the cluster was not searched for planted values: {error:#}");
     if thread::panicking() {
@@ -349,14 +413,28 @@ async fn ask_all(admin: &User) -> Result<()> {
     config.headers = vec![(USER_AGENT, HeaderValue::from_static(OWN_USER_AGENT))];
     let client = planted::client(config)?;
     for path in TOLD {
-        let answer = client.request_text(Request::get(path).body(Vec::new())?);
-        match tokio::time::timeout(ANSWER_WITHIN, answer).await.context("no answer")? {
-            // Its definition may be gone by the end of a test.
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            answer => drop(answer.context(path)?),
-        }
+        tokio::time::timeout(ANSWER_WITHIN, ask(&client, path))
+            .await
+            .context("no answer")??;
     }
     Ok(())
+}
+
+async fn ask(client: &Client, path: &str) -> Result<()> {
+    loop {
+        match client
+            .request_text(Request::get(path).body(Vec::new())?)
+            .await
+        {
+            // Its definition may be gone by the end of a test.
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            // Or just changed: then the API server sets its storage up.
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            answer => return answer.map(drop).context(path.to_owned()),
+        }
+    }
 }
 
 impl Replica {
@@ -365,7 +443,11 @@ impl Replica {
         let ops = self.ops;
         let ready = eventually(STARTING, "/readyz", || async move {
             let answer = ops.get("/readyz")?;
-            if answer.starts_with("HTTP/1.1 200") { Ok(Some(())) } else { bail!("{answer}") }
+            if answer.starts_with("HTTP/1.1 200") {
+                Ok(Some(()))
+            } else {
+                bail!("{answer}")
+            }
         })
         .await;
         if ready.is_err() && !self.program.is_alive()? {
@@ -406,37 +488,82 @@ impl Drop for Replica {
 
 /// With authentication there it speaks TLS.
 fn ops_port(port: u16, args: &[String]) -> OpsPort {
-    OpsPort { port, tls: args.iter().any(|arg| arg == "--ops-auth") }
+    OpsPort {
+        port,
+        tls: args.iter().any(|arg| arg == "--ops-auth"),
+    }
 }
 
-/// What the manifests say about rights and flow control.
+/// Installs the objects of a kustomization that are about permissions and flow control.
 async fn install_rights(control_plane: &ControlPlane, folder: &Path) -> Result<()> {
-    const KINDS: [&str; 6] =
-        ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "PriorityLevelConfiguration", "FlowSchema"];
+    let client = control_plane.client().await?;
+    for object in rights(control_plane, folder)? {
+        let object: DynamicObject =
+            serde_json::from_value(object).context("failed to read a manifest")?;
+        let types = object.types.clone().context("a manifest without a kind")?;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
+        let name = object.name_any();
+        // As `kubectl apply --server-side` does, which costs a second for each start.
+        api.patch(
+            &name,
+            &PatchParams::apply("kubectl"),
+            &Patch::Apply(&object),
+        )
+        .await
+        .with_context(|| format!("failed to apply {name}"))?;
+    }
+    rights_added_up(&client).await
+}
+
+/// The objects of a kustomization that are about permissions and flow control. Each kustomization
+/// is rendered once per process.
+fn rights(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<serde_json::Value>> {
+    static RENDERED: Mutex<BTreeMap<PathBuf, Vec<serde_json::Value>>> = Mutex::new(BTreeMap::new());
+    const KINDS: [&str; 6] = [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "Role",
+        "RoleBinding",
+        "PriorityLevelConfiguration",
+        "FlowSchema",
+    ];
+    let mut known = RENDERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(documents) = known.get(folder) {
+        return Ok(documents.clone());
+    }
     let rendered = run(control_plane.kubectl()?.arg("kustomize").arg(folder))?;
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(&rendered) {
-        let object = serde_json::Value::deserialize(document).context("failed to read a manifest")?;
-        if object["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind)) {
+        let object =
+            serde_json::Value::deserialize(document).context("failed to read a manifest")?;
+        if object["kind"]
+            .as_str()
+            .is_some_and(|kind| KINDS.contains(&kind))
+        {
             documents.push(object);
         }
     }
-    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": documents});
-    let mut file = tempfile::NamedTempFile::with_suffix(".json").context("failed to make a file")?;
-    file.write_all(list.to_string().as_bytes()).context("failed to write a file")?;
-    run(control_plane.kubectl()?.args(["apply", "--server-side", "-f"]).arg(file.path()))?;
-    rights_added_up(&control_plane.client().await?).await
+    known.insert(folder.to_owned(), documents.clone());
+    Ok(documents)
 }
 
-/// Waits until the controller manager has added up the rights on objects: a source that a webhook may not watch yet it tries again ever
-/// more seldom, and pods are denied meanwhile.
+/// Waits until the controller manager has added up the rights on objects: a source that a webhook
+/// may not watch yet it tries again ever more seldom, and pods are denied meanwhile.
 pub async fn rights_added_up(client: &kube::Client) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(client.clone());
     for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
-        eventually(STARTING, format!("the rules of ClusterRole {name}"), || async {
-            let rules = roles.get(name).await?.rules.unwrap_or_default();
-            Ok((!rules.is_empty()).then_some(()))
-        })
+        eventually(
+            STARTING,
+            format!("the rules of ClusterRole {name}"),
+            || async {
+                let rules = roles.get(name).await?.rules.unwrap_or_default();
+                Ok((!rules.is_empty()).then_some(()))
+            },
+        )
         .await?;
     }
     Ok(())
@@ -444,32 +571,48 @@ pub async fn rights_added_up(client: &kube::Client) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<String> {
     let output = command.output().context("failed to run kubectl")?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).context("kubectl's output is no text")
 }
 
 /// All rights: what each program may do by its manifests is another scenario's.
 async fn grant(client: &kube::Client, user: &User) -> Result<()> {
     let binding = ClusterRoleBinding {
-        metadata: kube::api::ObjectMeta { name: Some(user.name().to_owned()), ..Default::default() },
+        metadata: kube::api::ObjectMeta {
+            name: Some(user.name().to_owned()),
+            ..Default::default()
+        },
         role_ref: RoleRef {
             api_group: Some("rbac.authorization.k8s.io".into()),
             kind: "ClusterRole".into(),
             name: "cluster-admin".into(),
         },
-        subjects: Some(vec![Subject { kind: "User".into(), name: user.name().into(), ..Subject::default() }]),
+        subjects: Some(vec![Subject {
+            kind: "User".into(),
+            name: user.name().into(),
+            ..Subject::default()
+        }]),
     };
-    match Api::all(client.clone()).create(&PostParams::default(), &binding).await {
+    match Api::all(client.clone())
+        .create(&PostParams::default(), &binding)
+        .await
+    {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error).context("failed to bind a user"),
     }
 }
 
-/// What a Service does: spreads connections over the ready replicas. Threads, so that it outlives a test's runtime.
+/// What a Service does: spreads connections over the ready replicas. Threads, so that it outlives a
+/// test's runtime.
 struct Balancer {
     port: u16,
     backends: Arc<std::sync::RwLock<Vec<Arc<Backend>>>>,
+    ended: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -485,41 +628,69 @@ impl Balancer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free(1)?[0]))?;
         let port = listener.local_addr()?.port();
         let backends: Arc<std::sync::RwLock<Vec<Arc<Backend>>>> = Arc::default();
+        let ended = Arc::new(AtomicBool::new(false));
         let (accepting, probing) = (backends.clone(), backends.clone());
+        let (no_more, no_probes) = (ended.clone(), ended.clone());
         thread::spawn(move || {
             let turn = AtomicUsize::new(0);
             for stream in listener.incoming().flatten() {
+                if no_more.load(Ordering::Relaxed) {
+                    break;
+                }
                 let ready: Vec<Arc<Backend>> = accepting
                     .read()
-                    .map(|all| all.iter().filter(|b| b.ready.load(Ordering::Relaxed)).cloned().collect())
+                    .map(|all| {
+                        all.iter()
+                            .filter(|b| b.ready.load(Ordering::Relaxed))
+                            .cloned()
+                            .collect()
+                    })
                     .unwrap_or_default();
                 let turn = turn.fetch_add(1, Ordering::Relaxed);
-                // Nobody ready: the connection is closed, as a Service without endpoints refuses it.
-                let backend = (0..ready.len()).map(|n| &ready[(turn + n) % ready.len()]).find_map(|backend| {
-                    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, backend.listen));
-                    TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()
-                });
+                // Nobody ready: the connection is closed, as a Service without endpoints refuses
+                // it.
+                let backend = (0..ready.len())
+                    .map(|n| &ready[(turn + n) % ready.len()])
+                    .find_map(|backend| {
+                        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, backend.listen));
+                        TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()
+                    });
                 if let Some(backend) = backend {
                     join(stream, backend);
                 }
             }
         });
         thread::spawn(move || {
-            loop {
+            while !no_probes.load(Ordering::Relaxed) {
                 let all = probing.read().map(|all| all.clone()).unwrap_or_default();
-                for backend in all.iter().filter(|backend| !backend.removed.load(Ordering::Relaxed)) {
-                    let ready = backend.ops.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+                for backend in all
+                    .iter()
+                    .filter(|backend| !backend.removed.load(Ordering::Relaxed))
+                {
+                    let ready = backend
+                        .ops
+                        .get("/readyz")
+                        .is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
                     backend.ready.store(ready, Ordering::Relaxed);
                 }
                 thread::sleep(Duration::from_millis(50));
             }
         });
-        Ok(Self { port, backends })
+        Ok(Self {
+            port,
+            backends,
+            ended,
+        })
     }
 
     fn add(&self, listen: u16, ops: OpsPort) -> Arc<Backend> {
         let (ready, removed) = (AtomicBool::new(false), AtomicBool::new(false));
-        let backend = Arc::new(Backend { listen, ops, ready, removed });
+        let backend = Arc::new(Backend {
+            listen,
+            ops,
+            ready,
+            removed,
+        });
         if let Ok(mut all) = self.backends.write() {
             all.retain(|backend| !backend.removed.load(Ordering::Relaxed));
             all.push(backend.clone());
@@ -528,14 +699,26 @@ impl Balancer {
     }
 }
 
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts, which closes the port. Without it the port stays taken.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+    }
+}
+
 fn join(client: TcpStream, server: TcpStream) {
     for side in [&client, &server] {
-        // A frame must not wait for the acknowledgement of the one before: 40 ms on most requests. Not fatal if it does.
+        // A frame must not wait for the acknowledgement of the one before: 40 ms on most requests.
+        // Not fatal if it does.
         let _ = side.set_nodelay(true);
     }
-    for (mut from, mut to) in [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))]
-        .into_iter()
-        .filter_map(|(from, to)| Some((from.ok()?, to.ok()?)))
+    for (mut from, mut to) in [
+        (client.try_clone(), server.try_clone()),
+        (Ok(server), Ok(client)),
+    ]
+    .into_iter()
+    .filter_map(|(from, to)| Some((from.ok()?, to.ok()?)))
     {
         thread::spawn(move || {
             // A side that ends, well or not, ends the other.

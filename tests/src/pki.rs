@@ -1,10 +1,11 @@
-//! The control plane's certificates: one authority per control plane, kept in memory, and what it signs.
+//! The control plane's certificates: one authority per control plane, kept in memory, and what it
+//! signs.
 
 use anyhow::{Result, bail};
 use k8s_openapi::ByteString;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 use serde_json::{Value, json};
 
@@ -21,10 +22,18 @@ impl Authority {
     pub(crate) fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, "test control plane");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test control plane");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        Ok(Self(CertifiedIssuer::self_signed(
+            params,
+            KeyPair::generate()?,
+        )?))
     }
 
     /// The authority's certificate, PEM.
@@ -35,12 +44,23 @@ impl Authority {
     /// A serving certificate for these DNS names and addresses.
     pub(crate) fn serving(&self, names: &[&str]) -> Result<Identity> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        self.sign(CertificateParams::new(names)?, "kube-apiserver", &[], ExtendedKeyUsagePurpose::ServerAuth)
+        self.sign(
+            CertificateParams::new(names)?,
+            "kube-apiserver",
+            &[],
+            ExtendedKeyUsagePurpose::ServerAuth,
+        )
     }
 
-    /// A client certificate: the API server takes the common name as the user, the organizations as its groups.
+    /// A client certificate: the API server takes the common name as the user, the organizations as
+    /// its groups.
     pub(crate) fn client(&self, user: &str, groups: &[&str]) -> Result<Identity> {
-        self.sign(CertificateParams::default(), user, groups, ExtendedKeyUsagePurpose::ClientAuth)
+        self.sign(
+            CertificateParams::default(),
+            user,
+            groups,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        )
     }
 
     fn sign(
@@ -52,10 +72,17 @@ impl Authority {
     ) -> Result<Identity> {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
-        // rcgen keeps one value per kind of name; the same kind by its number (2.5.4.10) counts as another.
-        let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+        // rcgen keeps one value per kind of name; the same kind by its number (2.5.4.10) counts as
+        // another.
+        let kinds = [
+            DnType::OrganizationName,
+            DnType::CustomDnType(vec![2, 5, 4, 10]),
+        ];
         if organizations.len() > kinds.len() {
-            bail!("a certificate can be made with at most {} groups", kinds.len());
+            bail!(
+                "a certificate can be made with at most {} groups",
+                kinds.len()
+            );
         }
         for (kind, organization) in kinds.into_iter().zip(organizations) {
             params.distinguished_name.push(kind, *organization);
@@ -64,7 +91,10 @@ impl Authority {
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.0)?;
-        Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     }
 
     /// A kubeconfig that needs no other file. It is JSON, which every reader of YAML takes.

@@ -1,6 +1,7 @@
 //! One child process: its log in a file, its end guarded, signals by name.
 //!
-//! [`crate::ControlPlane`] and [`crate::Program`] are made of these; when a process is ready is theirs to know.
+//! [`crate::ControlPlane`] and [`crate::Program`] are made of these; when a process is ready is
+//! theirs to know.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -14,8 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::guard;
 
-/// Waits for a line before it becomes the program: the guard knows the process before it can start anything, and if this
-/// process dies in between, the pipe's end ends the shell.
+/// Waits for a line before it becomes the program: the guard knows the process before it can start
+/// anything, and if this process dies in between, the pipe's end ends the shell.
 const GATE: &str = r#"read -r _ && exec "$0" "$@" </dev/null"#;
 
 /// How much of a log is shown, in bytes from its end.
@@ -67,7 +68,11 @@ impl Process {
             .spawn()
             .with_context(|| format!("failed to start {name}"))?;
         let gate = child.stdin.take();
-        let mut process = Self { spec, child, ended: None };
+        let mut process = Self {
+            spec,
+            child,
+            ended: None,
+        };
         guard::watch(process.id())?;
         std::io::Write::write_all(&mut gate.context("the process has no stdin")?, b"\n")
             .with_context(|| format!("{} ended before it began", process.spec.name))?;
@@ -86,8 +91,10 @@ impl Process {
     /// How the process ended, `None` while it runs (or is paused).
     pub(crate) fn exit(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none()
-            && let Some(status) =
-                self.child.try_wait().with_context(|| format!("failed to wait for {}", self.spec.name))?
+            && let Some(status) = self
+                .child
+                .try_wait()
+                .with_context(|| format!("failed to wait for {}", self.spec.name))?
         {
             self.ended = Some(status);
             guard::forget(self.id())?;
@@ -99,7 +106,11 @@ impl Process {
     pub(crate) fn still_running(&mut self) -> Result<()> {
         match self.exit()? {
             None => Ok(()),
-            Some(status) => bail!("{} has ended ({status}); its log ends with:\n{}", self.spec.name, self.log_tail()),
+            Some(status) => bail!(
+                "{} has ended ({status}); its log ends with:\n{}",
+                self.spec.name,
+                self.log_tail()
+            ),
         }
     }
 
@@ -112,14 +123,21 @@ impl Process {
     /// SIGKILL, and waits for the end. Does nothing when the process has ended already.
     pub(crate) fn kill(&mut self) -> Result<()> {
         if self.exit()?.is_none() {
-            self.child.kill().with_context(|| format!("failed to kill {}", self.spec.name))?;
-            self.ended = Some(self.child.wait().with_context(|| format!("failed to wait for {}", self.spec.name))?);
+            self.child
+                .kill()
+                .with_context(|| format!("failed to kill {}", self.spec.name))?;
+            self.ended = Some(
+                self.child
+                    .wait()
+                    .with_context(|| format!("failed to wait for {}", self.spec.name))?,
+            );
             guard::forget(self.id())?;
         }
         Ok(())
     }
 
-    /// Waits until the process has ended by itself, an error with the end of its log after `deadline`.
+    /// Waits until the process has ended by itself, an error with the end of its log after
+    /// `deadline`.
     pub(crate) async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + deadline;
         loop {
@@ -127,7 +145,11 @@ impl Process {
                 return Ok(status);
             }
             if Instant::now() > until {
-                bail!("{} still runs after {deadline:?}; its log ends with:\n{}", self.spec.name, self.log_tail());
+                bail!(
+                    "{} still runs after {deadline:?}; its log ends with:\n{}",
+                    self.spec.name,
+                    self.log_tail()
+                );
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -138,11 +160,17 @@ impl Process {
     /// # Errors
     /// When it has ended.
     pub(crate) fn memory(&self, what: &str) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).context("failed to read /proc")?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))
+            .context("failed to read /proc")?;
         let kib = status
             .lines()
             .find_map(|line| {
-                line.strip_prefix(what)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+                line.strip_prefix(what)?
+                    .strip_prefix(':')?
+                    .trim()
+                    .strip_suffix(" kB")?
+                    .parse::<u64>()
+                    .ok()
             })
             .with_context(|| format!("no {what} for {}", self.spec.name))?;
         Ok(kib * 1024)
@@ -157,7 +185,12 @@ impl Process {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)?;
             let text = String::from_utf8_lossy(&bytes).into_owned();
-            Ok(if start == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()) })
+            Ok(if start == 0 {
+                text
+            } else {
+                text.split_once('\n')
+                    .map_or(String::new(), |(_, rest)| rest.to_owned())
+            })
         };
         read().unwrap_or_else(|error| format!("(no log: {error})"))
     }
@@ -165,7 +198,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nothing to be done about a failure here; the guard tries once more when this process ends.
+        // Nothing to be done about a failure here; the guard tries once more when this process
+        // ends.
         let _ = self.kill();
     }
 }

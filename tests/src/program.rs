@@ -40,7 +40,12 @@ pub struct Program {
 impl Program {
     /// The binary of that name, without arguments.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), args: Vec::new(), env: Vec::new(), quiet: false }
+        Self {
+            name: name.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            quiet: false,
+        }
     }
 
     /// Adds one argument.
@@ -57,15 +62,17 @@ impl Program {
         self
     }
 
-    /// Sets an environment variable. The rest is inherited, except `KUBECONFIG` and `KUBERNETES_SERVICE_HOST`.
+    /// Sets an environment variable. The rest is inherited, except `KUBECONFIG` and
+    /// `KUBERNETES_SERVICE_HOST`.
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.push((key.into(), value.into()));
         self
     }
 
-    /// Prints the log only on a panic. By default its end is printed whenever the program is dropped, which a test harness
-    /// captures and shows for failed tests alone; the demo and the measurements have no harness.
+    /// Prints the log only on a panic. By default its end is printed whenever the program is
+    /// dropped, which a test harness captures and shows for failed tests alone; the demo and the
+    /// measurements have no harness.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
@@ -78,12 +85,24 @@ impl Program {
     /// When the binary has not been built.
     pub fn start(self) -> Result<Running> {
         let program = locate(&self.name)?;
-        let directory =
-            tempfile::Builder::new().prefix("mimeo-run-").tempdir().context("failed to make a directory")?;
+        let directory = tempfile::Builder::new()
+            .prefix("mimeo-run-")
+            .tempdir()
+            .context("failed to make a directory")?;
         guard::remove_at_end(directory.path())?;
         let log = directory.path().join(format!("{}.log", self.name));
-        let spec = Spec { name: self.name, program, args: self.args, env: self.env, log };
-        Ok(Running { process: Process::start(spec)?, quiet: self.quiet, directory })
+        let spec = Spec {
+            name: self.name,
+            program,
+            args: self.args,
+            env: self.env,
+            log,
+        };
+        Ok(Running {
+            process: Process::start(spec)?,
+            quiet: self.quiet,
+            directory,
+        })
     }
 }
 
@@ -159,7 +178,8 @@ impl Running {
     /// All it has written so far, stdout and stderr in order.
     pub fn log(&self) -> Result<String> {
         let path = &self.process.spec().log;
-        let bytes = std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
+        let bytes =
+            std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -171,18 +191,33 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        planted::look(format!("the log of {}", self.process.spec().name), &self.log().unwrap_or_default());
+        planted::look(
+            format!("the log of {}", self.process.spec().name),
+            &self.log().unwrap_or_default(),
+        );
         if !self.quiet || std::thread::panicking() {
-            eprintln!("--- the log of {} ends with ---\n{}", self.process.spec().name, self.process.log_tail());
+            eprintln!(
+                "--- the log of {} ends with ---\n{}",
+                self.process.spec().name,
+                self.process.log_tail()
+            );
         }
     }
 }
 
-/// The binary beside the running executable: `target/<profile>/` is one of its ancestors for tests (`deps/`), examples
-/// and the programs themselves.
+/// The binary beside the running executable: `target/<profile>/` is one of its ancestors for tests
+/// (`deps/`), examples and the programs themselves.
 fn locate(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running executable")?;
-    own.ancestors().skip(1).take(3).map(|directory| directory.join(name)).find(|path| path.is_file()).with_context(
-        || format!("{name} is not beside {}: run `cargo build --bins` in the same profile first", own.display()),
-    )
+    own.ancestors()
+        .skip(1)
+        .take(3)
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+        .with_context(|| {
+            format!(
+                "{name} is not beside {}: run `cargo build --bins` in the same profile first",
+                own.display()
+            )
+        })
 }

@@ -1,5 +1,5 @@
-//! What scenarios are told with: a [`Stage`] that the tests of one binary share, a [`Scene`] of each test's own on it, rules
-//! in a few words ([`rule`]), and waiting for what a rule promises.
+//! What scenarios are told with: a [`Stage`] that the tests of one binary share, a [`Scene`] of
+//! each test's own on it, rules in a few words ([`rule`]), and waiting for what a rule promises.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -22,11 +24,12 @@ use tokio::sync::OnceCell;
 use crate::control_plane::Builder;
 use crate::pair::PairBuilder;
 use crate::{
-    AuditEvent, AuditMark, ControlPlane, Pair, User, create_namespace, create_secret, eventually, planted, unique,
+    AuditEvent, AuditMark, ControlPlane, Pair, User, create_namespace, create_secret, eventually,
+    planted, unique,
 };
 
 /// For anything that a scenario waits for; on a busy machine, too.
-pub const SOON: Duration = Duration::from_mins(2);
+pub const SOON: Duration = Duration::from_mins(5);
 
 /// A control plane with Mimeo on it, shared by the tests of one binary; kept in a `static`.
 pub struct Stage {
@@ -46,15 +49,25 @@ pub struct Setting {
 impl Stage {
     /// To be kept in a `static`.
     pub const fn new(control_plane: fn() -> Builder, pair: fn() -> PairBuilder) -> Self {
-        Self { control_plane, pair, started: OnceCell::const_new() }
+        Self {
+            control_plane,
+            pair,
+            started: OnceCell::const_new(),
+        }
     }
 
     /// Starts it or waits until it is started. A failure is told to all and not tried again.
     pub async fn get(&'static self) -> Result<&'static Setting> {
         let start = || async {
-            Setting::start((self.control_plane)(), (self.pair)()).await.map_err(|error| format!("{error:#}"))
+            Setting::start((self.control_plane)(), (self.pair)())
+                .await
+                .map_err(|error| format!("{error:#}"))
         };
-        self.started.get_or_init(start).await.as_ref().map_err(|error| anyhow!("{error}"))
+        self.started
+            .get_or_init(start)
+            .await
+            .as_ref()
+            .map_err(|error| anyhow!("{error}"))
     }
 
     /// A scene of one test's own.
@@ -68,7 +81,10 @@ impl Setting {
     pub async fn start(control_plane: Builder, pair: PairBuilder) -> Result<Self> {
         let control_plane = control_plane.start().await?;
         let pair = pair.start(&control_plane).await?;
-        Ok(Self { pair, control_plane })
+        Ok(Self {
+            pair,
+            control_plane,
+        })
     }
 
     /// A scene of one test's own.
@@ -77,31 +93,44 @@ impl Setting {
         let tag = unique(about);
         let home = format!("{tag}-home");
         create_namespace(&client, &home, &[]).await?;
-        Ok(Scene { setting: self, client, tag, home })
+        Ok(Scene {
+            setting: self,
+            client,
+            tag,
+            home,
+        })
     }
 
     /// Whether one of Mimeo's programs sent the request.
     pub fn is_ours(&self, event: &AuditEvent) -> bool {
-        event.user == self.pair.webhook_user().name() || event.user == self.pair.reconciler_user().name()
+        event.user == self.pair.webhook_user().name()
+            || event.user == self.pair.reconciler_user().name()
     }
 
     /// Waits until all of the rule's copies are there and up to date.
     #[track_caller]
-    pub fn wait_synced(&self, client: &Client, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+    pub fn wait_synced(
+        &self,
+        client: &Client,
+        rule: &str,
+    ) -> impl Future<Output = Result<ClusterReplicationStatus>> {
         wait_condition(client, rule, ["Ready", "True", "Synced"])
     }
 
     /// All that Mimeo's programs have logged.
     pub fn log(&self) -> String {
         let programs = self.pair.webhooks.iter().chain(&self.pair.reconciler);
-        programs.map(|replica| replica.program.log().unwrap_or_default()).collect()
+        programs
+            .map(|replica| replica.program.log().unwrap_or_default())
+            .collect()
     }
 }
 
-/// One test's part of a stage: names and a label that no other test uses, and a namespace for sources.
+/// One test's part of a stage: names and a label that no other test uses, and a namespace for
+/// sources.
 ///
-/// When it ends it prints what the programs logged about it, which the harness shows for a failed test. And it fails the test if
-/// anything that was told so far has a planted value in it.
+/// When it ends it prints what the programs logged about it, which the harness shows for a failed
+/// test. And it fails the test if anything that was told so far has a planted value in it.
 pub struct Scene<'a> {
     /// Where it takes place.
     pub setting: &'a Setting,
@@ -180,7 +209,10 @@ impl Scene<'_> {
 
     /// Waits until all of the rule's copies are there and up to date.
     #[track_caller]
-    pub fn wait_synced(&self, rule: &str) -> impl Future<Output = Result<ClusterReplicationStatus>> {
+    pub fn wait_synced(
+        &self,
+        rule: &str,
+    ) -> impl Future<Output = Result<ClusterReplicationStatus>> {
         self.wait_condition(rule, "Ready", "True", "Synced")
     }
 
@@ -190,12 +222,22 @@ impl Scene<'_> {
     /// With what was written; and without an audit log.
     pub async fn assert_paced(&self, rule: &str, mark: &AuditMark) -> Result<()> {
         let mut events = self.setting.control_plane.audit_since(mark).await?;
-        events.retain(|event| self.setting.is_ours(event) && event.subresource == "status" && event.name == rule);
+        events.retain(|event| {
+            self.setting.is_ours(event) && event.subresource == "status" && event.name == rule
+        });
         let times: Vec<_> = events.iter().map(|event| event.received).collect();
-        let (first, last) = times.iter().min().zip(times.iter().max()).context("no status was written")?;
+        let (first, last) = times
+            .iter()
+            .min()
+            .zip(times.iter().max())
+            .context("no status was written")?;
         let seconds = usize::try_from(last.duration_since(*first).as_secs())?;
         // The first one may have been on its way for longer than the last.
-        ensure!(times.len() <= seconds + 2, "{} statuses in {seconds} s: {times:?}", times.len());
+        ensure!(
+            times.len() <= seconds + 2,
+            "{} statuses in {seconds} s: {times:?}",
+            times.len()
+        );
         Ok(())
     }
 
@@ -205,7 +247,9 @@ impl Scene<'_> {
     /// With what was written; and without an audit log.
     pub async fn assert_unwritten(&self, namespace: &str, mark: &AuditMark) -> Result<()> {
         let mut events = self.setting.control_plane.audit_since(mark).await?;
-        events.retain(|event| self.setting.is_ours(event) && event.is_write() && event.namespace == namespace);
+        events.retain(|event| {
+            self.setting.is_ours(event) && event.is_write() && event.namespace == namespace
+        });
         ensure!(events.is_empty(), "{events:#?}");
         Ok(())
     }
@@ -214,9 +258,15 @@ impl Scene<'_> {
 impl Drop for Scene<'_> {
     fn drop(&mut self) {
         let log = self.setting.log();
-        let lines: Vec<&str> = log.lines().filter(|line| line.contains(&self.tag)).collect();
+        let lines: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains(&self.tag))
+            .collect();
         eprintln!("--- what was logged about {} ---", self.tag);
-        lines.iter().skip(lines.len().saturating_sub(200)).for_each(|line| eprintln!("{line}"));
+        lines
+            .iter()
+            .skip(lines.len().saturating_sub(200))
+            .for_each(|line| eprintln!("{line}"));
         self.setting.pair.look();
         planted::raise();
     }
@@ -233,14 +283,20 @@ pub struct RuleSpec {
 
 /// A rule of this name, without sources and targets.
 pub fn rule(name: &str) -> RuleSpec {
-    RuleSpec { name: name.to_owned(), spec: json!({"sources": [], "targets": []}) }
+    RuleSpec {
+        name: name.to_owned(),
+        spec: json!({"sources": [], "targets": []}),
+    }
 }
 
 impl RuleSpec {
     /// One more source.
     #[must_use]
     pub fn source(self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Self {
-        self.add("sources", json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": name}))
+        self.add(
+            "sources",
+            json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": name}),
+        )
     }
 
     /// One more source, a Secret.
@@ -251,7 +307,13 @@ impl RuleSpec {
 
     /// All objects of a kind in a namespace that this selector matches are sources, too.
     #[must_use]
-    pub fn selected(self, api_version: &str, kind: &str, namespace: &str, selector: &Value) -> Self {
+    pub fn selected(
+        self,
+        api_version: &str,
+        kind: &str,
+        namespace: &str,
+        selector: &Value,
+    ) -> Self {
         let source = json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "selector": selector});
         self.add("sources", source)
     }
@@ -278,7 +340,7 @@ impl RuleSpec {
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         for target in self.spec["targets"].as_array_mut().into_iter().flatten() {
-            target["name"] = json!(name);
+            target["copyName"] = json!(name);
         }
         self
     }
@@ -288,6 +350,13 @@ impl RuleSpec {
     pub fn set(mut self, field: &str, value: Value) -> Self {
         self.spec[field] = value;
         self
+    }
+
+    /// With `driftPolicy: Deny`, which needs `strategy: Replace`.
+    #[must_use]
+    pub fn denying(self) -> Self {
+        self.set("strategy", json!("Replace"))
+            .set("driftPolicy", json!("Deny"))
     }
 
     fn add(mut self, list: &str, item: Value) -> Self {
@@ -317,14 +386,20 @@ impl RuleSpec {
         // A merge would keep what the old spec had.
         let patch = json!([{"op": "replace", "path": "/spec", "value": self.spec}]);
         let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
-        rules.patch(&self.name, &PatchParams::default(), &patch).await.context("failed to replace a rule's spec")?;
+        rules
+            .patch(&self.name, &PatchParams::default(), &patch)
+            .await
+            .context("failed to replace a rule's spec")?;
         Ok(())
     }
 
     /// Deletes the rule.
     pub async fn delete(&self, client: &Client) -> Result<()> {
         let rules: Api<ClusterReplication> = Api::all(client.clone());
-        rules.delete(&self.name, &DeleteParams::default()).await.context("failed to delete a rule")?;
+        rules
+            .delete(&self.name, &DeleteParams::default())
+            .await
+            .context("failed to delete a rule")?;
         Ok(())
     }
 }
@@ -335,13 +410,20 @@ impl RuleSpec {
 /// The API server's refusal as it is.
 pub async fn create(client: &Client, plural: &str, object: &Value) -> kube::Result<Value> {
     let path = format!("/apis/mimeo.dev/v1alpha1/{plural}");
-    let request = kube::core::Request::new(path).create(&PostParams::default(), object.to_string().into_bytes());
-    client.request(request.map_err(kube::Error::BuildRequest)?).await
+    let request = kube::core::Request::new(path)
+        .create(&PostParams::default(), object.to_string().into_bytes());
+    client
+        .request(request.map_err(kube::Error::BuildRequest)?)
+        .await
 }
 
 /// Waits for an object of which `is` holds.
 #[track_caller]
-pub fn wait_for<K>(api: Api<K>, name: String, is: impl Fn(&K) -> bool) -> impl Future<Output = Result<K>>
+pub fn wait_for<K>(
+    api: Api<K>,
+    name: String,
+    is: impl Fn(&K) -> bool,
+) -> impl Future<Output = Result<K>>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned + Resource,
 {
@@ -371,7 +453,10 @@ where
         async move {
             match api.get_opt(&name).await? {
                 None => Ok(Some(())),
-                Some(left) => bail!("{name} is still there, deleted at {:?}", left.meta().deletion_timestamp),
+                Some(left) => bail!(
+                    "{name} is still there, deleted at {:?}",
+                    left.meta().deletion_timestamp
+                ),
             }
         }
     })
@@ -391,8 +476,14 @@ fn wait_counts(
             let found = rules.get(&rule).await?;
             let told = found.status.unwrap_or_default();
             let current = told.observed_generation == found.metadata.generation;
-            let so = told.copies.is_some_and(|copies| [copies.desired, copies.synced, copies.failed] == want);
-            if current && so { Ok(Some(told)) } else { bail!("{told:#?}") }
+            let so = told
+                .copies
+                .is_some_and(|copies| [copies.desired, copies.synced, copies.failed] == want);
+            if current && so {
+                Ok(Some(told))
+            } else {
+                bail!("{told:#?}")
+            }
         }
     })
 }
@@ -406,21 +497,38 @@ pub fn wait_condition(
 ) -> impl Future<Output = Result<ClusterReplicationStatus>> + use<> {
     let rules: Api<ClusterReplication> = Api::all(client.clone());
     let (rule, [type_, status, reason]) = (rule.to_owned(), condition.map(str::to_owned));
-    eventually(SOON, format!("{rule}: {type_} {status} {reason}"), move || {
-        let (rules, rule, want) = (rules.clone(), rule.clone(), (type_.clone(), status.clone(), reason.clone()));
-        async move {
-            let found = rules.get(&rule).await?;
-            let told = found.status.unwrap_or_default();
-            let current = told.observed_generation == found.metadata.generation;
-            let so = |one: &Condition| (&one.type_, &one.status, &one.reason) == (&want.0, &want.1, &want.2);
-            if current && told.conditions.iter().any(so) { Ok(Some(told)) } else { bail!("{told:#?}") }
-        }
-    })
+    eventually(
+        SOON,
+        format!("{rule}: {type_} {status} {reason}"),
+        move || {
+            let (rules, rule, want) = (
+                rules.clone(),
+                rule.clone(),
+                (type_.clone(), status.clone(), reason.clone()),
+            );
+            async move {
+                let found = rules.get(&rule).await?;
+                let told = found.status.unwrap_or_default();
+                let current = told.observed_generation == found.metadata.generation;
+                let so = |one: &Condition| {
+                    (&one.type_, &one.status, &one.reason) == (&want.0, &want.1, &want.2)
+                };
+                if current && told.conditions.iter().any(so) {
+                    Ok(Some(told))
+                } else {
+                    bail!("{told:#?}")
+                }
+            }
+        },
+    )
 }
 
 /// The condition of that type.
 pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Option<&'a Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == type_)
+    status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == type_)
 }
 
 /// The value of a Secret's key, as text and as it was written: one from a watch is planted still.
@@ -436,7 +544,12 @@ pub fn label<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> {
 
 /// An object's annotation.
 pub fn annotation<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> {
-    object.meta().annotations.as_ref()?.get(key).map(String::as_str)
+    object
+        .meta()
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
 }
 
 /// An object's uid.
@@ -454,36 +567,78 @@ pub async fn merge<K>(api: &Api<K>, name: &str, patch: Value) -> Result<K>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
-    let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    let patched = api
+        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
     patched.with_context(|| format!("failed to patch {name}"))
 }
 
 /// Gives a Secret these values, one by one.
 pub async fn put(api: &Api<Secret>, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
-    let data: BTreeMap<_, _> = data.iter().map(|(key, value)| (*key, ByteString(value.as_bytes().to_vec()))).collect();
+    let data: BTreeMap<_, _> = data
+        .iter()
+        .map(|(key, value)| (*key, ByteString(value.as_bytes().to_vec())))
+        .collect();
     merge(api, name, json!({"data": data})).await
 }
 
 /// Gives a namespace a label, or takes it (`None`).
-pub async fn relabel(client: &Client, namespace: &str, key: &str, value: Option<&str>) -> Result<()> {
+pub async fn relabel(
+    client: &Client,
+    namespace: &str,
+    key: &str,
+    value: Option<&str>,
+) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    merge(&namespaces, namespace, json!({"metadata": {"labels": {key: value}}})).await?;
+    merge(
+        &namespaces,
+        namespace,
+        json!({"metadata": {"labels": {key: value}}}),
+    )
+    .await?;
     Ok(())
 }
 
 /// Applies any object that is given as JSON, as somebody else than Mimeo.
 pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    let api =
-        any(client, text("/apiVersion"), text("/kind"), object.pointer("/metadata/namespace").and_then(Value::as_str))?;
+    let text = |pointer: &str| {
+        object
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    let api = any(
+        client,
+        text("/apiVersion"),
+        text("/kind"),
+        object
+            .pointer("/metadata/namespace")
+            .and_then(Value::as_str),
+    )?;
     let params = PatchParams::apply("mimeo-tests").force();
-    let applied = api.patch(text("/metadata/name"), &params, &Patch::Apply(object)).await;
-    applied.with_context(|| format!("failed to apply {} {}", text("/kind"), text("/metadata/name")))
+    let applied = api
+        .patch(text("/metadata/name"), &params, &Patch::Apply(object))
+        .await;
+    applied.with_context(|| {
+        format!(
+            "failed to apply {} {}",
+            text("/kind"),
+            text("/metadata/name")
+        )
+    })
 }
 
 /// Objects of any kind; cluster-scoped ones without a namespace.
-pub fn any(client: &Client, api_version: &str, kind: &str, namespace: Option<&str>) -> Result<Api<DynamicObject>> {
-    let types = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
+pub fn any(
+    client: &Client,
+    api_version: &str,
+    kind: &str,
+    namespace: Option<&str>,
+) -> Result<Api<DynamicObject>> {
+    let types = TypeMeta {
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+    };
     let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
     Ok(match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -491,10 +646,19 @@ pub fn any(client: &Client, api_version: &str, kind: &str, namespace: Option<&st
     })
 }
 
-/// Has the API servers forget Mimeo's hooks, whose webhooks have ended: from a moment later on nobody is asked about anything.
+/// Has the API servers forget Mimeo's hooks, whose webhooks have ended: from a moment later on
+/// nobody is asked about anything.
 pub async fn forget_the_hooks(client: &Client) -> Result<()> {
-    delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), "mimeo").await?;
-    delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), "mimeo").await
+    delete(
+        &Api::<MutatingWebhookConfiguration>::all(client.clone()),
+        "mimeo",
+    )
+    .await?;
+    delete(
+        &Api::<ValidatingWebhookConfiguration>::all(client.clone()),
+        "mimeo",
+    )
+    .await
 }
 
 /// Deletes an object.
@@ -502,7 +666,9 @@ pub async fn delete<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
-    api.delete(name, &DeleteParams::default()).await.with_context(|| format!("failed to delete {name}"))?;
+    api.delete(name, &DeleteParams::default())
+        .await
+        .with_context(|| format!("failed to delete {name}"))?;
     Ok(())
 }
 
@@ -515,7 +681,8 @@ where
     Api::namespaced(client.clone(), namespace)
 }
 
-/// A client of the webhook at `url` that is no API server and asks for no proof of whom it speaks to.
+/// A client of the webhook at `url` that is no API server and asks for no proof of whom it speaks
+/// to.
 pub fn stranger(url: &str) -> Result<Client> {
     let mut config = Config::new(url.parse()?);
     config.accept_invalid_certs = true;
@@ -534,8 +701,14 @@ pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
     let args: Vec<A> = args.into_iter().collect();
     let told: Vec<String> = args.iter().map(ToString::to_string).collect();
     let output = control_plane.kubectl()?.args(&args).output()?;
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    planted::look(format!("kubectl {}", told.join(" ")), &format!("{stdout}{stderr}"));
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    planted::look(
+        format!("kubectl {}", told.join(" ")),
+        &format!("{stdout}{stderr}"),
+    );
     if !output.status.success() {
         bail!("kubectl {}: {stdout}{stderr}", told.join(" "));
     }
@@ -551,8 +724,14 @@ pub fn kubectl_as<'a>(
     user: &'a User,
     args: impl IntoIterator<Item = &'a str>,
 ) -> Result<String> {
-    let kubeconfig = user.kubeconfig().to_str().context("the kubeconfig's path is not UTF-8")?;
-    kubectl(control_plane, ["--kubeconfig", kubeconfig].into_iter().chain(args))
+    let kubeconfig = user
+        .kubeconfig()
+        .to_str()
+        .context("the kubeconfig's path is not UTF-8")?;
+    kubectl(
+        control_plane,
+        ["--kubeconfig", kubeconfig].into_iter().chain(args),
+    )
 }
 
 /// `helm`, without arguments.
@@ -571,7 +750,8 @@ pub fn promtool() -> Result<std::path::PathBuf> {
     crate::binaries::promtool()
 }
 
-/// The definitions of others' kinds of which the chart may have objects, or documents speak, as their projects publish them.
+/// The definitions of others' kinds of which the chart may have objects, or documents speak, as
+/// their projects publish them.
 ///
 /// # Errors
 /// When they can't be fetched.

@@ -1,4 +1,5 @@
-//! Somebody else's admission webhook, which takes every connection and answers nobody: writes hang for as long as the test wants them to.
+//! Somebody else's admission webhook, which takes every connection and answers nobody: writes hang
+//! for as long as the test wants them to.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -25,13 +26,19 @@ pub struct Silent<'a> {
 
 impl<'a> Silent<'a> {
     /// It is in force when this returns.
-    pub async fn over(scene: &'a Scene<'a>, namespaces: &[String], failure_policy: &str, seconds: u32) -> Result<Self> {
+    pub async fn over(
+        scene: &'a Scene<'a>,
+        namespaces: &[String],
+        failure_policy: &str,
+        seconds: u32,
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let name = format!("{}.example.com", scene.tag);
         let rules = json!([{
             "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
         }]);
-        let named = json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
+        let named =
+            json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
         let hook = json!({
             "name": name, "clientConfig": {"url": format!("https://{}/", listener.local_addr()?)}, "rules": rules,
             "namespaceSelector": {"matchExpressions": [named]},
@@ -40,22 +47,37 @@ impl<'a> Silent<'a> {
         });
         let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
         apply(&scene.client, &hooks).await?;
-        // In force once a request hangs, or is refused for it. Who asks may go away before it is answered.
+        // In force once a request hangs, or is refused for it. Who asks may go away before it is
+        // answered.
         let probe = Secret {
-            metadata: ObjectMeta { name: Some("probe".into()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some("probe".into()),
+                ..ObjectMeta::default()
+            },
             ..Secret::default()
         };
         let secrets = scene.secrets(namespaces.first().context("no namespace")?);
         eventually(SOON, "the hook to be in force", || async {
-            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-            Ok(match timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await {
-                Err(_) => Some(()),
-                Ok(Err(kube::Error::Api(status))) => status.message.contains(&name).then_some(()),
-                Ok(_) => None,
-            })
+            let dry_run = PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            };
+            Ok(
+                match timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await {
+                    Err(_) => Some(()),
+                    Ok(Err(kube::Error::Api(status))) => {
+                        status.message.contains(&name).then_some(())
+                    }
+                    Ok(_) => None,
+                },
+            )
         })
         .await?;
-        Ok(Self { scene, name, _listener: listener })
+        Ok(Self {
+            scene,
+            name,
+            _listener: listener,
+        })
     }
 
     /// It is gone when this returns; API servers know a moment later.

@@ -1,4 +1,5 @@
-//! Whoever owns a namespace and nothing else: their rights end there, and so must all that they have Mimeo do.
+//! Whoever owns a namespace and nothing else: their rights end there, and so must all that they
+//! have Mimeo do.
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Event, Secret};
@@ -36,7 +37,8 @@ impl<'a> Tenant<'a> {
         Self::at(scene, &home).await
     }
 
-    /// With a new namespace that they may edit: by the cluster's own role, so its controller manager must run.
+    /// With a new namespace that they may edit: by the cluster's own role, so its controller
+    /// manager must run.
     pub async fn editor(scene: &'a Scene<'a>) -> Result<Self> {
         let home = scene.namespace().await?;
         Self::editor_of(scene, &home).await
@@ -55,7 +57,12 @@ impl<'a> Tenant<'a> {
         apply(&scene.client, &binding).await?;
         // Authorizers learn of it a moment after it is stored.
         eventually(SOON, "the right to edit", || async {
-            Ok(Some(tenant.secrets().list(&ListParams::default().limit(1)).await?))
+            Ok(Some(
+                tenant
+                    .secrets()
+                    .list(&ListParams::default().limit(1))
+                    .await?,
+            ))
         })
         .await?;
         Ok(tenant)
@@ -64,9 +71,16 @@ impl<'a> Tenant<'a> {
     async fn at(scene: &'a Scene<'a>, home: &str) -> Result<Self> {
         let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
         let client = user.client().await?;
-        let tenant = Self { scene, user, client, home: home.to_owned() };
+        let tenant = Self {
+            scene,
+            user,
+            client,
+            home: home.to_owned(),
+        };
         let kinds = ["replications", "replicationgrants"];
-        tenant.may(&json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["*"]})).await?;
+        tenant
+            .may(&json!({"apiGroups": ["mimeo.dev"], "resources": kinds, "verbs": ["*"]}))
+            .await?;
         Ok(tenant)
     }
 
@@ -102,7 +116,12 @@ impl<'a> Tenant<'a> {
     /// # Errors
     /// The API server's refusal as it is.
     pub async fn write(&self, plural: &str, name: &str, spec: &Value) -> kube::Result<Value> {
-        create(&self.client, &format!("namespaces/{}/{plural}", self.home), &self.object(plural, name, spec)).await
+        create(
+            &self.client,
+            &format!("namespaces/{}/{plural}", self.home),
+            &self.object(plural, name, spec),
+        )
+        .await
     }
 
     /// Waits until it is accepted.
@@ -115,45 +134,94 @@ impl<'a> Tenant<'a> {
     }
 
     /// Waits until it is refused with these words, and sees that nothing of it was stored.
-    pub async fn is_refused(&self, plural: &str, name: &str, spec: &Value, words: &str) -> Result<()> {
-        let objects = any(&self.scene.client, "mimeo.dev/v1alpha1", kind_of(plural), Some(&self.home))?;
+    pub async fn is_refused(
+        &self,
+        plural: &str,
+        name: &str,
+        spec: &Value,
+        words: &str,
+    ) -> Result<()> {
+        let objects = any(
+            &self.scene.client,
+            "mimeo.dev/v1alpha1",
+            kind_of(plural),
+            Some(&self.home),
+        )?;
         let stored = async || -> Result<_> {
-            Ok(objects.get_opt(name).await?.map(|found| (uid(&found), found.data["spec"].clone())))
+            Ok(objects
+                .get_opt(name)
+                .await?
+                .map(|found| (uid(&found), found.data["spec"].clone())))
         };
         let before = stored().await?;
-        eventually(SOON, format!("{plural} {name} refused: {words}"), || async {
-            match self.write(plural, name, spec).await {
-                Err(kube::Error::Api(status)) if status.message.contains(words) => Ok(Some(())),
-                Err(error) => bail!("{error}"),
-                Ok(_) => bail!("it was accepted"),
-            }
-        })
+        eventually(
+            SOON,
+            format!("{plural} {name} refused: {words}"),
+            || async {
+                match self.write(plural, name, spec).await {
+                    Err(kube::Error::Api(status)) if status.message.contains(words) => Ok(Some(())),
+                    Err(error) => bail!("{error}"),
+                    Ok(_) => bail!("it was accepted"),
+                }
+            },
+        )
         .await?;
-        ensure!(stored().await? == before, "{plural} {name}: refused and stored");
+        ensure!(
+            stored().await? == before,
+            "{plural} {name}: refused and stored"
+        );
         Ok(())
     }
 
     /// Waits until a rule of theirs has a condition with this reason, for its present spec.
-    pub async fn status(&self, rule: &str, type_: &str, reason: &str) -> Result<ClusterReplicationStatus> {
+    pub async fn status(
+        &self,
+        rule: &str,
+        type_: &str,
+        reason: &str,
+    ) -> Result<ClusterReplicationStatus> {
         let rules: Api<Replication> = of(&self.scene.client, &self.home);
         let told = |object: &Replication| {
-            let status =
-                object.status.as_ref().filter(|status| status.observed_generation == object.metadata.generation);
-            status.and_then(|status| condition(status, type_)).is_some_and(|found| found.reason == reason)
+            let status = object
+                .status
+                .as_ref()
+                .filter(|status| status.observed_generation == object.metadata.generation);
+            status
+                .and_then(|status| condition(status, type_))
+                .is_some_and(|found| found.reason == reason)
         };
-        Ok(wait_for(rules, rule.to_owned(), told).await?.status.unwrap_or_default())
+        Ok(wait_for(rules, rule.to_owned(), told)
+            .await?
+            .status
+            .unwrap_or_default())
     }
 
     /// All that they are told of a rule once it is not granted, with `namespace` left out.
     pub async fn told(&self, rule: &str, namespace: &str) -> Result<String> {
         let status = self.status(rule, "Authorized", "NotGranted").await?;
-        let ClusterReplicationStatus { conditions, copies, failures, sources, plan, .. } = status;
-        let conditions: Vec<_> =
-            conditions.iter().map(|one| (&one.type_, &one.status, &one.reason, &one.message)).collect();
+        let ClusterReplicationStatus {
+            conditions,
+            copies,
+            failures,
+            sources,
+            plan,
+            ..
+        } = status;
+        let conditions: Vec<_> = conditions
+            .iter()
+            .map(|one| (&one.type_, &one.status, &one.reason, &one.message))
+            .collect();
         let events: Api<Event> = of(&self.scene.client, &self.home);
-        let events = events.list(&ListParams::default().fields(&format!("involvedObject.name={rule}"))).await?;
-        let events: Vec<_> = events.items.into_iter().map(|event| (event.reason, event.message)).collect();
-        let told = format!("{conditions:?} {copies:?} {failures:?} {sources:?} {plan:?} {events:?}");
+        let events = events
+            .list(&ListParams::default().fields(&format!("involvedObject.name={rule}")))
+            .await?;
+        let events: Vec<_> = events
+            .items
+            .into_iter()
+            .map(|event| (event.reason, event.message))
+            .collect();
+        let told =
+            format!("{conditions:?} {copies:?} {failures:?} {sources:?} {plan:?} {events:?}");
         Ok(told.replace(namespace, "NAMESPACE"))
     }
 
@@ -165,7 +233,12 @@ impl<'a> Tenant<'a> {
     /// Likewise one that has the label `copy`.
     pub async fn labelled(&self, name: &str, token: &str) -> Result<()> {
         self.secret(name, token).await?;
-        merge(&self.scene.secrets(&self.home), name, json!({"metadata": {"labels": {"copy": "yes"}}})).await?;
+        merge(
+            &self.scene.secrets(&self.home),
+            name,
+            json!({"metadata": {"labels": {"copy": "yes"}}}),
+        )
+        .await?;
         Ok(())
     }
 
@@ -181,10 +254,15 @@ impl<'a> Tenant<'a> {
 }
 
 fn kind_of(plural: &str) -> &'static str {
-    if plural == "replications" { "Replication" } else { "ReplicationGrant" }
+    if plural == "replications" {
+        "Replication"
+    } else {
+        "ReplicationGrant"
+    }
 }
 
-/// The spec of a Replication that copies Secret `from/name` (its own namespace's, without `from`) to these namespaces.
+/// The spec of a Replication that copies Secret `from/name` (its own namespace's, without `from`)
+/// to these namespaces.
 pub fn copying(from: Option<&str>, name: &str, to: &[&str]) -> Value {
     let mut spec = json!({"sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}]});
     if let Some(from) = from {
@@ -202,7 +280,7 @@ pub fn consent(access: &str, from: &str, names: &[&str]) -> Value {
     if !names.is_empty() {
         to["names"] = json!(names);
     }
-    json!({"access": access, "from": [{"namespaces": [from]}], "to": [to]})
+    json!({"access": access, "grantees": [{"namespaces": [from]}], "objects": [to]})
 }
 
 /// Whether a Secret has this token.

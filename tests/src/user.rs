@@ -1,4 +1,5 @@
-//! Somebody who speaks to a control plane: a name, groups, a certificate. What they may do is RBAC's, bound by the test.
+//! Somebody who speaks to a control plane: a name, groups, a certificate. What they may do is
+//! RBAC's, bound by the test.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +25,10 @@ pub struct User {
 
 impl User {
     pub(crate) fn new(name: &str, kubeconfigs: Vec<PathBuf>) -> Self {
-        Self { name: name.to_owned(), kubeconfigs }
+        Self {
+            name: name.to_owned(),
+            kubeconfigs,
+        }
     }
 
     /// The name that RBAC binds and the audit log shows.
@@ -43,7 +47,8 @@ impl User {
     /// When there are fewer API servers.
     pub fn kubeconfig_for(&self, api_server: usize) -> Result<&Path> {
         let path = self.kubeconfigs.get(api_server);
-        path.map(PathBuf::as_path).with_context(|| format!("there is no API server {api_server}"))
+        path.map(PathBuf::as_path)
+            .with_context(|| format!("there is no API server {api_server}"))
     }
 
     /// A new client of the first API server; see [`User::config_for`].
@@ -53,18 +58,20 @@ impl User {
 
     /// A new client of one API server, counted from 0; see [`User::config_for`].
     ///
-    /// It belongs to the runtime that it was made on: every `#[tokio::test]` makes its own. What it writes into Secrets is planted
-    /// ([`planted`]).
+    /// It belongs to the runtime that it was made on: every `#[tokio::test]` makes its own. What it
+    /// writes into Secrets is planted ([`planted`]).
     pub async fn client_for(&self, api_server: usize) -> Result<Client> {
         planted::client(self.config_for(api_server).await?)
     }
 
     /// The configuration behind [`User::client_for`], to be changed before a client is made of it.
     ///
-    /// No limit on requests and no retries: a test sees every refusal. The user agent is `mimeo-tests`.
+    /// No limit on requests and no retries: a test sees every refusal. The user agent is
+    /// `mimeo-tests`.
     pub async fn config_for(&self, api_server: usize) -> Result<Config> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig_for(api_server)?)?;
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let mut config =
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.headers = vec![(USER_AGENT, HeaderValue::from_static("mimeo-tests"))];

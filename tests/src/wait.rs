@@ -12,11 +12,13 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Asks again and again until the answer is `Ok(Some(value))`, and returns the value.
 ///
-/// `Ok(None)` means not yet, and an error means not yet because of it: return one that describes what was seen
-/// (`bail!("3 of 5 copies")`), for the last one is told when the deadline passes. Pauses grow from 5 to 100 ms.
+/// `Ok(None)` means not yet, and an error means not yet because of it: return one that describes
+/// what was seen (`bail!("3 of 5 copies")`), for the last one is told when the deadline passes.
+/// Pauses grow from 5 to 100 ms.
 ///
 /// # Errors
-/// After `deadline`: `what`, the caller's line and the last state. An answer that is still awaited then counts as not yet.
+/// After `deadline`: `what`, the caller's line and the last state. An answer that is still awaited
+/// then counts as not yet.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -30,7 +32,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 #[track_caller]
-pub fn eventually<T, P, F>(deadline: Duration, what: impl Display, probe: P) -> impl Future<Output = Result<T>>
+pub fn eventually<T, P, F>(
+    deadline: Duration,
+    what: impl Display,
+    probe: P,
+) -> impl Future<Output = Result<T>>
 where
     P: FnMut() -> F,
     F: Future<Output = Result<Option<T>>>,
@@ -39,7 +45,12 @@ where
     poll(deadline, what, probe, Location::caller())
 }
 
-async fn poll<T, P, F>(deadline: Duration, what: impl Display, mut probe: P, from: &Location<'_>) -> Result<T>
+async fn poll<T, P, F>(
+    deadline: Duration,
+    what: impl Display,
+    mut probe: P,
+    from: &Location<'_>,
+) -> Result<T>
 where
     P: FnMut() -> F,
     F: Future<Output = Result<Option<T>>>,

@@ -4,24 +4,33 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
-use mimeo_core::{
+use mimeo_model::{
     drift,
     review::{Request, Verdict},
 };
 use mimeo_runtime::{
-    client::{Fault, within},
+    fault::{Fault, within},
     named,
 };
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::hooks::App;
+use crate::app::App;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    let guard = app.handle.look(|engine, _| drift::guard(request, |rule, copy| engine.guards(rule, copy)));
-    let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else { return Verdict::ALLOW };
+    let guard = app
+        .handle
+        .look(|engine, _| drift::guard(request, |rule, copy| engine.guards(rule, copy)));
+    let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else {
+        return Verdict::ALLOW;
+    };
     let api: Api<Namespace> = Api::all(app.client.clone());
-    match within(deadline.saturating_duration_since(Instant::now()), named::read_metadata(&api, namespace)).await {
+    match within(
+        deadline.saturating_duration_since(Instant::now()),
+        named::read_metadata(&api, namespace),
+    )
+    .await
+    {
         Ok(Some(live)) if live.deletion_timestamp.is_none() => drift::refusal(request, &rule),
         Ok(_) => Verdict::ALLOW,
         Err(error) => {

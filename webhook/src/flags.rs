@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_api::FailurePolicy;
-use mimeo_core::{registration::Endpoint, review::GroupVersionResource};
+use mimeo_model::{registration::Endpoint, review::GroupVersionResource};
 use mimeo_runtime::{
     certificates::{CertificateArgs, ServingNames},
     client::ClientArgs,
@@ -55,8 +55,8 @@ pub(crate) struct Flags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Identity")]
 pub(crate) struct PodArgs {
-    /// Uid of the Pod that --replica-name names, in Mimeo's namespace: the replica's Lease then goes with that Pod. Default: the Lease of
-    /// a replica that is killed stays
+    /// Uid of the Pod that --replica-name names, in Mimeo's namespace: the replica's Lease then
+    /// goes with that Pod. Default: the Lease of a replica that is killed stays
     #[arg(long, env = "POD_UID", value_name = "UID", requires = "replica_name")]
     pod_uid: Option<String>,
 }
@@ -66,7 +66,13 @@ impl PodArgs {
     pub(crate) fn owner(&self, identity: &IdentityArgs) -> Option<OwnerReference> {
         let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
         let (name, uid) = given(&identity.replica_name).zip(given(&self.pod_uid))?;
-        Some(OwnerReference { api_version: "v1".into(), kind: "Pod".into(), name, uid, ..OwnerReference::default() })
+        Some(OwnerReference {
+            api_version: "v1".into(),
+            kind: "Pod".into(),
+            name,
+            uid,
+            ..OwnerReference::default()
+        })
     }
 }
 
@@ -74,20 +80,37 @@ impl PodArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(crate) struct EndpointArgs {
-    /// Address of the webhook, in TLS, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
-    #[arg(long, env = "MIMEO_LISTEN", value_name = "ADDRESS", default_value = "[::]:8443")]
+    /// Address of the webhook, in TLS, where `[::]` is every one, of IPv4 too; port 0 takes a free
+    /// one, which is logged
+    #[arg(
+        long,
+        env = "MIMEO_LISTEN",
+        value_name = "ADDRESS",
+        default_value = "[::]:8443"
+    )]
     pub(crate) listen: SocketAddr,
     /// Service by which API servers reach the webhook. Default: mimeo-webhook in Mimeo's namespace
-    #[arg(long, env = "MIMEO_SERVICE", value_name = "NAMESPACE/NAME", conflicts_with = "url")]
+    #[arg(
+        long,
+        env = "MIMEO_SERVICE",
+        value_name = "NAMESPACE/NAME",
+        conflicts_with = "url"
+    )]
     service: Option<String>,
     /// Port of that Service
-    #[arg(long, env = "MIMEO_SERVICE_PORT", value_name = "PORT", default_value_t = 443)]
+    #[arg(
+        long,
+        env = "MIMEO_SERVICE_PORT",
+        value_name = "PORT",
+        default_value_t = 443
+    )]
     service_port: u16,
     /// URL by which API servers reach the webhook, for a webhook outside the cluster
     #[arg(long, env = "MIMEO_URL", value_name = "https://HOST:PORT")]
     url: Option<String>,
-    /// File with the CA, in PEM, of the certificates that API servers show; re-read when it changes. Default: nobody is asked for
-    /// one, so whoever reaches the address can ask as an API server would
+    /// File with the CA, in PEM, of the certificates that API servers show; re-read when it
+    /// changes. Default: nobody is asked for one, so whoever reaches the address can ask as an API
+    /// server would
     #[arg(long, env = "MIMEO_CLIENT_CA_FILE", value_name = "FILE")]
     pub(crate) client_ca_file: Option<PathBuf>,
 }
@@ -98,28 +121,51 @@ impl EndpointArgs {
         if let Some(url) = &self.url {
             return by_url(url);
         }
-        let service = self.service.clone().unwrap_or_else(|| format!("{namespace}/mimeo-webhook"));
-        let (namespace, name) = service.split_once('/').context("--service: expected namespace/name")?;
-        ensure!(!namespace.is_empty() && !name.is_empty(), "--service: expected namespace/name");
-        let endpoint = Endpoint::Service { namespace: namespace.into(), name: name.into(), port: self.service_port };
+        let service = self
+            .service
+            .clone()
+            .unwrap_or_else(|| format!("{namespace}/mimeo-webhook"));
+        let (namespace, name) = service
+            .split_once('/')
+            .context("--service: expected namespace/name")?;
+        ensure!(
+            !namespace.is_empty() && !name.is_empty(),
+            "--service: expected namespace/name"
+        );
+        let endpoint = Endpoint::Service {
+            namespace: namespace.into(),
+            name: name.into(),
+            port: self.service_port,
+        };
         Ok((endpoint, ServingNames::for_service(namespace, name)))
     }
 }
 
 fn by_url(url: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
     let parsed: http::Uri = url.parse().context("--url")?;
-    ensure!(parsed.scheme_str() == Some("https"), "--url: API servers ask webhooks by https only");
-    ensure!(parsed.path_and_query().is_none_or(|path| path == "/"), "--url: expected no path");
-    let Some(host) = parsed.host().filter(|host| !host.is_empty()) else { bail!("--url: expected a host") };
-    Ok((Endpoint::Url(url.trim_end_matches('/').to_owned()), ServingNames::new([host])))
+    ensure!(
+        parsed.scheme_str() == Some("https"),
+        "--url: API servers ask webhooks by https only"
+    );
+    ensure!(
+        parsed.path_and_query().is_none_or(|path| path == "/"),
+        "--url: expected no path"
+    );
+    let Some(host) = parsed.host().filter(|host| !host.is_empty()) else {
+        bail!("--url: expected a host")
+    };
+    Ok((
+        Endpoint::Url(url.trim_end_matches('/').to_owned()),
+        ServingNames::new([host]),
+    ))
 }
 
 /// What the hooks do.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(crate) struct HookArgs {
-    /// What happens to new namespaces while no webhook answers: they are created and filled later (ignore), or refused, so that
-    /// pods never start without their copies (fail)
+    /// What happens to new namespaces while no webhook answers: they are created and filled later
+    /// (ignore), or refused, so that pods never start without their copies (fail)
     #[arg(
         long,
         env = "MIMEO_NAMESPACES_FAILURE_POLICY",
@@ -129,22 +175,33 @@ pub(crate) struct HookArgs {
         default_value = "ignore"
     )]
     namespaces_failure_policy: OnFailure,
-    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of rules with `barrier:
-    /// BestEffort`; the reconciler must have the same (as in 10s)
-    #[arg(long, env = "MIMEO_BARRIER_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
-    pub(crate) barrier_budget: Duration,
+    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of
+    /// rules with `podGate: BestEffort`; the reconciler must have the same (as in 10s)
+    #[arg(long, env = "MIMEO_POD_GATE_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
+    pub(crate) pod_gate_budget: Duration,
     /// How long one request is held before it is answered with 429 and comes again (as in 1s)
-    #[arg(long, env = "MIMEO_BARRIER_WAIT", value_name = "DURATION", default_value = "1s", value_parser = duration::parse)]
-    pub(crate) barrier_wait: Duration,
+    #[arg(long, env = "MIMEO_POD_GATE_WAIT", value_name = "DURATION", default_value = "1s", value_parser = duration::parse)]
+    pub(crate) pod_gate_wait: Duration,
     /// Most requests held at once by this replica; any more are answered with 429 at once
-    #[arg(long, env = "MIMEO_BARRIER_MAX_HELD", value_name = "REQUESTS", default_value_t = 64)]
-    pub(crate) barrier_max_held: usize,
-    /// What waits for a new namespace's copies besides pods, as version/resource or group/version/resource in plural
-    #[arg(long, env = "MIMEO_BARRIER_RESOURCES", value_name = "RESOURCES", value_delimiter = ',')]
-    barrier_resources: Vec<String>,
-    /// Users besides this program's own who may change the mark on namespaces, and copies that nobody else may: those
-    /// of Mimeo's other programs.
-    /// Default: the service account mimeo-reconciler in Mimeo's namespace
+    #[arg(
+        long,
+        env = "MIMEO_POD_GATE_MAX_HELD",
+        value_name = "REQUESTS",
+        default_value_t = 64
+    )]
+    pub(crate) pod_gate_max_held: usize,
+    /// What waits for a new namespace's copies besides pods, as version/resource or
+    /// group/version/resource in plural
+    #[arg(
+        long,
+        env = "MIMEO_POD_GATE_RESOURCES",
+        value_name = "RESOURCES",
+        value_delimiter = ','
+    )]
+    pod_gate_resources: Vec<String>,
+    /// Users besides this program's own who may change the mark on namespaces, and copies that
+    /// nobody else may: those of Mimeo's other programs. Default: the service account
+    /// mimeo-reconciler in Mimeo's namespace
     #[arg(long, env = "MIMEO_USERS", value_name = "USERS", value_delimiter = ',')]
     mimeo_users: Vec<String>,
 }
@@ -165,25 +222,33 @@ impl HookArgs {
     }
 
     /// What waits for copies besides pods.
-    pub(crate) fn barrier_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
+    pub(crate) fn pod_gate_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
         let parse = |text: &String| {
             let parts: Vec<&str> = text.trim().split('/').collect();
-            ensure!(parts.iter().all(|part| !part.is_empty()), "--barrier-resources: {text:?} has an empty part");
+            ensure!(
+                parts.iter().all(|part| !part.is_empty()),
+                "--pod-gate-resources: {text:?} has an empty part"
+            );
             let (group, version, resource) = match parts[..] {
                 [version, resource] => ("", version, resource),
                 [group, version, resource] => (group, version, resource),
-                _ => bail!("--barrier-resources: expected version/resource or group/version/resource, not {text:?}"),
+                _ => bail!(
+                    "--pod-gate-resources: expected version/resource or group/version/resource, not {text:?}"
+                ),
             };
             Ok(GroupVersionResource::new(group, version, resource))
         };
-        self.barrier_resources.iter().map(parse).collect()
+        self.pod_gate_resources.iter().map(parse).collect()
     }
 
-    /// The users that Mimeo's programs are to the API server, the same list whichever replica makes it.
+    /// The users that Mimeo's programs are to the API server, the same list whichever replica makes
+    /// it.
     pub(crate) fn mimeo_users(&self, namespace: &str, own: String) -> Vec<String> {
         let mut users = self.mimeo_users.clone();
         if users.is_empty() {
-            users.push(format!("system:serviceaccount:{namespace}:mimeo-reconciler"));
+            users.push(format!(
+                "system:serviceaccount:{namespace}:mimeo-reconciler"
+            ));
         }
         users.push(own);
         users.sort_unstable();
@@ -209,11 +274,30 @@ mod tests {
             name: name.into(),
             port,
         };
-        assert_eq!(endpoint(&[]).unwrap().0, service("mimeo-system", "mimeo-webhook", 443));
-        assert_eq!(endpoint(&["--service", "a/b", "--service-port", "9"]).unwrap().0, service("a", "b", 9));
+        assert_eq!(
+            endpoint(&[]).unwrap().0,
+            service("mimeo-system", "mimeo-webhook", 443)
+        );
+        assert_eq!(
+            endpoint(&["--service", "a/b", "--service-port", "9"])
+                .unwrap()
+                .0,
+            service("a", "b", 9)
+        );
         let (url, names) = endpoint(&["--url", "https://[::1]:8443/"]).unwrap();
-        assert_eq!((url, names), (Endpoint::Url("https://[::1]:8443".into()), ServingNames::new(["::1"])));
-        for bad in [["--service", "a"], ["--url", "http://a"], ["--url", "https://a/b"], ["--url", "https://"]] {
+        assert_eq!(
+            (url, names),
+            (
+                Endpoint::Url("https://[::1]:8443".into()),
+                ServingNames::new(["::1"])
+            )
+        );
+        for bad in [
+            ["--service", "a"],
+            ["--url", "http://a"],
+            ["--url", "https://a/b"],
+            ["--url", "https://"],
+        ] {
             assert!(endpoint(&bad).is_err(), "{bad:?}");
         }
     }
@@ -227,20 +311,44 @@ mod tests {
                 .owner(&flags.identity)
                 .map(|owner| [owner.api_version, owner.kind, owner.name, owner.uid].join(" "))
         };
-        assert_eq!(owner(&["--replica-name", "Pod.1", "--pod-uid", "u"]).unwrap(), "v1 Pod Pod.1 u", "to the letter");
-        for none in [&["--replica-name", "pod"][..], &["--replica-name", "pod", "--pod-uid", ""]] {
+        assert_eq!(
+            owner(&["--replica-name", "Pod.1", "--pod-uid", "u"]).unwrap(),
+            "v1 Pod Pod.1 u",
+            "to the letter"
+        );
+        for none in [
+            &["--replica-name", "pod"][..],
+            &["--replica-name", "pod", "--pod-uid", ""],
+        ] {
             assert_eq!(owner(none), None, "{none:?}");
         }
-        assert!(Flags::try_parse_from(["mimeo-webhook", "--pod-uid", "u"]).is_err(), "the uid of which one?");
+        assert!(
+            Flags::try_parse_from(["mimeo-webhook", "--pod-uid", "u"]).is_err(),
+            "the uid of which one?"
+        );
     }
 
     #[test]
     fn resources_and_users_are_lists() {
-        let hooks = flags(&["--barrier-resources", "v1/pods,batch/v1/jobs", "--mimeo-users", "b,a"]).hooks;
-        let resources = [GroupVersionResource::new("", "v1", "pods"), GroupVersionResource::new("batch", "v1", "jobs")];
-        assert_eq!(hooks.barrier_resources().unwrap(), resources);
+        let hooks = flags(&[
+            "--pod-gate-resources",
+            "v1/pods,batch/v1/jobs",
+            "--mimeo-users",
+            "b,a",
+        ])
+        .hooks;
+        let resources = [
+            GroupVersionResource::new("", "v1", "pods"),
+            GroupVersionResource::new("batch", "v1", "jobs"),
+        ];
+        assert_eq!(hooks.pod_gate_resources().unwrap(), resources);
         assert_eq!(hooks.mimeo_users("ns", "me".into()), ["a", "b", "me"]);
-        assert!(flags(&["--barrier-resources", "pods"]).hooks.barrier_resources().is_err());
+        assert!(
+            flags(&["--pod-gate-resources", "pods"])
+                .hooks
+                .pod_gate_resources()
+                .is_err()
+        );
         assert_eq!(
             flags(&[]).hooks.mimeo_users("ns", "me".into()),
             ["me", "system:serviceaccount:ns:mimeo-reconciler"]

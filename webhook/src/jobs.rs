@@ -1,4 +1,5 @@
-//! What the program does besides being the webhook: the chart's Jobs, which have no other image to run.
+//! What the program does besides being the webhook: the chart's Jobs, which have no other image to
+//! run.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -16,8 +17,8 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use mimeo_api::ClusterReplication;
-use mimeo_core::registration::{NAME, POLICIES_NAME, SOURCES_NAME};
-use mimeo_runtime::client::{Fault, status, within};
+use mimeo_model::registration::{NAME, POLICIES_NAME};
+use mimeo_runtime::fault::{Fault, status, within};
 use serde::de::DeserializeOwned;
 use serde_json::{from_value, json};
 use tokio::time::{Instant, sleep};
@@ -29,8 +30,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long registrations must have stayed away: a write may have been under way when its right was taken, and
-/// API servers hear of that one after the other.
+/// How long registrations must have stayed away: a write may have been under way when its right was
+/// taken, and API servers hear of that one after the other.
 const SETTLED: Duration = Duration::from_secs(3);
 /// By which the webhook may write its registrations.
 const BINDING: &str = "mimeo-webhook";
@@ -40,8 +41,8 @@ const GUARDED_LABELS: &str = "mimeo-guarded-labels";
 /// What to do instead of serving.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum Job {
-    /// Take the webhook registrations away, and the webhook's right to put them back, and then the policy of guarded labels: before Mimeo
-    /// is removed
+    /// Take the webhook registrations away, and the webhook's right to put them back, and then the
+    /// policy of guarded labels: before Mimeo is removed
     Unregister,
     /// Verify that API servers reach the webhook, by a dry run that nobody but it would refuse
     Verify,
@@ -71,15 +72,13 @@ async fn unregister(client: &Client) -> anyhow::Result<()> {
                 settled = Instant::now();
             }
         }
-        for name in [NAME, SOURCES_NAME] {
-            if remove::<ValidatingWebhookConfiguration>(client, name).await? {
-                settled = Instant::now();
-            }
+        if remove::<ValidatingWebhookConfiguration>(client, NAME).await? {
+            settled = Instant::now();
         }
         sleep(PAUSE).await;
     }
-    // It fails closed without the definitions, and these may be gone before it. Last, for Mimeo goes on should anything before have failed,
-    // and labels then have to be guarded.
+    // It fails closed without the definitions, and these may be gone before it. Last, for Mimeo
+    // goes on should anything before have failed, and labels then have to be guarded.
     remove::<ValidatingAdmissionPolicyBinding>(client, GUARDED_LABELS).await?;
     remove::<ValidatingAdmissionPolicy>(client, GUARDED_LABELS).await?;
     info!("unregistered");
@@ -92,7 +91,12 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let kind = K::kind(&());
-    match within(DEADLINE, Api::<K>::all(client.clone()).delete(name, &DeleteParams::default())).await {
+    match within(
+        DEADLINE,
+        Api::<K>::all(client.clone()).delete(name, &DeleteParams::default()),
+    )
+    .await
+    {
         Ok(_) => {
             info!(%kind, name, "deleted");
             Ok(true)
@@ -102,7 +106,8 @@ where
     }
 }
 
-/// The rule would copy what its author, this program's account, may not read: a refusal for that has come all the way from the webhook.
+/// The rule would copy what its author, this program's account, may not read: a refusal for that
+/// has come all the way from the webhook.
 async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "mimeo-verify"},
@@ -113,7 +118,10 @@ async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
     });
     let rule: ClusterReplication = from_value(rule).context("the rule")?;
     let rules: Api<ClusterReplication> = Api::all(client.clone());
-    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     let started = Instant::now();
     loop {
         let told = match within(DEADLINE, rules.create(&params, &rule)).await {
@@ -144,10 +152,26 @@ mod tests {
     #[test]
     fn only_the_webhooks_own_refusal_verifies_it() {
         for (code, message, is) in [
-            (403, r#"admission webhook "rules.mimeo.dev" denied the request: Forbidden: user "x" may not"#, true),
-            (500, r#"failed calling webhook "rules.mimeo.dev": no endpoints available"#, false),
-            (403, r#"clusterreplications.mimeo.dev is forbidden: User "x" cannot create resource"#, false),
-            (403, r#"admission webhook "policy.example.com" denied the request: no"#, false),
+            (
+                403,
+                r#"admission webhook "rules.mimeo.dev" denied the request: Forbidden: user "x" may not"#,
+                true,
+            ),
+            (
+                500,
+                r#"failed calling webhook "rules.mimeo.dev": no endpoints available"#,
+                false,
+            ),
+            (
+                403,
+                r#"clusterreplications.mimeo.dev is forbidden: User "x" cannot create resource"#,
+                false,
+            ),
+            (
+                403,
+                r#"admission webhook "policy.example.com" denied the request: no"#,
+                false,
+            ),
         ] {
             assert_eq!(is_the_webhooks(code, message), is, "{message}");
         }

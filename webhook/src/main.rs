@@ -1,23 +1,22 @@
 //! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
 
-mod author;
-mod barrier;
+mod app;
 mod body;
+mod compare;
 mod copies;
 mod flags;
 mod hooks;
 mod jobs;
-mod memory;
+mod limits;
 mod metrics;
 mod namespaces;
 mod objects;
 mod paced;
+mod permissions;
+mod pod_gate;
 mod policies;
 mod register;
 mod rules;
-mod sources;
-mod stamps;
-mod turns;
 mod warnings;
 
 use std::{sync::Arc, time::Duration};
@@ -25,18 +24,20 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use clap::Parser;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use mimeo_core::{
-    engine::{Engine, Role, Settings},
+use mimeo_engine::{Engine, Settings};
+use mimeo_model::{
+    id::RuleKind,
     names,
     registration::{NAME, Registration},
-    rule::RuleKind,
+    role::Role,
 };
 use mimeo_runtime::{
-    certificates::{ServingMaterial, callers},
+    certificates::callers,
     client::Clients,
     debug::DebugPages,
     discovery::Discovery,
-    driver::{CopyRequests, Handle, Tools, drive},
+    driver::{Tools, drive},
+    handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
@@ -46,9 +47,8 @@ use mimeo_runtime::{
     observer::Observer,
     operations,
     readiness::{Check, Readiness},
-    seal::{self, Keyring},
     shutdown::Shutdown,
-    tls,
+    tls::{self, ServingMaterial},
     writer::Writer,
 };
 use tokio::{
@@ -58,23 +58,24 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    author::Questions,
+    app::App,
     flags::Flags,
-    hooks::{App, router},
-    memory::Memory,
+    hooks::router,
+    limits::Limits,
     metrics::Answers,
     paced::Paced,
+    permissions::Questions,
     policies::Registrar,
     register::{Kept, MANAGER, Wanted},
-    turns::Turns,
 };
 
 /// How long one request of ours may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Requests at once: at least and at most. A webhook fills single namespaces, the reconciler does the mass.
+/// Requests at once: at least and at most. A webhook fills single namespaces, the reconciler does
+/// the mass.
 const CONCURRENCY: (usize, usize) = (4, 32);
-/// Between renewals of this replica's Lease. A killed replica counts as alive for three of these, and while it counts no new rule
-/// is said to be in force.
+/// Between renewals of this replica's Lease. A killed replica counts as alive for three of these,
+/// and while it counts no new rule is said to be in force.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 #[tokio::main(worker_threads = 2)]
@@ -93,36 +94,50 @@ async fn main() -> anyhow::Result<()> {
     }
     // Flags that make no sense end the program before it asks or answers anybody.
     let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
-    let barrier_resources = flags.hooks.barrier_resources()?;
+    let pod_gate_resources = flags.hooks.pod_gate_resources()?;
     let readiness = Readiness::new(shutdown.clone());
     let checks = Checks::new(&readiness);
     let metrics = Metrics::new();
     let (answers, counts) = (metrics.add(Answers::new), metrics.add(CopyRequests::new));
     let clients = flags.client.clients("mimeo-webhook").await?;
     let guard = flags.ops.guard(&clients.requests);
-    operations::serve(&flags.ops, &guard, readiness.clone(), metrics.clone(), &debug, axum::Router::new())
-        .context("operations server")?;
-    let listener = listen(flags.endpoint.listen).context("failed to listen")?;
+    operations::serve(
+        &flags.ops,
+        &guard,
+        readiness.clone(),
+        metrics.clone(),
+        &debug,
+        axum::Router::new(),
+    )
+    .context("operations server")?;
+    let listener = listen(flags.endpoint.listen)?;
     info!(address = %listener.local_addr()?, "listening");
-    let asked = async { (flags.identity.resolve(&clients.requests).await, username(&clients.requests).await) };
+    let asked = async {
+        (
+            flags.identity.resolve(&clients.requests).await,
+            username(&clients.requests).await,
+        )
+    };
     let (identity, username) = tokio::select! {
         found = asked => found,
         () = shutdown.triggered() => return Ok(()),
     };
     let settings = Settings {
-        budget: flags.hooks.barrier_budget,
+        budget: flags.hooks.pod_gate_budget,
         reach: flags.reach.reach(),
         ..Settings::new(Role::Injector, &*identity.cluster)
     };
     let traces = flags.trace.start("mimeo-webhook", &identity.replica);
     let handle = Handle::new(Engine::new(settings), counts, traces.clone());
-    let mimeo_users = flags.hooks.mimeo_users(&identity.namespace, username.clone());
+    let mimeo_users = flags
+        .hooks
+        .mimeo_users(&identity.namespace, username.clone());
     let registration = Registration {
         endpoint,
         ca_bundle: None,
         own_namespace: identity.namespace.clone(),
         namespaces_failure_policy: flags.hooks.namespaces_failure_policy(),
-        barrier_resources,
+        pod_gate_resources,
         mimeo_users: mimeo_users.clone(),
         owner: None,
     };
@@ -131,14 +146,13 @@ async fn main() -> anyhow::Result<()> {
         client: clients.requests.clone(),
         discovery: Arc::new(Discovery::new(clients.requests.clone())),
         policies: Arc::default(),
-        keyring: seal::follow(&clients, &identity.namespace, true, shutdown.clone()),
         traces,
         metrics: answers,
-        barrier_wait: flags.hooks.barrier_wait,
-        held: Semaphore::new(flags.hooks.barrier_max_held),
-        reads: Turns::default(),
+        pod_gate_wait: flags.hooks.pod_gate_wait,
+        held: Semaphore::new(flags.hooks.pod_gate_max_held),
+        reads: Semaphore::new(pod_gate::READS),
         questions: Questions::default(),
-        memory: Memory::default(),
+        limits: Limits::default(),
         no_room: Paced::default(),
         no_review: Paced::default(),
         own_namespace: identity.namespace.clone(),
@@ -147,7 +161,12 @@ async fn main() -> anyhow::Result<()> {
     });
     let seen = observe(&clients, &identity, &app, &checks);
 
-    let material = flags.certificate.start(&clients, &identity.namespace, serving_names, shutdown.clone());
+    let material = flags.certificate.start(
+        &clients,
+        &identity.namespace,
+        serving_names,
+        shutdown.clone(),
+    );
     metrics.of_watches(&clients.watcher.health);
     debug.of_watches(&clients.watcher.health);
     metrics.of_engine(&handle);
@@ -155,18 +174,27 @@ async fn main() -> anyhow::Result<()> {
     metrics.of_certificate("hooks", material.clone());
     let callers = callers::start(flags.endpoint.client_ca_file.clone());
     let config = tls::server_config_for(callers, material.clone())?;
-    let serving = tokio::spawn(https::serve(listener, router(app.clone()), config, flags.drain, shutdown.clone()));
-    // A replica that isn't ready gets no requests: that it lives must not be taken for a barrier.
+    let serving = tokio::spawn(https::serve(
+        listener,
+        router(app.clone()),
+        config,
+        flags.drain,
+        shutdown.clone(),
+    ));
+    // A replica that isn't ready gets no requests: that it lives doesn't mean that pods wait.
     let ready = async {
-        register(&clients, &app, registration, material, flags.certificate.ca_overlap, &checks).await;
+        let overlap = flags.certificate.ca_overlap;
+        let contested = register(&clients, &app, registration, material, overlap, &checks).await;
         readiness.complete().await;
+        contested
     };
     let ready = tokio::select! {
-        () = ready => true,
-        () = shutdown.triggered() => false,
+        contested = ready => Some(contested),
+        () = shutdown.triggered() => None,
     };
-    if ready {
-        beat(&clients, &identity, flags.pod.owner(&flags.identity), seen, &shutdown).await;
+    if let Some(contested) = ready {
+        let owner = flags.pod.owner(&flags.identity);
+        beat(&clients, &identity, owner, (seen, contested), &shutdown).await;
     }
     serving.await.context("server")
 }
@@ -176,7 +204,6 @@ struct Checks {
     informed: Check,
     policies: Check,
     certificate: Check,
-    sealed: Check,
     registered: Check,
 }
 
@@ -186,7 +213,6 @@ impl Checks {
             informed: readiness.check("rules, namespaces and sources read"),
             policies: readiness.check("policies listed"),
             certificate: readiness.check("certificate served"),
-            sealed: readiness.check("key for the authors of rules read"),
             registered: readiness.check("hooks registered"),
         }
     }
@@ -202,9 +228,19 @@ struct Seen {
 }
 
 /// Opens the watches, and drives what follows from them.
-fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Checks) -> watch::Receiver<Seen> {
+fn observe(
+    clients: &Clients,
+    identity: &Identity,
+    app: &Arc<App>,
+    checks: &Checks,
+) -> watch::Receiver<Seen> {
     let limiter = Limiter::new(CONCURRENCY.0, CONCURRENCY.1);
-    let writer = Writer::new(clients.requests.clone(), limiter.clone(), DEADLINE, &identity.namespace);
+    let writer = Writer::new(
+        clients.requests.clone(),
+        limiter.clone(),
+        DEADLINE,
+        &identity.namespace,
+    );
     let observer = Observer {
         handle: app.handle.clone(),
         watcher: clients.watcher.clone(),
@@ -218,11 +254,20 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
     let handle = app.handle.clone();
     let taken_in = move |version: u64| {
         let spec = handle.look(|engine, _| engine.rules_seen());
-        publish.send_modify(|seen| *seen = Seen { spec: seen.spec.max(spec), version: seen.version.max(version) });
+        publish.send_modify(|seen| {
+            *seen = Seen {
+                spec: seen.spec.max(spec),
+                version: seen.version.max(version),
+            }
+        });
     };
     let (kinds, copies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    tokio::spawn(observer.clone().rules(RuleKind::ClusterReplication, app.keyring.clone(), taken_in));
-    tokio::spawn(observer.clone().rules(RuleKind::Replication, app.keyring.clone(), |_| {}));
+    tokio::spawn(
+        observer
+            .clone()
+            .rules(RuleKind::ClusterReplication, taken_in),
+    );
+    tokio::spawn(observer.clone().rules(RuleKind::Replication, |_| {}));
     tokio::spawn(observer.clone().grants());
     tokio::spawn(observer.clone().namespaces());
     tokio::spawn(observer.clone().kinds());
@@ -240,12 +285,11 @@ fn observe(clients: &Clients, identity: &Identity, app: &Arc<App>, checks: &Chec
     let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
     tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
     tokio::spawn(informed(app.handle.clone(), checks.informed.clone()));
-    let (mut keyring, sealed) = (app.keyring.clone(), checks.sealed.clone());
-    tokio::spawn(async move {
-        // Ends with the runtime otherwise.
-        sealed.set(keyring.wait_for(|ring| matches!(ring, Keyring::Holds(_))).await.is_ok());
-    });
-    let tools = Tools { writer, limiter, discovery: app.discovery.clone() };
+    let tools = Tools {
+        writer,
+        limiter,
+        discovery: app.discovery.clone(),
+    };
     let handle = app.handle.clone();
     tokio::spawn(async move {
         // Any number of replicas fill namespaces side by side.
@@ -266,8 +310,9 @@ async fn informed(handle: Handle, check: Check) {
     check.set(true);
 }
 
-/// Registers the hooks, and keeps them registered; returns when the API server has them. What was trusted before is trusted on for
-/// the overlap: replicas of before, which may serve another certificate, are still there.
+/// Registers the hooks, and keeps them registered; returns when the API server has them, with what
+/// others do to those of namespaces and pods. What was trusted before is trusted on for the
+/// overlap: replicas of before, which may serve another certificate, are still there.
 async fn register(
     clients: &Clients,
     app: &App,
@@ -275,23 +320,36 @@ async fn register(
     mut material: watch::Receiver<Option<Arc<ServingMaterial>>>,
     overlap: Duration,
     checks: &Checks,
-) {
+) -> watch::Receiver<Option<String>> {
     let before = register::trusted_before(clients).await;
     let overlap_ends = Instant::now() + overlap;
     let served = checks.certificate.clone();
     let (publish, current) = watch::channel(None);
-    let registrar = Registrar::new(app.policies.clone(), clients, &app.metrics, app.discovery.clone());
-    tokio::spawn(registrar.run(current.clone()));
-    tokio::spawn(sources::keep_registered(app.handle.clone(), Kept::sources(clients, &app.metrics), current));
-    let kept = Arc::new((Kept::mutating(clients, &app.metrics, NAME), Kept::validating(clients, &app.metrics, NAME)));
+    let registrar = Registrar::new(
+        app.policies.clone(),
+        clients,
+        &app.metrics,
+        app.discovery.clone(),
+    );
+    tokio::spawn(registrar.run(current));
+    let kept = Arc::new((
+        Kept::mutating(clients, &app.metrics, NAME),
+        Kept::validating(clients, &app.metrics, NAME),
+    ));
     let hooks = kept.clone();
     tokio::spawn(async move {
         loop {
             let overlaps = Instant::now() < overlap_ends;
             if let Some(material) = material.borrow_and_update().clone() {
                 let before = if overlaps { before.as_str() } else { "" };
-                let ca_bundle = material.ca_bundle.as_ref().map(|own| register::joined(own, before));
-                let registration = Registration { ca_bundle, ..registration.clone() };
+                let ca_bundle = material
+                    .ca_bundle
+                    .as_ref()
+                    .map(|own| compare::joined(own, before));
+                let registration = Registration {
+                    ca_bundle,
+                    ..registration.clone()
+                };
                 hooks.0.want(Wanted::Mutating(registration.clone()));
                 hooks.1.want(Wanted::Validating(registration.clone()));
                 publish.send_replace(Some(registration));
@@ -306,14 +364,16 @@ async fn register(
     kept.0.holds().await;
     kept.1.holds().await;
     checks.registered.set(true);
+    kept.0.contested()
 }
 
-/// Shows on this replica's Lease that it lives, and which rules it has taken in; ends with the shutdown, and the Lease with it.
+/// Shows on this replica's Lease that it lives, which rules it has taken in, and whether others
+/// keep changing its hooks; ends with the shutdown, and the Lease with it.
 async fn beat(
     clients: &Clients,
     identity: &Identity,
     owner: Option<OwnerReference>,
-    mut seen: watch::Receiver<Seen>,
+    (mut seen, mut contested): (watch::Receiver<Seen>, watch::Receiver<Option<String>>),
     shutdown: &Shutdown,
 ) {
     let heartbeat = Heartbeat::start(
@@ -332,14 +392,16 @@ async fn beat(
     loop {
         let now = *seen.borrow_and_update();
         if told.is_none_or(|told| now.spec > told.spec) {
-            heartbeat.annotate(names::SEEN, &now.version.to_string());
+            heartbeat.annotate(names::SEEN, Some(&now.version.to_string()));
         } else {
             heartbeat.annotate_later(names::SEEN, &now.version.to_string());
         }
         told = Some(now);
+        heartbeat.annotate(names::CONTESTED, contested.borrow_and_update().as_deref());
         tokio::select! {
             () = shutdown.triggered() => break,
             changed = seen.changed() => if changed.is_err() { break },
+            changed = contested.changed() => if changed.is_err() { break },
         }
     }
     heartbeat.stop().await;

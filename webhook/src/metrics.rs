@@ -1,11 +1,12 @@
-//! What is measured. Labels are few and bounded: no names of objects.
+//! The metrics. Labels are few and bounded. The only names of objects in them are those of
+//! registered `TransformPolicies`, at most 256.
 
 use std::{iter, time::Duration};
 
-use mimeo_core::{condition::ConditionReason, review::Verdict};
+use mimeo_model::{condition::ConditionReason, review::Verdict};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
-    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
@@ -17,6 +18,7 @@ pub(crate) struct Answers {
     pub(crate) held: Gauge,
     registered: Family<Configuration, Gauge>,
     policies: Family<Policies, Gauge>,
+    rewritten: Family<Rewriter, Counter>,
 }
 
 /// A webhook configuration.
@@ -33,21 +35,32 @@ struct Policies {
     reason: String,
 }
 
+/// A policy that objects are rewritten by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Rewriter {
+    policy: String,
+}
+
 /// Which hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum Hook {
     Namespaces,
-    Barrier,
+    Pods,
     Objects,
-    Stamps,
+    Authors,
     Rules,
     Copies,
-    Sources,
 }
 
 impl Hook {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Namespaces, Self::Barrier, Self::Objects, Self::Stamps, Self::Rules, Self::Copies, Self::Sources];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Namespaces,
+        Self::Pods,
+        Self::Objects,
+        Self::Authors,
+        Self::Rules,
+        Self::Copies,
+    ];
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,7 +79,13 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    const ALL: [Self; 5] = [Self::Allowed, Self::Patched, Self::Denied, Self::ComeAgain, Self::Undecodable];
+    const ALL: [Self; 5] = [
+        Self::Allowed,
+        Self::Patched,
+        Self::Denied,
+        Self::ComeAgain,
+        Self::Undecodable,
+    ];
 
     /// Of a review that was read.
     pub(crate) fn of(verdict: &Verdict) -> Self {
@@ -84,30 +103,54 @@ impl Answers {
     /// Registers them.
     pub(crate) fn new(registry: &mut Registry) -> Self {
         // From what memory answers to what a wait takes, in seconds.
-        const BUCKETS: [f64; 11] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
-        let admission = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
+        const BUCKETS: [f64; 11] = [
+            0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0,
+        ];
+        let admission =
+            Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
         let held = Gauge::default();
         let help = "Time from a review's arrival to its answer, by hook and verdict, in seconds";
         registry.register("admission_duration_seconds", help, admission.clone());
-        registry.register("barrier_held_requests", "Requests that wait for a new namespace's copies", held.clone());
+        registry.register(
+            "pod_gate_held_requests",
+            "Requests that wait for a new namespace's copies",
+            held.clone(),
+        );
         let registered = Family::<Configuration, Gauge>::default();
         let help = "Whether the API server has the hooks as they should be, by the kind and name of their configuration: 1 or 0";
         registry.register("hooks_registered", help, registered.clone());
         let policies = Family::<Policies, Gauge>::default();
         let help = "TransformPolicies, by status and reason of their condition Ready";
         registry.register("policies", help, policies.clone());
+        let rewritten = Family::<Rewriter, Counter>::default();
+        let help = "Objects that a TransformPolicy has changed as they were written, dry runs among them, by the policy's name";
+        registry.register("policy_rewrites", help, rewritten.clone());
         // From zero on: of what appears with its first event no rate can tell that one.
-        for (hook, verdict) in Hook::ALL.into_iter().flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict))) {
+        for (hook, verdict) in Hook::ALL
+            .into_iter()
+            .flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict)))
+        {
             drop(admission.get_or_create(&Answer { hook, verdict }));
         }
-        let answers = Self { admission, held, registered, policies };
+        let answers = Self {
+            admission,
+            held,
+            registered,
+            policies,
+            rewritten,
+        };
         answers.policies(iter::empty());
         answers
     }
 
     /// Says whether the API server has that configuration as it should be.
     pub(crate) fn registered(&self, kind: &str, name: &'static str, yes: bool) {
-        self.registered.get_or_create(&Configuration { kind: kind.into(), name }).set(yes.into());
+        self.registered
+            .get_or_create(&Configuration {
+                kind: kind.into(),
+                name,
+            })
+            .set(yes.into());
     }
 
     /// Counts the policies by whether they are ready, and why.
@@ -115,7 +158,10 @@ impl Answers {
         self.policies.clear();
         let counted = |ready, reason: ConditionReason| {
             let ready = if ready { "True" } else { "False" };
-            self.policies.get_or_create_owned(&Policies { ready, reason: reason.to_string() })
+            self.policies.get_or_create_owned(&Policies {
+                ready,
+                reason: reason.to_string(),
+            })
         };
         // Where there are none, that is known, too.
         counted(true, ConditionReason::Active).set(0);
@@ -124,9 +170,35 @@ impl Answers {
         }
     }
 
+    /// A policy is registered: its objects count from zero on.
+    pub(crate) fn rewrites_by(&self, policy: &str) {
+        drop(self.rewritten.get_or_create(&Rewriter {
+            policy: policy.into(),
+        }));
+    }
+
+    /// A policy is not registered any more.
+    pub(crate) fn rewrites_no_more(&self, policy: &str) {
+        self.rewritten.remove(&Rewriter {
+            policy: policy.into(),
+        });
+    }
+
+    /// A policy has changed an object. One that isn't registered doesn't count: anybody may ask for
+    /// any name.
+    pub(crate) fn rewrote(&self, policy: &str) {
+        if let Some(count) = self.rewritten.get(&Rewriter {
+            policy: policy.into(),
+        }) {
+            count.inc();
+        }
+    }
+
     /// Counts an answer.
     pub(crate) fn answered(&self, hook: Hook, verdict: Word, took: Duration) {
-        self.admission.get_or_create(&Answer { hook, verdict }).observe(took.as_secs_f64());
+        self.admission
+            .get_or_create(&Answer { hook, verdict })
+            .observe(took.as_secs_f64());
     }
 }
 
@@ -140,27 +212,71 @@ mod tests {
     fn policies_that_are_no_more_are_not_counted() {
         let metrics = Metrics::new();
         let answers = metrics.add(Answers::new);
-        answers.policies([(true, ConditionReason::Active), (false, ConditionReason::Rejected)].into_iter());
-        answers.policies([(true, ConditionReason::Active), (true, ConditionReason::Active)].into_iter());
+        answers.policies(
+            [
+                (true, ConditionReason::Active),
+                (false, ConditionReason::Rejected),
+            ]
+            .into_iter(),
+        );
+        answers.policies(
+            [
+                (true, ConditionReason::Active),
+                (true, ConditionReason::Active),
+            ]
+            .into_iter(),
+        );
         answers.registered("MutatingWebhookConfiguration", "mimeo", false);
         let text = metrics.text().expect("it encodes");
-        assert!(text.contains("mimeo_policies{ready=\"True\",reason=\"Active\"} 2"), "{text}");
-        assert!(!text.contains("Rejected"), "{text}");
         assert!(
-            text.contains("mimeo_hooks_registered{kind=\"MutatingWebhookConfiguration\",name=\"mimeo\"} 0"),
+            text.contains("mimeo_policies{ready=\"True\",reason=\"Active\"} 2"),
             "{text}"
         );
+        assert!(!text.contains("Rejected"), "{text}");
+        assert!(
+            text.contains(
+                "mimeo_hooks_registered{kind=\"MutatingWebhookConfiguration\",name=\"mimeo\"} 0"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_policies_rewrite_counts_from_zero_on_and_as_long_as_they_are_registered() {
+        let metrics = Metrics::new();
+        let answers = metrics.add(Answers::new);
+        let told = || {
+            let text = metrics.text().expect("it encodes");
+            let lines = text
+                .lines()
+                .filter(|line| line.starts_with("mimeo_policy_rewrites_total{"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        answers.rewrote("nobody-knows-it");
+        assert!(told().is_empty());
+        answers.rewrites_by("mirror");
+        assert_eq!(told(), ["mimeo_policy_rewrites_total{policy=\"mirror\"} 0"]);
+        answers.rewrote("mirror");
+        answers.rewrites_by("mirror");
+        assert_eq!(told(), ["mimeo_policy_rewrites_total{policy=\"mirror\"} 1"]);
+        answers.rewrites_no_more("mirror");
+        assert!(told().is_empty());
     }
 
     #[test]
     fn every_answer_counts_from_zero_on() {
         let metrics = Metrics::new();
         let answers = metrics.add(Answers::new);
-        answers.answered(Hook::Barrier, Word::Denied, Duration::ZERO);
+        answers.answered(Hook::Pods, Word::Denied, Duration::ZERO);
         let text = metrics.text().expect("it encodes");
-        let counts = text.lines().filter(|line| line.starts_with("mimeo_admission_duration_seconds_count{"));
-        assert_eq!(counts.clone().count(), 35, "{text}");
+        let counts = text
+            .lines()
+            .filter(|line| line.starts_with("mimeo_admission_duration_seconds_count{"));
+        assert_eq!(counts.clone().count(), 30, "{text}");
         let counted: Vec<_> = counts.filter(|line| !line.ends_with(" 0")).collect();
-        assert_eq!(counted, ["mimeo_admission_duration_seconds_count{hook=\"Barrier\",verdict=\"Denied\"} 1"]);
+        assert_eq!(
+            counted,
+            ["mimeo_admission_duration_seconds_count{hook=\"Pods\",verdict=\"Denied\"} 1"]
+        );
     }
 }

@@ -1,16 +1,25 @@
 //! `/mutate/objects/<policy>`: rewrites objects as the policy says, whoever writes them.
 //!
-//! While it doesn't answer, the policy's own failure policy decides; its errors follow the same policy as far as it is known.
+//! While it doesn't answer, the policy's own failure policy decides; its errors follow the same
+//! policy as far as it is known.
 
 use kube::Api;
 use mimeo_api::{FailurePolicy, TransformPolicy};
-use mimeo_core::review::{Request, Verdict, is_name};
-use mimeo_runtime::{client::Fault, named};
+use mimeo_model::review::{Request, Verdict, is_name};
+use mimeo_runtime::{fault::Fault, named};
 use tracing::warn;
 
-use crate::{hooks::App, policies::Known};
+use crate::{app::App, policies::Known};
 
 pub(crate) async fn decide(app: &App, name: &str, request: &Request) -> Verdict {
+    let verdict = answer(app, name, request).await;
+    if matches!(&verdict, Verdict::Patch { patch, .. } if !patch.0.is_empty()) {
+        app.metrics.rewrote(name);
+    }
+    verdict
+}
+
+async fn answer(app: &App, name: &str, request: &Request) -> Verdict {
     if let Some(known) = app.policies.find(name) {
         return rewrite(&known, request);
     }
@@ -37,10 +46,17 @@ fn rewrite(known: &Known, request: &Request) -> Verdict {
     let message = format!("TransformPolicy {name} is invalid; its status says why");
     match known.object.spec.failure_policy {
         FailurePolicy::Fail => fail(message),
-        FailurePolicy::Ignore => Verdict::Allow { warnings: vec![format!("Mimeo: {message}")] },
+        FailurePolicy::Ignore => Verdict::Allow {
+            warnings: vec![message],
+        },
     }
 }
 
 fn fail(message: String) -> Verdict {
-    Verdict::Deny { code: 500, reason: "InternalError", message, retry_after_seconds: None }
+    Verdict::Deny {
+        code: 500,
+        reason: "InternalError",
+        message,
+        retry_after_seconds: None,
+    }
 }

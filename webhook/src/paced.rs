@@ -1,4 +1,5 @@
-//! What the log tells now and then, however often it happens: anybody who reaches the port can make it happen thousands of times.
+//! What the log tells now and then, however often it happens: anybody who reaches the port can make
+//! it happen thousands of times.
 
 use std::{
     sync::{Mutex, PoisonError},

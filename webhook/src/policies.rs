@@ -1,4 +1,5 @@
-//! `TransformPolicies`: which there are, their entries in a webhook configuration of their own, and what their statuses say.
+//! `TransformPolicies`: which there are, their entries in a webhook configuration of their own, and
+//! what their statuses say.
 //!
 //! Every replica does all of it: what one wrote the others find as they would have written it.
 
@@ -13,23 +14,23 @@ use std::{
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
 use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
-use mimeo_core::{
-    condition::{ConditionReason, ConditionType},
+use mimeo_model::{
+    condition::{ConditionReason, ConditionType, condition},
     kind::{GroupVersionKind, Resource},
     meta::Checksum,
     policy::Policy,
+    refusal::Refusal,
     registration::{POLICIES_NAME, Registration},
-    rule::Refusal,
 };
 use mimeo_runtime::{
-    client::{Clients, Fault, status, within},
+    client::Clients,
     discovery::Discovery,
+    fault::{Fault, status, within},
     watch::{Event, WatchSpec, Watcher, watch},
 };
 use serde_json::json;
@@ -50,8 +51,8 @@ const MOST: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(5);
-/// What an API server may take until it goes by a configuration that was written: it watches them. Until then a policy that is said to be
-/// active would not be.
+/// What an API server may take until it goes by a configuration that was written: it watches them.
+/// Until then a policy that is said to be active would not be.
 const HEARD: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -66,7 +67,10 @@ pub(crate) struct Known {
 
 impl Known {
     pub(crate) fn new(object: TransformPolicy) -> Self {
-        Self { policy: Policy::parse(&object), object }
+        Self {
+            policy: Policy::parse(&object),
+            object,
+        }
     }
 
     fn name(&self) -> &str {
@@ -118,7 +122,9 @@ impl Policies {
                 self.change(|all| all.insert(name, known));
             }
             // What it was before holds.
-            Event::Undecodable(part) => shown.extend(part["metadata"]["name"].as_str().map(Box::from)),
+            Event::Undecodable(part) => {
+                shown.extend(part["metadata"]["name"].as_str().map(Box::from));
+            }
             Event::Deleted(object) => {
                 let name = object.metadata.name.as_deref().unwrap_or_default();
                 shown.remove(name);
@@ -166,6 +172,8 @@ pub(crate) struct Registrar {
     tried: BTreeMap<Checksum, Result<(), String>>,
     /// The configuration of which every API server has heard.
     heard: Option<Checksum>,
+    /// Names of the policies that are registered.
+    registered: BTreeSet<Box<str>>,
 }
 
 /// What is to be said of a policy: condition Ready.
@@ -173,17 +181,28 @@ struct Finding {
     ready: bool,
     reason: ConditionReason,
     message: String,
-    /// Whether the same may be found otherwise in a while, without anything that would be heard of here.
+    /// Whether the same may be found otherwise in a while, without anything that would be heard of
+    /// here.
     passing: bool,
 }
 
 impl Finding {
     fn not(reason: ConditionReason, message: impl Into<String>) -> Self {
-        Self { ready: false, reason, message: message.into(), passing: false }
+        Self {
+            ready: false,
+            reason,
+            message: message.into(),
+            passing: false,
+        }
     }
 
     fn active(message: String) -> Self {
-        Self { ready: true, reason: ConditionReason::Active, message, passing: false }
+        Self {
+            ready: true,
+            reason: ConditionReason::Active,
+            message,
+            passing: false,
+        }
     }
 }
 
@@ -203,6 +222,7 @@ impl Registrar {
             served: BTreeMap::new(),
             tried: BTreeMap::new(),
             heard: None,
+            registered: BTreeSet::new(),
         }
     }
 
@@ -233,17 +253,36 @@ impl Registrar {
         let mut accepted = Vec::new();
         let mut findings = Vec::new();
         let mut by_age: Vec<&Arc<Known>> = known.iter().collect();
-        by_age.sort_by_key(|known| (known.object.metadata.creation_timestamp.clone(), known.name()));
+        by_age.sort_by_key(|known| {
+            (
+                known.object.metadata.creation_timestamp.clone(),
+                known.name(),
+            )
+        });
         let mut keys = BTreeSet::new();
         for known in by_age {
-            let finding = self.judge(registration, known, accepted.len(), &mut keys).await?;
+            let finding = self
+                .judge(registration, known, accepted.len(), &mut keys)
+                .await?;
             if let (true, Ok(policy)) = (finding.ready, &known.policy) {
                 accepted.push(policy.clone());
             }
             findings.push((known.clone(), finding));
         }
-        self.metrics.policies(findings.iter().map(|(_, finding)| (finding.ready, finding.reason)));
+        self.metrics.policies(
+            findings
+                .iter()
+                .map(|(_, finding)| (finding.ready, finding.reason)),
+        );
         self.tried.retain(|key, _| keys.contains(key));
+        let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
+        let former = std::mem::replace(&mut self.registered, registered);
+        self.registered
+            .iter()
+            .for_each(|policy| self.metrics.rewrites_by(policy));
+        former
+            .difference(&self.registered)
+            .for_each(|policy| self.metrics.rewrites_no_more(policy));
         accepted.sort_by(|a, b| a.name.cmp(&b.name));
         let configuration = self.wanted(registration, accepted);
         let wanted = Checksum::of(configuration.render().to_string().as_bytes());
@@ -259,13 +298,29 @@ impl Registrar {
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
-        Ok(if settled { Duration::from_hours(1) } else { LOOK_AGAIN })
+        Ok(if settled {
+            Duration::from_hours(1)
+        } else {
+            LOOK_AGAIN
+        })
     }
 
     fn wanted(&self, registration: &Registration, policies: Vec<Policy>) -> Wanted {
-        let kinds: BTreeSet<&GroupVersionKind> = policies.iter().flat_map(|policy| &policy.kinds).collect();
-        let served = kinds.into_iter().filter_map(|gvk| self.served.get(gvk).cloned()).collect();
+        let kinds: BTreeSet<&GroupVersionKind> =
+            policies.iter().flat_map(|policy| &policy.kinds).collect();
+        let served = kinds
+            .into_iter()
+            .filter_map(|gvk| self.served.get(gvk).cloned())
+            .collect();
         Wanted::Policies(registration.clone(), policies, served)
+    }
+
+    /// A kind that is not served, and which one its author may have meant.
+    fn name_missing(&self, gvk: &GroupVersionKind) -> String {
+        match self.discovery.meant(gvk) {
+            Some(kind) => format!("{gvk} (did you mean {kind}?)"),
+            None => gvk.to_string(),
+        }
     }
 
     /// Whether an entry of this policy can be registered.
@@ -276,7 +331,13 @@ impl Registrar {
         before: usize,
         keys: &mut BTreeSet<Checksum>,
     ) -> anyhow::Result<Finding> {
-        let list = |refusals: &[Refusal]| refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let list = |refusals: &[Refusal]| {
+            refusals
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("; ")
+        };
         let policy = match &known.policy {
             Ok(policy) => policy,
             Err(refusals) => return Ok(Finding::not(ConditionReason::InvalidSpec, list(refusals))),
@@ -285,8 +346,12 @@ impl Registrar {
         if !refusals.is_empty() {
             return Ok(Finding::not(ConditionReason::InvalidSpec, list(&refusals)));
         }
-        let missing: Vec<String> =
-            policy.kinds.iter().filter(|gvk| !self.served.contains_key(gvk)).map(ToString::to_string).collect();
+        let missing: Vec<String> = policy
+            .kinds
+            .iter()
+            .filter(|gvk| !self.served.contains_key(gvk))
+            .map(|gvk| self.name_missing(gvk))
+            .collect();
         if missing.len() == policy.kinds.len() {
             return Ok(Finding::not(
                 ConditionReason::KindNotServed,
@@ -307,8 +372,14 @@ impl Registrar {
         } else {
             let verdict = match try_out(&self.client, &wanted).await? {
                 // Rights and policies change.
-                Err(Refused { message, forbidden: true }) => {
-                    return Ok(Finding { passing: true, ..Finding::not(ConditionReason::Rejected, message) });
+                Err(Refused {
+                    message,
+                    forbidden: true,
+                }) => {
+                    return Ok(Finding {
+                        passing: true,
+                        ..Finding::not(ConditionReason::Rejected, message)
+                    });
                 }
                 Err(refused) => Err(refused.message),
                 Ok(()) => Ok(()),
@@ -359,7 +430,12 @@ impl Registrar {
             "metadata": {"name": name, "uid": known.object.metadata.uid}, "status": status,
         });
         let params = PatchParams::apply(MANAGER).force();
-        match within(DEADLINE, api.patch_status(name, &params, &Patch::Apply(&body))).await {
+        match within(
+            DEADLINE,
+            api.patch_status(name, &params, &Patch::Apply(&body)),
+        )
+        .await
+        {
             Ok(_) => {
                 let reason = status.conditions.first().map(|ready| ready.reason.as_str());
                 info!(policy = name, reason, "policy status written");
@@ -374,32 +450,31 @@ impl Registrar {
 
 fn active(missing: &[String]) -> String {
     let message = "matching objects are rewritten as they are written".to_owned();
-    if missing.is_empty() { message } else { format!("{message}; the cluster does not serve {}", missing.join(", ")) }
+    if missing.is_empty() {
+        message
+    } else {
+        format!(
+            "{message}; the cluster does not serve {}",
+            missing.join(", ")
+        )
+    }
 }
 
-/// The status that says so. What doesn't change keeps its time, so that all replicas write the same.
+/// The status that says so, the same from all replicas.
 fn compose(
     known: &Known,
     finding: Finding,
     old: Option<&TransformPolicyStatus>,
     now: Timestamp,
 ) -> TransformPolicyStatus {
-    let word = if finding.ready { "True" } else { "False" };
-    let before =
-        old.and_then(|old| old.conditions.iter().find(|condition| condition.type_ == ConditionType::Ready.as_str()));
-    let since = before.filter(|before| before.status == word).map(|before| before.last_transition_time.clone());
-    // API times have whole seconds.
-    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let generation = known.object.metadata.generation;
-    let ready = Condition {
-        type_: ConditionType::Ready.to_string(),
-        status: word.into(),
-        reason: finding.reason.to_string(),
-        message: finding.message,
+    let old = old.map_or(&[][..], |old| &old.conditions);
+    let ready = (ConditionType::Ready, finding.ready);
+    let ready = condition(ready, finding.reason, finding.message, generation, old, now);
+    TransformPolicyStatus {
         observed_generation: generation,
-        last_transition_time: since.unwrap_or(Time(now)),
-    };
-    TransformPolicyStatus { observed_generation: generation, conditions: vec![ready] }
+        conditions: vec![ready],
+    }
 }
 
 #[cfg(test)]
@@ -424,8 +499,19 @@ mod tests {
         let first = compose(&known(None), yes(), None, at(10));
         let later = compose(&known(None), yes(), Some(&first), at(20));
         assert_eq!(first, later);
-        let no = compose(&known(None), Finding::not(ConditionReason::Rejected, "no"), Some(&first), at(20));
-        assert_eq!((no.conditions[0].last_transition_time.0, &*no.conditions[0].reason), (at(20), "Rejected"));
+        let no = compose(
+            &known(None),
+            Finding::not(ConditionReason::Rejected, "no"),
+            Some(&first),
+            at(20),
+        );
+        assert_eq!(
+            (
+                no.conditions[0].last_transition_time.0,
+                &*no.conditions[0].reason
+            ),
+            (at(20), "Rejected")
+        );
         assert_eq!(first.observed_generation, Some(2));
     }
 

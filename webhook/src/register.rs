@@ -1,36 +1,29 @@
-//! Keeps the webhook configurations in the cluster as they should be: written when this replica can serve, again when what they
-//! say changes, and put back when somebody changes or deletes them.
+//! Keeps the webhook configurations in the cluster as they should be: written when this replica can
+//! serve, again when what they say changes, and put back when somebody changes or deletes them.
 //!
-//! Every replica does so. Equal replicas write the same, which is no write to the server, so they don't disturb each other;
-//! unequal ones, as during an update of Mimeo, give way with a growing pause.
+//! Every replica does so. Equal replicas write the same, which is no write to the server, so they
+//! don't disturb each other; unequal ones, as during an update of Mimeo, give way with a growing
+//! pause.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Debug,
-    sync::Arc,
-    time::Duration,
-};
+use std::{cmp::Reverse, fmt::Debug, sync::Arc, time::Duration};
 
-use k8s_openapi::{
-    ByteString,
-    api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-        rbac::v1::ClusterRole,
-    },
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    rbac::v1::ClusterRole,
 };
 use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams},
 };
-use mimeo_core::{
+use mimeo_model::{
     kind::{GroupVersionKind, Resource as Served},
     policy::Policy,
-    registration::{NAME, POLICIES_NAME, Registration, SOURCES_NAME},
-    rule::SourceRef,
+    registration::{NAME, POLICIES_NAME, Registration},
 };
 use mimeo_runtime::{
     backoff::Backoff,
-    client::{Clients, Fault, status, within},
+    client::Clients,
+    fault::{Fault, status, within},
     follow::Follower,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -41,15 +34,26 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::metrics::Answers;
+use crate::{
+    compare::{Trust, holds, joined},
+    metrics::Answers,
+};
 
 /// Field manager of the configurations and of policies' statuses.
 pub(crate) const MANAGER: &str = "mimeo-webhook";
 /// The configurations belong to this `ClusterRole`: whoever removes it removes Mimeo.
 const OWNER: &str = "mimeo-webhook";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A repair this long after the last one is no part of the same quarrel.
-const QUARREL: Duration = Duration::from_mins(5);
+/// A repair this long after the last one is no part of the same fight.
+const FIGHT: Duration = Duration::from_mins(5);
+/// From this pause on, which is that of the fourth repair, the rules' status tells of the other
+/// client.
+const CONTESTED: Duration = Duration::from_secs(4);
+/// The same while no other client is known: an update of Mimeo has two versions write for as long
+/// as it takes.
+const CONTESTED_BY_ANOTHER_VERSION: Duration = Duration::from_secs(30);
+/// Most field managers that are named: each is up to 128 bytes long.
+const MANAGERS: usize = 5;
 
 /// What a configuration shall say.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +64,6 @@ pub(crate) enum Wanted {
     Validating(Registration),
     /// The hooks of these policies, whose kinds are served so.
     Policies(Registration, Vec<Policy>, Vec<Served>),
-    /// The hook of these sources.
-    Sources(Registration, BTreeMap<SourceRef, Served>),
 }
 
 impl Wanted {
@@ -69,7 +71,6 @@ impl Wanted {
         match self {
             Self::Mutating(_) | Self::Validating(_) => NAME,
             Self::Policies(..) => POLICIES_NAME,
-            Self::Sources(..) => SOURCES_NAME,
         }
     }
 
@@ -79,20 +80,25 @@ impl Wanted {
             Self::Mutating(registration) => registration.mutating(),
             Self::Validating(registration) => registration.validating(),
             Self::Policies(registration, policies, served) => {
-                let look_up = |gvk: &GroupVersionKind| served.iter().find(|resource| resource.gvk == *gvk).cloned();
+                let look_up = |gvk: &GroupVersionKind| {
+                    served.iter().find(|resource| resource.gvk == *gvk).cloned()
+                };
                 registration.policies(policies, &look_up)
             }
-            Self::Sources(registration, sources) => registration.sources(sources),
         }
     }
 
     fn owned_by(self, owner: Option<Value>) -> Self {
-        let owned = |registration| Registration { owner, ..registration };
+        let owned = |registration| Registration {
+            owner,
+            ..registration
+        };
         match self {
             Self::Mutating(registration) => Self::Mutating(owned(registration)),
             Self::Validating(registration) => Self::Validating(owned(registration)),
-            Self::Policies(registration, policies, served) => Self::Policies(owned(registration), policies, served),
-            Self::Sources(registration, sources) => Self::Sources(owned(registration), sources),
+            Self::Policies(registration, policies, served) => {
+                Self::Policies(owned(registration), policies, served)
+            }
         }
     }
 }
@@ -103,45 +109,61 @@ pub(crate) struct Kept {
     wanted: watch::Sender<Option<Arc<Wanted>>>,
     /// What the cluster was last seen to hold of it.
     held: watch::Receiver<Option<Arc<Wanted>>>,
+    contested: watch::Receiver<Option<String>>,
 }
 
 impl Kept {
     /// Keeps the mutating configuration of that name, once it is known what it shall say.
     pub(crate) fn mutating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
-        Self::start::<MutatingWebhookConfiguration>(clients, metrics, name, Duration::ZERO)
+        Self::start::<MutatingWebhookConfiguration>(clients, metrics, name)
     }
 
     /// The same for the validating one.
     pub(crate) fn validating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, name, Duration::ZERO)
+        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, name)
     }
 
-    /// The same for that of the sources. It follows the rules, which other replicas may have seen a moment before: what another
-    /// writes is given time to make sense.
-    pub(crate) fn sources(clients: &Clients, metrics: &Answers) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, SOURCES_NAME, Duration::from_secs(5))
-    }
-
-    fn start<K>(clients: &Clients, metrics: &Answers, name: &'static str, patience: Duration) -> Self
+    fn start<K>(clients: &Clients, metrics: &Answers, name: &'static str) -> Self
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
+        K: Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + Serialize
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
     {
         let (publish, held) = watch::channel(None);
+        let (tell, contested) = watch::channel(None);
         let wanted = watch::Sender::new(None);
         let keeper = Keeper::<K> {
             api: Api::all(clients.requests.clone()),
             roles: Api::all(clients.requests.clone()),
             name,
             metrics: metrics.clone(),
-            patience,
             held: publish,
+            contested: tell,
             owned: false,
             applied: None,
-            repaired: None,
-            backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
+            put_back: false,
+            repairs: Repairs::default(),
         };
-        tokio::spawn(keeper.run(Follower::new(Api::all(clients.watches.clone()), name), wanted.subscribe()));
-        Self { wanted, held }
+        tokio::spawn(keeper.run(
+            Follower::new(Api::all(clients.watches.clone()), name),
+            wanted.subscribe(),
+        ));
+        Self {
+            wanted,
+            held,
+            contested,
+        }
+    }
+
+    /// Another client keeps changing the configuration: a sentence that says so, until five minutes
+    /// after the last change.
+    pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
+        self.contested.clone()
     }
 
     /// Says what it shall hold from now on.
@@ -171,30 +193,52 @@ struct Keeper<K> {
     roles: Api<ClusterRole>,
     name: &'static str,
     metrics: Answers,
-    /// How long what others write is left alone.
-    patience: Duration,
     held: watch::Sender<Option<Arc<Wanted>>>,
+    contested: watch::Sender<Option<String>>,
     /// Whether it was seen with an owner.
     owned: bool,
     /// What was written last, or seen to be there: to the letter.
     applied: Option<Arc<Wanted>>,
-    repaired: Option<Instant>,
-    backoff: Backoff,
+    /// Whether the last write succeeded. A write that is refused again and again is no fight.
+    put_back: bool,
+    repairs: Repairs,
 }
 
 impl<K> Keeper<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
 {
-    async fn run(mut self, mut follower: Follower<K>, mut wanted: watch::Receiver<Option<Arc<Wanted>>>) {
+    async fn run(
+        mut self,
+        mut follower: Follower<K>,
+        mut wanted: watch::Receiver<Option<Arc<Wanted>>>,
+    ) {
         let mut live = value(follower.next().await);
         let mut not_before = Instant::now();
         loop {
-            self.owned |= live["metadata"]["ownerReferences"].as_array().is_some_and(|owners| !owners.is_empty());
+            self.owned |= live["metadata"]["ownerReferences"]
+                .as_array()
+                .is_some_and(|owners| !owners.is_empty());
             let want = wanted.borrow_and_update().clone();
             let due = want.clone().filter(|want| !self.holds(&live, want));
             if want.is_some() {
-                self.metrics.registered(&K::kind(&()), self.name, due.is_none());
+                self.metrics
+                    .registered(&K::kind(&()), self.name, due.is_none());
+            }
+            if self
+                .repairs
+                .fight_ends()
+                .is_some_and(|end| Instant::now() >= end)
+            {
+                self.contested
+                    .send_if_modified(|told| told.take().is_some());
             }
             match due {
                 None => {
@@ -206,8 +250,15 @@ where
                     });
                 }
                 Some(want) if Instant::now() >= not_before => {
-                    not_before = Instant::now() + self.pause(&want);
-                    match self.write(&want).await {
+                    let pause = self.pause(&want);
+                    not_before = Instant::now() + pause;
+                    let changed_again = self.put_back && self.applied.as_ref() == Some(&want);
+                    if changed_again {
+                        self.tell(&live, pause);
+                    }
+                    let outcome = self.write(&want).await;
+                    self.put_back = matches!(outcome, Ok(Some(_)));
+                    match outcome {
                         Ok(Some(written)) => {
                             live = written;
                             self.applied = Some(want);
@@ -215,7 +266,10 @@ where
                         Ok(None) => {}
                         Err(error) => {
                             let error = format!("{error:#}");
-                            warn!(name = self.name, error, "failed to write a webhook configuration");
+                            warn!(
+                                name = self.name,
+                                error, "failed to write a webhook configuration"
+                            );
                         }
                     }
                     continue;
@@ -223,39 +277,67 @@ where
                 Some(_) => {}
             }
             let retry = want.is_some_and(|want| !self.holds(&live, &want));
+            let fight_ends = self
+                .repairs
+                .fight_ends()
+                .filter(|_| self.contested.borrow().is_some());
             tokio::select! {
-                seen = follower.next() => {
-                    live = value(seen);
-                    not_before = not_before.max(Instant::now() + self.patience);
-                }
+                seen = follower.next() => live = value(seen),
                 changed = wanted.changed() => if changed.is_err() { return },
                 () = sleep_until(not_before), if retry => {}
+                () = sleep_until(fight_ends.unwrap_or(not_before)), if fight_ends.is_some() => {}
             }
         }
     }
 
-    /// How long to wait after this write before the next one.
-    fn pause(&mut self, want: &Arc<Wanted>) -> Duration {
-        let now = Instant::now();
-        let news = self.held.borrow().as_ref() != Some(want) && self.held.borrow().is_some();
-        if news || self.repaired.is_none_or(|last| now > last + QUARREL) {
-            self.backoff.reset();
+    /// Tells of the other client that changed the configuration after Mimeo had written it, if it
+    /// does so again and again.
+    fn tell(&self, live: &Value, pause: Duration) {
+        let (kind, managers) = (K::kind(&()), managers(live));
+        let another_version = managers.is_empty() && !live.is_null();
+        if pause
+            < if another_version {
+                CONTESTED_BY_ANOTHER_VERSION
+            } else {
+                CONTESTED
+            }
+        {
+            return;
         }
-        self.repaired = Some(now);
-        self.backoff.pause()
+        let message = "another client, or another version of mimeo-webhook, keeps changing this webhook configuration";
+        warn!(name = self.name, %kind, field_managers = managers.join(", "), pause = ?pause, message);
+        // The first sentence stays: a new one would be a write of every rule's status.
+        let sentence = contested(&kind, self.name, live);
+        self.contested
+            .send_if_modified(|told| told.is_none() && told.replace(sentence).is_none());
     }
 
-    /// Whether nothing needs to be written. Certificates that this replica does not ask for may be trusted by others, who have
-    /// yet to see, or have already seen, the next ones; once, when what it asks for changes, it takes them out.
+    /// How long to wait after this write before the next one.
+    fn pause(&mut self, want: &Arc<Wanted>) -> Duration {
+        let news = self.held.borrow().as_ref() != Some(want) && self.held.borrow().is_some();
+        self.repairs.next(news, Instant::now())
+    }
+
+    /// Whether nothing needs to be written. Certificates that this replica does not ask for may be
+    /// trusted by others, who have yet to see, or have already seen, the next ones; once, when what
+    /// it asks for changes, it takes them out.
     fn holds(&self, live: &Value, want: &Arc<Wanted>) -> bool {
-        holds(live, want, if self.applied.as_ref() == Some(want) { Trust::AtLeast } else { Trust::Exactly })
+        let trust = if self.applied.as_ref() == Some(want) {
+            Trust::AtLeast
+        } else {
+            Trust::Exactly
+        };
+        holds(live, &want.render(), trust)
     }
 
     /// Writes it; none if its owner is gone, and Mimeo with it.
     async fn write(&mut self, want: &Wanted) -> anyhow::Result<Option<Value>> {
         let owner = match self.owner().await? {
             Owner::None if self.owned => {
-                info!(name = self.name, "webhook configuration not written: the ClusterRole that owns it is gone");
+                info!(
+                    name = self.name,
+                    "webhook configuration not written: the ClusterRole that owns it is gone"
+                );
                 return Ok(None);
             }
             Owner::None | Owner::Unknown => None,
@@ -263,9 +345,14 @@ where
         };
         let body = want.clone().owned_by(owner).render();
         let params = PatchParams::apply(MANAGER).force();
-        let mut written =
-            value(Some(within(DEADLINE, self.api.patch(self.name, &params, &Patch::Apply(&body))).await?));
-        if !holds(&written, want, Trust::Exactly) {
+        let mut written = value(Some(
+            within(
+                DEADLINE,
+                self.api.patch(self.name, &params, &Patch::Apply(&body)),
+            )
+            .await?,
+        ));
+        if !holds(&written, &want.render(), Trust::Exactly) {
             written = self.replace(&written, &body).await?;
         }
         info!(name = self.name, kind = %K::kind(&()), "webhook configuration written");
@@ -279,8 +366,13 @@ where
             {"op": "add", "path": "/webhooks", "value": body["webhooks"]},
         ]);
         let patch = Patch::<K>::Json(serde_json::from_value(operations)?);
-        let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-        Ok(value(Some(within(DEADLINE, self.api.patch(self.name, &params, &patch)).await?)))
+        let params = PatchParams {
+            field_manager: Some(MANAGER.into()),
+            ..PatchParams::default()
+        };
+        Ok(value(Some(
+            within(DEADLINE, self.api.patch(self.name, &params, &patch)).await?,
+        )))
     }
 
     async fn owner(&self) -> anyhow::Result<Owner> {
@@ -290,8 +382,66 @@ where
             Ok(role) => role,
         };
         let reference = |uid| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": OWNER, "uid": uid});
-        Ok(role.and_then(|role| role.metadata.uid).map_or(Owner::None, |uid| Owner::Role(reference(uid))))
+        Ok(role
+            .and_then(|role| role.metadata.uid)
+            .map_or(Owner::None, |uid| Owner::Role(reference(uid))))
     }
+}
+
+/// When a configuration was written.
+struct Repairs {
+    last: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Default for Repairs {
+    fn default() -> Self {
+        Self {
+            last: None,
+            backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
+        }
+    }
+}
+
+impl Repairs {
+    /// It is written now, because of `news` or because somebody changed it: how long to wait before
+    /// the next write.
+    fn next(&mut self, news: bool, now: Instant) -> Duration {
+        if news || self.fight_ends().is_none_or(|end| now >= end) {
+            self.backoff.reset();
+        }
+        self.last = Some(now);
+        self.backoff.pause()
+    }
+
+    /// When whoever has changed it no longer counts, if it isn't changed again.
+    fn fight_ends(&self) -> Option<Instant> {
+        self.last.map(|last| last + FIGHT)
+    }
+}
+
+/// The sentence that tells people that a configuration keeps being changed, or deleted if `live` is
+/// null.
+fn contested(kind: &str, name: &str, live: &Value) -> String {
+    if live.is_null() {
+        return format!(
+            "{kind} {name} is deleted again and again, and each time Mimeo creates it: in between, pods do not wait"
+        );
+    }
+    let managers = managers(live);
+    let others = match &managers[..] {
+        // Another version of Mimeo has the same one.
+        [] => "another version of mimeo-webhook".to_owned(),
+        all if all.len() <= MANAGERS => all.join(", "),
+        all => format!(
+            "{} and {} more",
+            all[..MANAGERS].join(", "),
+            all.len() - MANAGERS
+        ),
+    };
+    format!(
+        "{kind} {name} is changed again and again, by {others}, and each time Mimeo puts it back: in between, pods may not wait"
+    )
 }
 
 /// The `ClusterRole` of this program.
@@ -307,7 +457,8 @@ enum Owner {
 /// Why the server refuses a configuration.
 pub(crate) struct Refused {
     pub(crate) message: String,
-    /// Not because of what it says: of somebody who may not write such a one, by their rights or a policy of the cluster's.
+    /// Not because of what it says: of somebody who may not write such a one, by their rights or a
+    /// policy of the cluster's.
     pub(crate) forbidden: bool,
 }
 
@@ -315,13 +466,27 @@ pub(crate) struct Refused {
 ///
 /// # Errors
 /// The server's refusal in the inner result; in the outer one that it couldn't be asked.
-pub(crate) async fn try_out(client: &Client, wanted: &Wanted) -> anyhow::Result<Result<(), Refused>> {
+pub(crate) async fn try_out(
+    client: &Client,
+    wanted: &Wanted,
+) -> anyhow::Result<Result<(), Refused>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    let params = PatchParams { dry_run: true, ..PatchParams::apply(MANAGER).force() };
-    match within(DEADLINE, api.patch(wanted.name(), &params, &Patch::Apply(&wanted.render()))).await {
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::apply(MANAGER).force()
+    };
+    match within(
+        DEADLINE,
+        api.patch(wanted.name(), &params, &Patch::Apply(&wanted.render())),
+    )
+    .await
+    {
         Ok(_) => Ok(Ok(())),
         Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
-            Ok(Err(Refused { message: refusal.message.clone(), forbidden: refusal.code == 403 }))
+            Ok(Err(Refused {
+                message: refusal.message.clone(),
+                forbidden: refusal.code == 403,
+            }))
         }
         Err(error) => Err(error.into()),
     }
@@ -330,165 +495,119 @@ pub(crate) async fn try_out(client: &Client, wanted: &Wanted) -> anyhow::Result<
 /// The object as JSON; null if there is none.
 fn value<K: Serialize>(object: Option<K>) -> Value {
     // A typed object has no maps with other keys than strings.
-    object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default()
+    object
+        .and_then(|object| serde_json::to_value(object).ok())
+        .unwrap_or_default()
 }
 
-/// Which certificates a `caBundle` may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trust {
-    Exactly,
-    AtLeast,
-}
-
-/// Whether the cluster holds what is wanted: in its metadata at least, in its entries nothing else.
-fn holds(live: &Value, wanted: &Wanted, trust: Trust) -> bool {
-    let wanted = wanted.render();
-    contains(&live["metadata"], &wanted["metadata"]) && same(&live["webhooks"], &wanted["webhooks"], trust)
-}
-
-/// Whether everything that `part` says is so in `whole`, which may say more.
-fn contains(whole: &Value, part: &Value) -> bool {
-    match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => {
-            part.iter().all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part)))
-        }
-        _ => whole == part,
-    }
-}
-
-/// Whether both say the same. What is empty may be left out.
-fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
-    match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => {
-            let keys: BTreeSet<&String> = live.keys().chain(wanted.keys()).collect();
-            keys.into_iter().all(|key| match (live.get(key), wanted.get(key)) {
-                // Where Mimeo knows no CA, others may.
-                (_, None) if key == "caBundle" => true,
-                (Some(live), Some(wanted)) if key == "caBundle" => trusts(live, wanted, trust),
-                (live, wanted) => same(live.unwrap_or(&Value::Null), wanted.unwrap_or(&Value::Null), trust),
-            })
-        }
-        (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| same(live, wanted, trust))
-        }
-        _ => live == wanted || is_empty(live) && is_empty(wanted),
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        _ => false,
-    }
-}
-
-fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
-    match trust {
-        Trust::Exactly => live == wanted,
-        Trust::AtLeast => {
-            certificates(live).zip(certificates(wanted)).is_some_and(|(live, wanted)| wanted.is_subset(&live))
+/// Field managers that own something in the object, without Mimeo; the one that wrote last first.
+fn managers(live: &Value) -> Vec<&str> {
+    let entries = live["metadata"]["managedFields"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let mut entries: Vec<&Value> = entries.collect();
+    // Equal times (they are whole seconds) are in no order.
+    entries.sort_by_key(|entry| (Reverse(entry["time"].as_str()), entry["manager"].as_str()));
+    let mut names = Vec::new();
+    for name in entries
+        .into_iter()
+        .filter_map(|entry| entry["manager"].as_str())
+    {
+        if name != MANAGER && !names.contains(&name) {
+            names.push(name);
         }
     }
+    names
 }
 
-/// The certificates of a `caBundle`, each as its text.
-fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
-    let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
-    let text = String::from_utf8(bytes).ok()?;
-    Some(each(&text).map(str::to_owned).collect())
-}
-
-fn each(pem: &str) -> impl Iterator<Item = &str> {
-    pem.split_inclusive("-----END CERTIFICATE-----").map(str::trim).filter(|one| !one.is_empty())
-}
-
-/// The certificates by which API servers know the hooks at present, in PEM. Other replicas may serve one that these vouch for, and
-/// this one doesn't know: of a Secret that was given another name, or from before there was a folder.
+/// The certificates by which API servers know the hooks at present, in PEM. Other replicas may
+/// serve one that these vouch for, and this one doesn't know: of a Secret that was given another
+/// name, or from before there was a folder.
 pub(crate) async fn trusted_before(clients: &Clients) -> String {
     let api = Api::<MutatingWebhookConfiguration>::all(clients.requests.clone());
-    let found = within(DEADLINE, api.get_opt(NAME)).await.unwrap_or_else(|error| {
-        warn!(error = %Fault(&error), "failed to read which certificates are trusted");
-        None
-    });
+    let found = within(DEADLINE, api.get_opt(NAME))
+        .await
+        .unwrap_or_else(|error| {
+            warn!(error = %Fault(&error), "failed to read which certificates are trusted");
+            None
+        });
     let hooks = found.and_then(|found| found.webhooks).unwrap_or_default();
-    let bundles = hooks.into_iter().filter_map(|hook| String::from_utf8(hook.client_config.ca_bundle?.0).ok());
-    bundles.reduce(|all, more| joined(&all, &more)).unwrap_or_default()
-}
-
-/// These certificates, and after them the others that aren't among them.
-pub(crate) fn joined(first: &str, others: &str) -> String {
-    let known: BTreeSet<&str> = each(first).collect();
-    let more: Vec<&str> = each(others).filter(|one| !known.contains(one)).collect();
-    if more.is_empty() { first.to_owned() } else { format!("{}\n{}\n", first.trim_end(), more.join("\n")) }
+    let bundles = hooks
+        .into_iter()
+        .filter_map(|hook| String::from_utf8(hook.client_config.ca_bundle?.0).ok());
+    bundles
+        .reduce(|all, more| joined(&all, &more))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Four repairs, each within five minutes of the one before, are a fight; five minutes without
+    /// one end it.
     #[test]
-    fn metadata_may_have_more() {
-        let want = json!({"name": "x", "labels": {"a": "b"}});
-        for (live, holds) in [
-            (json!({"name": "x", "labels": {"a": "b", "c": "d"}, "uid": "u"}), true),
-            (json!({"name": "x", "labels": {"a": "c"}}), false),
-            (json!({"name": "x"}), false),
-            (Value::Null, false),
-        ] {
-            assert_eq!(contains(&live, &want), holds, "{live}");
+    fn who_changes_it_again_and_again_fights() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut repairs = Repairs::default();
+        assert_eq!(repairs.fight_ends(), None);
+        for seconds in [0, 299, 598] {
+            assert!(repairs.next(false, at(seconds)) <= CONTESTED);
         }
+        assert!(repairs.next(false, at(897)) > CONTESTED);
+        assert_eq!(repairs.fight_ends(), Some(at(897 + 300)));
+        assert!(
+            repairs.next(true, at(898)) <= Duration::from_secs(1),
+            "Mimeo wants something else"
+        );
+        for seconds in [899, 900, 901] {
+            repairs.next(false, at(seconds));
+        }
+        assert!(repairs.next(false, at(902)) > CONTESTED);
+        assert!(
+            repairs.next(false, at(902 + 300)) <= Duration::from_secs(1),
+            "a new one"
+        );
     }
 
     #[test]
-    fn entries_may_not() {
-        let want = json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}, "conditions": []}]);
-        for (live, holds) in [
-            (json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}}]), true),
-            (json!([{"name": "x", "rules": [{"scope": "*"}], "clientConfig": {"caBundle": "QQ=="}}]), false),
-            (json!([{"name": "x", "rules": [{"scope": "*"}], "caBundle": "QQ=="}]), true),
-            (json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {"matchLabels": {"a": "b"}}}]), false),
-            (json!([{"name": "x", "rules": [{"scope": "*"}], "conditions": [{"name": "never"}]}]), false),
-            (json!([{"name": "x", "rules": []}]), false),
-            (json!([{"name": "x", "rules": [{"scope": "*"}]}, {"name": "y"}]), false),
-            (Value::Null, false),
+    fn who_fights_is_named() {
+        let of = |managers: &[(&str, &str)]| {
+            let entry = |(manager, time): &(&str, &str)| json!({"manager": manager, "time": time});
+            let fields: Vec<Value> = managers.iter().map(entry).collect();
+            contested(
+                "MutatingWebhookConfiguration",
+                "mimeo",
+                &json!({"metadata": {"managedFields": fields}}),
+            )
+        };
+        let (earlier, later) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        for (managers, named) in [
+            (
+                &[(MANAGER, later)][..],
+                "by another version of mimeo-webhook, and",
+            ),
+            (
+                &[("enforcer", earlier), (MANAGER, later)],
+                "by enforcer, and",
+            ),
+            (
+                &[("a", earlier), ("b", earlier), ("a", later), ("c", later)],
+                "by a, c, b, and",
+            ),
+            (
+                &["a", "b", "c", "d", "e", "f", "g"].map(|name| (name, later)),
+                "by a, b, c, d, e and 2 more, and",
+            ),
         ] {
-            assert_eq!(same(&live, &want, Trust::Exactly), holds, "{live}");
+            assert!(of(managers).contains(named), "{}", of(managers));
         }
-    }
-
-    #[test]
-    fn certificates_are_joined_each_once_and_what_is_known_first() {
-        let pem = |name: &str| format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n");
-        let all = |names: &[&str]| names.iter().map(|name| pem(name)).collect::<String>();
-        for (first, others, both) in [
-            (&["a"][..], &["b", "c"][..], &["a", "b", "c"][..]),
-            (&["a", "b"], &["b", "a"], &["a", "b"]),
-            (&["a", "b"], &["c", "b"], &["a", "b", "c"]),
-            (&["a"], &[], &["a"]),
-            (&[], &["a"], &["a"]),
-        ] {
-            assert_eq!(joined(&all(first), &all(others)).trim(), all(both).trim(), "{first:?} {others:?}");
-        }
-        assert_eq!(joined("as it was", "as it was"), "as it was", "to the letter");
-    }
-
-    #[test]
-    fn certificates_of_others_stay_while_nothing_changes_here() {
-        let pem = |name: &str| format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n");
-        let bundle =
-            |names: &[&str]| json!(ByteString(names.iter().map(|name| pem(name)).collect::<String>().into_bytes()));
-        for (live, want, exactly, at_least) in [
-            (&["a"][..], &["a"][..], true, true),
-            (&["a", "b"], &["a"], false, true),
-            (&["a", "b"], &["b", "a"], false, true),
-            (&["a"], &["a", "b"], false, false),
-            (&[], &["a"], false, false),
-        ] {
-            let (live, want) = (bundle(live), bundle(want));
-            assert_eq!(trusts(&live, &want, Trust::Exactly), exactly, "{live} {want}");
-            assert_eq!(trusts(&live, &want, Trust::AtLeast), at_least, "{live} {want}");
-        }
+        let deleted = contested("MutatingWebhookConfiguration", "mimeo", &Value::Null);
+        assert!(
+            deleted.contains("mimeo is deleted again and again"),
+            "{deleted}"
+        );
     }
 }

@@ -1,7 +1,10 @@
-//! `/validate/rules`: refuses rules and policies that can't work or that their author may not have, and says what is odd about
-//! the others.
+//! The two hooks of Mimeo's own kinds. `/mutate/rules` notes the author. `/validate/rules` refuses
+//! objects that cannot work or that use permissions which their author does not have, and warns
+//! about the odd ones.
 //!
-//! Fails closed: what nobody checked isn't stored. It has no effects, so dry runs are like any other request.
+//! Both fail closed and have no effects, so a dry run is like any other request. The author is
+//! checked when the object is created or its spec changes, and never again: a later write of
+//! labels, annotations or finalizers makes no author.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +15,22 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
 };
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
-use mimeo_core::{
-    admission::forbid,
-    authority::{Need, Right, of_grant, of_policy, of_rule},
-    grant::{self, Grant},
+use mimeo_engine::author;
+use mimeo_model::{
+    authority::{Need, of_grant, of_policy, of_rule},
+    grant::Grant,
+    id::RuleKind,
     kind::{GroupVersionKind, Resource},
-    lineage::Lineage,
+    meta::is_copy,
+    narrowing,
     own_rights::{self, Program, RoleRef},
     policy::Policy,
-    review::{Operation, Request, User, Verdict},
-    rule::{Refusal, Rule, RuleKind, SourceRef, SourceSelector},
-    stamp,
+    refusal::Refusal,
+    review::{Request, User, Verdict},
+    right::Right,
+    rule::Rule,
+    source::{SourceRef, SourceSelector},
+    template::{VARIABLES, Variable},
 };
 use mimeo_runtime::named;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -31,9 +39,8 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::{
-    author::{self, Questions},
-    hooks::App,
-    stamps::key,
+    app::App,
+    permissions::{self, Questions},
     warnings::{self, Told},
 };
 
@@ -43,14 +50,32 @@ const LISTED: u32 = 512;
 /// So many selectors of a tenant's rule are looked into.
 const TENANTS_LISTS: usize = 4;
 
+/// Answers `/mutate/rules`.
+pub(crate) fn note_author(request: &Request) -> Verdict {
+    Verdict::Patch {
+        patch: author::note(request),
+        warnings: vec![],
+    }
+}
+
+/// Answers `/validate/rules`.
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    let Some(object) = &request.object else { return Verdict::ALLOW };
-    // Whoever stored this spec was told; what is refused by now must still be editable otherwise, and removable.
-    if request.old_object.as_ref().is_some_and(|old| old["spec"] == object["spec"]) {
+    let Some(object) = &request.object else {
+        return Verdict::ALLOW;
+    };
+    // Whoever stored this spec was told; what is refused by now must still be editable otherwise,
+    // and removable.
+    if request
+        .old_object
+        .as_ref()
+        .is_some_and(|old| old["spec"] == object["spec"])
+    {
         return Verdict::ALLOW;
     }
     let checked = match &*request.kind.kind {
-        names::CLUSTER_REPLICATION | names::REPLICATION => check_rule(app, request, object, deadline).await,
+        names::CLUSTER_REPLICATION | names::REPLICATION => {
+            check_rule(app, request, object, deadline).await
+        }
         names::REPLICATION_GRANT => check_grant(app, request, object, deadline).await,
         names::TRANSFORM_POLICY => check_policy(app, request, object, deadline).await,
         _ => Ok(vec![]),
@@ -65,17 +90,41 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
 type Checked = Result<Vec<String>, Verdict>;
 
 fn invalid(refusals: &[Refusal]) -> Verdict {
-    let message = refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    Verdict::Deny { code: 422, reason: "Invalid", message, retry_after_seconds: None }
+    let message = refusals
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ");
+    Verdict::Deny {
+        code: 422,
+        reason: "Invalid",
+        message,
+        retry_after_seconds: None,
+    }
 }
 
 fn refuse(refusals: &[Refusal]) -> Result<(), Verdict> {
-    if refusals.is_empty() { Ok(()) } else { Err(invalid(refusals)) }
+    if refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid(refusals))
+    }
 }
 
-fn parse<T: DeserializeOwned, P>(object: &Value, parse: fn(&T) -> Result<P, Vec<Refusal>>) -> Result<P, Verdict> {
-    let read = |error: serde_json::Error| vec![Refusal { field: "spec".into(), message: error.to_string() }];
-    T::deserialize(object).map_err(read).and_then(|object| parse(&object)).map_err(|refusals| invalid(&refusals))
+fn parse<T: DeserializeOwned, P>(
+    object: &Value,
+    parse: fn(&T) -> Result<P, Vec<Refusal>>,
+) -> Result<P, Verdict> {
+    let read = |error: serde_json::Error| {
+        vec![Refusal {
+            field: "spec".into(),
+            message: error.to_string(),
+        }]
+    };
+    T::deserialize(object)
+        .map_err(read)
+        .and_then(|object| parse(&object))
+        .map_err(|refusals| invalid(&refusals))
 }
 
 /// A rule of the kind that the request is about.
@@ -86,47 +135,81 @@ fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
     }
 }
 
-/// The author is asked for before anything is said of what exists: that is for those alone who may know.
+/// Checks the author before it says anything about the cluster's objects, which only an author with
+/// the permissions may know.
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
     let reach = app.handle.look(|engine, _| engine.reach().clone());
     let rule = parse_rule(request, object)?.within(&reach);
     let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-    if request.operation == Operation::Create && stamp::is_unanswered(object) {
-        // It does nothing, for nobody: neither rights are asked for, nor is anything said of what exists. What a rule takes of memory it takes.
-        refuse(app.handle.look(|engine, _| engine.refuses_rule(&rule)).as_slice())?;
-        return Ok(vec![]);
+    if let Err(refusal) = authorize(app, request, &needs, deadline).await {
+        // A user who may delete the rule or suspend it learns nothing more about the cluster by
+        // that.
+        return if takes_away(request, object) {
+            Ok(vec![])
+        } else {
+            Err(kinds.explain(app, refusal))
+        };
     }
-    authorize(app, request, &needs, deadline).await?;
-    check_stamp(app, request, object)?;
-    refuse(&app.handle.look(|engine, _| engine.refuses_selectors(&rule)).into_iter().collect::<Vec<_>>())?;
-    let mut warnings = kinds.warnings();
+    refuse(
+        &app.handle
+            .look(|engine, _| engine.refuses_selectors(&rule))
+            .into_iter()
+            .collect::<Vec<_>>(),
+    )?;
+    let mut warnings = kinds.warnings(app);
+    warnings.extend(warnings::near_misses(object, VARIABLES));
     // Nobody is told what is in another namespace by naming it, nor what Mimeo may do there.
-    let told = |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
-    let (sources, refused): (Vec<_>, Vec<_>) =
-        rule.sources.iter().filter(|source| told(source.home())).partition(|source| reach.refuses(source).is_none());
-    let refused = refused.into_iter().filter_map(|source| Some((source, reach.refuses(source)?)));
-    warnings.extend(refused.map(|(source, why)| format!("Mimeo: source {source}: {why}")));
-    let refuses = |selector: &SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace));
+    let told =
+        |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
+    let (sources, refused): (Vec<_>, Vec<_>) = rule
+        .sources
+        .iter()
+        .filter(|source| told(source.home()))
+        .partition(|source| reach.refuses(source).is_none());
+    let refused = refused
+        .into_iter()
+        .filter_map(|source| Some((source, reach.refuses(source)?)));
+    warnings.extend(
+        refused.map(|(source, why)| warnings::out_of_reach(&format!("source {source}"), why)),
+    );
+    let refuses =
+        |selector: &SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace));
     let (selectors, refused): (Vec<_>, Vec<_>) = rule
         .selectors
         .iter()
         .filter(|selector| told(Some(&selector.namespace)))
         .partition(|selector| refuses(selector).is_none());
-    let refused = refused.into_iter().filter_map(|selector| Some((selector, refuses(selector)?)));
-    warnings.extend(refused.map(|(selector, why)| format!("Mimeo: sources {selector}: {why}")));
-    warnings.extend(reach.leaves_out(&rule).map(|message| format!("Mimeo: {message}")));
+    let refused = refused
+        .into_iter()
+        .filter_map(|selector| Some((selector, refuses(selector)?)));
+    warnings.extend(
+        refused.map(|(selector, why)| warnings::out_of_reach(&format!("sources {selector}"), why)),
+    );
+    warnings.extend(rule.leaves_out(&reach));
     warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
-    let before = request.old_object.as_ref().and_then(|old| parse_rule(request, old).ok());
+    let before = request
+        .old_object
+        .as_ref()
+        .and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
     // What doesn't grow can be changed and deleted wherever it is.
-    if before.as_ref().is_none_or(|before| before.weight < rule.weight) {
-        refuse(app.handle.look(|engine, _| engine.refuses_rule(&rule)).as_slice())?;
+    if before
+        .as_ref()
+        .is_none_or(|before| before.most_copies() < rule.most_copies())
+    {
+        refuse(
+            app.handle
+                .look(|engine, _| engine.refuses_rule(&rule))
+                .as_slice(),
+        )?;
     }
     let bound = bound(&app.client, &app.questions, &sources, deadline).await;
     let homes = rule.homes(|source| bound.get(source).cloned());
-    let homes = homes.filter(|home| told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none());
+    let homes = homes.filter(|home| {
+        told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none()
+    });
     let of_namespaces = Told::of(app, request, &rule, object, deadline).await;
     let mut places = app.handle.look(|engine, _| engine.reached(&rule));
     if let (Some(places), Told::Named) = (&mut places, of_namespaces) {
@@ -134,18 +217,52 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     }
     let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
     // A list each: a tenant, who may write as many rules as he likes, is told of the first.
-    let most = if rule.id.kind == RuleKind::Replication { TENANTS_LISTS } else { selectors.len() };
-    let selected = select(app, &rule, &selectors[..most.min(selectors.len())], &kinds, deadline).await;
-    warnings.extend(selected.iter().filter_map(|selected| selected.warning(rule.most_sources)));
-    let found = selected.iter().flat_map(|selected| &selected.sources).cloned();
-    let sources: Vec<SourceRef> = rule.sources.iter().cloned().chain(found).take(rule.most_sources).collect();
+    let most = if rule.id.kind == RuleKind::Replication {
+        TENANTS_LISTS
+    } else {
+        selectors.len()
+    };
+    let selected = select(
+        app,
+        &selectors[..most.min(selectors.len())],
+        &kinds,
+        deadline,
+    )
+    .await;
+    warnings.extend(
+        selected
+            .iter()
+            .filter_map(|selected| selected.warning(rule.most_sources)),
+    );
+    let found = selected
+        .iter()
+        .flat_map(|selected| &selected.sources)
+        .cloned();
+    let sources: Vec<SourceRef> = rule
+        .sources
+        .iter()
+        .cloned()
+        .chain(found)
+        .take(rule.most_sources)
+        .collect();
     match rule.id.kind {
         RuleKind::ClusterReplication => {
-            warnings.extend(warnings::foresee(app, &rule, &sources, before.as_ref(), of_namespaces));
+            warnings.extend(warnings::foresee(
+                app,
+                &rule,
+                &sources,
+                before.as_ref(),
+                of_namespaces,
+            ));
         }
         RuleKind::Replication => {
             warnings.extend(warnings::not_granted(app, &rule, &sources));
-            warnings.extend(warnings::foresee_at_home(app, &rule, &sources, before.as_ref()));
+            warnings.extend(warnings::foresee_at_home(
+                app,
+                &rule,
+                &sources,
+                before.as_ref(),
+            ));
             // The webhook copies nothing for it.
             own.retain(|need| need.program == Program::Reconciler);
         }
@@ -156,42 +273,103 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
 }
 
 impl Told {
-    async fn of(app: &App, request: &Request, rule: &Rule, object: &Value, deadline: Instant) -> Self {
+    async fn of(
+        app: &App,
+        request: &Request,
+        rule: &Rule,
+        object: &Value,
+        deadline: Instant,
+    ) -> Self {
         // A tenant's rule names all of its own.
-        if rule.id.kind == RuleKind::Replication || !lists_namespaces(app, &request.user, deadline).await {
+        if rule.id.kind == RuleKind::Replication
+            || !lists_namespaces(app, &request.user, deadline).await
+        {
             return Self::Named;
         }
-        let targets = |object: &Value| object.pointer("/spec/targets").cloned();
-        let same = request.old_object.as_ref().is_some_and(|old| targets(old) == targets(object));
-        if same && !request.dry_run { Self::Odd } else { Self::Counts }
+        let targets =
+            |object: &Value| ["targets", "exclude"].map(|field| object["spec"][field].clone());
+        let same = request
+            .old_object
+            .as_ref()
+            .is_some_and(|old| targets(old) == targets(object));
+        if same && !request.dry_run {
+            Self::Odd
+        } else {
+            Self::Counts
+        }
     }
 }
 
 /// In doubt they don't.
 async fn lists_namespaces(app: &App, user: &User, deadline: Instant) -> bool {
-    let namespaces =
-        Right { verb: "list", group: "".into(), resource: "namespaces".into(), namespace: None, name: None };
-    app.questions.may(&app.client, user, &namespaces, deadline).await.unwrap_or(false)
+    let namespaces = Right {
+        verb: "list",
+        group: "".into(),
+        resource: "namespaces".into(),
+        namespace: None,
+        name: None,
+    };
+    app.questions
+        .may(&app.client, user, &namespaces, deadline)
+        .await
+        .unwrap_or(false)
 }
 
 async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
     let grant = parse::<ReplicationGrant, _>(object, Grant::parse)?;
-    let kinds = Kinds::find(app, grant.to.iter().map(|to| &to.gvk), deadline).await;
+    let kinds = Kinds::find(
+        app,
+        grant.objects.iter().map(|objects| &objects.gvk),
+        deadline,
+    )
+    .await;
     let home = request.namespace.as_deref().unwrap_or_default();
-    // Who may delete it may take away a part as well.
     if !takes_away(request, object) {
-        authorize(app, request, &of_grant(&grant, home, |gvk| kinds.resource(gvk)), deadline).await?;
+        let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
+        authorize(app, request, &needs, deadline)
+            .await
+            .map_err(|refusal| kinds.explain(app, refusal))?;
     }
     let name = request.name.as_deref().unwrap_or_default();
-    refuse(&app.handle.look(|engine, _| engine.refuses_grant(home, name, &grant)).into_iter().collect::<Vec<_>>())?;
-    Ok(kinds.warnings())
+    refuse(
+        &app.handle
+            .look(|engine, _| engine.refuses_grant(home, name, &grant))
+            .into_iter()
+            .collect::<Vec<_>>(),
+    )?;
+    Ok(kinds.warnings(app))
 }
 
-/// Whether the grant that is stored, and in force, gives all that this one does.
+/// True if the request only takes something away from a rule or grant that is stored and valid. No
+/// permission is needed for that besides the one to update the object. An object that is not valid
+/// does nothing so far, so any change to it may add something.
 fn takes_away(request: &Request, object: &Value) -> bool {
-    let read = |object: &Value| ReplicationGrant::deserialize(object).ok();
-    let old = request.old_object.as_ref().and_then(read).filter(|old| Grant::parse(old).is_ok());
-    old.zip(read(object)).is_some_and(|(old, new)| grant::narrows(&old.spec, &new.spec))
+    fn both<T: DeserializeOwned>(
+        old: &Value,
+        new: &Value,
+        valid: impl Fn(&T) -> bool,
+    ) -> Option<(T, T)> {
+        let old = T::deserialize(old).ok().filter(valid)?;
+        Some((old, T::deserialize(new).ok()?))
+    }
+    let Some(old) = &request.old_object else {
+        return false;
+    };
+    match &*request.kind.kind {
+        names::CLUSTER_REPLICATION => both(old, object, |old: &ClusterReplication| {
+            Rule::parse(old).is_ok()
+        })
+        .is_some_and(|(old, new)| narrowing::cluster_replication(&old.spec, &new.spec)),
+        names::REPLICATION => both(old, object, |old: &Replication| {
+            Rule::parse_replication(old).is_ok()
+        })
+        .is_some_and(|(old, new)| narrowing::replication(&old.spec, &new.spec)),
+        names::REPLICATION_GRANT => both(old, object, |old: &ReplicationGrant| {
+            Grant::parse(old).is_ok()
+        })
+        .is_some_and(|(old, new)| narrowing::grant(&old.spec, &new.spec)),
+        _ => false,
+    }
 }
 
 async fn check_policy(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
@@ -199,46 +377,42 @@ async fn check_policy(app: &App, request: &Request, object: &Value, deadline: In
     let kinds = Kinds::find(app, policy.kinds.iter(), deadline).await;
     refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
-    authorize(app, request, &needs, deadline).await?;
-    Ok(kinds.warnings())
+    authorize(app, request, &needs, deadline)
+        .await
+        .map_err(|refusal| kinds.explain(app, refusal))?;
+    let mut warnings = kinds.warnings(app);
+    warnings.extend(warnings::near_misses(object, &Variable::Name.to_string()));
+    Ok(warnings)
 }
 
-async fn authorize(app: &App, request: &Request, needs: &[Need], deadline: Instant) -> Result<(), Verdict> {
-    let checked = author::check(&app.client, &app.questions, &request.user, needs, deadline).await;
+async fn authorize(
+    app: &App,
+    request: &Request,
+    needs: &[Need],
+    deadline: Instant,
+) -> Result<(), Verdict> {
+    let checked =
+        permissions::check(&app.client, &app.questions, &request.user, needs, deadline).await;
     if let Err(Verdict::Deny { message, .. }) = &checked {
-        let name = request.name.as_deref().or_else(|| request.generate_name()).unwrap_or_default();
+        let name = request
+            .name
+            .as_deref()
+            .or_else(|| request.generate_name())
+            .unwrap_or_default();
         info!(kind = %request.kind.kind, name, message, "author refused");
     }
     checked
-}
-
-/// Whether the request's user may do all that the object does.
-///
-/// # Errors
-/// The refusal, or that nobody could say.
-pub(crate) async fn may(app: &App, request: &Request, object: &Value, deadline: Instant) -> Result<(), Verdict> {
-    let rule = parse_rule(request, object)?;
-    let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
-    let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-    author::check(&app.client, &app.questions, &request.user, &needs, deadline).await
-}
-
-/// Whether the stamp is of just this spec and user: the object is as it will be stored.
-fn check_stamp(app: &App, request: &Request, object: &Value) -> Result<(), Verdict> {
-    let is_author = |noted: &User| stamp::author(noted) == stamp::author(&request.user);
-    if key(app).and_then(|key| key.author(&request.kind.kind, object)).is_some_and(|noted| is_author(&noted)) {
-        return Ok(());
-    }
-    let message = "Mimeo's hook rules.mimeo.dev, which notes the author, was not asked, or what it noted was changed afterwards by \
-                   another admission webhook or policy";
-    Err(forbid(message.into()))
 }
 
 /// What discovery says of some kinds; one that wasn't answered about in time is left out.
 struct Kinds(BTreeMap<GroupVersionKind, Option<Resource>>);
 
 impl Kinds {
-    async fn find(app: &App, kinds: impl Iterator<Item = &GroupVersionKind>, deadline: Instant) -> Self {
+    async fn find(
+        app: &App,
+        kinds: impl Iterator<Item = &GroupVersionKind>,
+        deadline: Instant,
+    ) -> Self {
         let mut found = BTreeMap::new();
         for gvk in kinds {
             if found.contains_key(gvk) {
@@ -259,25 +433,70 @@ impl Kinds {
         self.0.get(gvk).cloned().flatten()
     }
 
-    fn warnings(&self) -> Vec<String> {
-        let missing = self.0.iter().filter(|(_, resource)| resource.is_none());
-        missing
-            .map(|(gvk, _)| format!("Mimeo: the cluster does not serve {gvk}; nothing is done until it does"))
+    fn missing(&self) -> impl Iterator<Item = &GroupVersionKind> {
+        self.0
+            .iter()
+            .filter(|(_, resource)| resource.is_none())
+            .map(|(gvk, _)| gvk)
+    }
+
+    fn warnings(&self, app: &App) -> Vec<String> {
+        self.missing()
+            .map(|gvk| warnings::unserved(gvk, app.discovery.meant(gvk).as_deref()))
             .collect()
+    }
+
+    /// The refusal of an author who would need the permissions on all kinds of a group, because one
+    /// of them is misspelt.
+    fn explain(&self, app: &App, refusal: Verdict) -> Verdict {
+        let meant = self
+            .missing()
+            .find_map(|gvk| Some(warnings::unserved(gvk, Some(&app.discovery.meant(gvk)?))));
+        match (refusal, meant) {
+            (
+                Verdict::Deny {
+                    code,
+                    reason,
+                    message,
+                    retry_after_seconds,
+                },
+                Some(meant),
+            ) => Verdict::Deny {
+                code,
+                reason,
+                message: format!("{message}; {meant}"),
+                retry_after_seconds,
+            },
+            (refusal, _) => refusal,
+        }
     }
 }
 
 /// Sources that a read answers with 404, one warning each.
-async fn missing_sources(app: &App, sources: &[&SourceRef], kinds: &Kinds, deadline: Instant) -> Vec<String> {
+async fn missing_sources(
+    app: &App,
+    sources: &[&SourceRef],
+    kinds: &Kinds,
+    deadline: Instant,
+) -> Vec<String> {
     let read = async |source: &&SourceRef| {
         let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
-        let answer = app.questions.ask(named::read_metadata(&api, &source.name), deadline).await?.ok()?;
-        answer.is_none().then(|| format!("Mimeo: source {source} does not exist; nothing is copied until it does"))
+        let answer = app
+            .questions
+            .ask(named::read_metadata(&api, &source.name), deadline)
+            .await?
+            .ok()?;
+        answer.is_none().then(|| warnings::missing_source(source))
     };
-    join_all(sources.iter().map(read)).await.into_iter().flatten().collect()
+    join_all(sources.iter().map(read))
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
-/// Of a RoleBinding what it binds. Its subjects, of which there may be thousands, are nobody's business here.
+/// Of a RoleBinding what it binds. Its subjects, of which there may be thousands, are nobody's
+/// business here.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = RoleBinding)]
 #[serde(rename_all = "camelCase")]
@@ -286,8 +505,9 @@ struct Binding {
     role_ref: RoleRef,
 }
 
-/// The roles that those of the sources bind which are RoleBindings, as far as they can be read in time: what they give Mimeo must be
-/// granted, and no more. One is read after the other: whoever has a namespace can make them as large as objects can be.
+/// The roles that those of the sources bind which are RoleBindings, as far as they can be read in
+/// time: what they give Mimeo must be granted, and no more. One is read after the other: whoever
+/// has a namespace can make them as large as objects can be.
 async fn bound(
     client: &Client,
     questions: &Questions,
@@ -295,11 +515,19 @@ async fn bound(
     deadline: Instant,
 ) -> BTreeMap<SourceRef, RoleRef> {
     let mut bound = BTreeMap::new();
-    for source in sources.iter().filter(|source| own_rights::binds(&source.gvk)) {
+    for source in sources
+        .iter()
+        .filter(|source| own_rights::binds(&source.gvk))
+    {
         let Some(home) = source.home() else { continue };
         let api: Api<Binding> = Api::namespaced(client.clone(), home);
-        match questions.ask(named::read(&api, &source.name), deadline).await {
-            Some(Ok(Some(Binding { role_ref, .. }))) => _ = bound.insert((*source).clone(), role_ref),
+        match questions
+            .ask(named::read(&api, &source.name), deadline)
+            .await
+        {
+            Some(Ok(Some(Binding { role_ref, .. }))) => {
+                _ = bound.insert((*source).clone(), role_ref);
+            }
             Some(Ok(None) | Err(_)) => {}
             None => break,
         }
@@ -318,30 +546,13 @@ struct Selected<'a> {
 impl Selected<'_> {
     /// What is odd about it in a rule that may have so many sources.
     fn warning(&self, most: usize) -> Option<String> {
-        let Self { selector, sources, more } = self;
-        let SourceSelector { gvk, namespace, selector } = selector;
-        let kind = &gvk.kind;
-        let count = format!("{}{}", if *more { "more than " } else { "" }, sources.len());
-        match sources.len() {
-            0 => Some(format!(
-                "Mimeo: no {kind} in namespace {namespace} matches the selector; nothing is copied of it until one does"
-            )),
-            found if found > most => Some(format!(
-                "Mimeo: {count} objects of kind {kind} in namespace {namespace} match the selector; the rule has at most {most} \
-                 sources, and of these the oldest are taken"
-            )),
-            _ if selector.is_empty() => Some(format!(
-                "Mimeo: a selector is empty: every {kind} in namespace {namespace} is copied, now {count}"
-            )),
-            _ => None,
-        }
+        warnings::selected(self.selector, self.sources.len(), self.more, most)
     }
 }
 
-/// What these selectors of the rule find. What can't be found out in time is left out.
+/// What these selectors find. What can't be found out in time is left out.
 async fn select<'a>(
     app: &App,
-    rule: &Rule,
     selectors: &[&'a SourceSelector],
     kinds: &Kinds,
     deadline: Instant,
@@ -350,16 +561,38 @@ async fn select<'a>(
         let api = api_of(app, &selector.namespace, &kinds.resource(&selector.gvk)?);
         let labels = selector.selector.to_query();
         let list = ListParams::default().labels(&labels).limit(LISTED);
-        let found = app.questions.ask(api.list_metadata(&list), deadline).await?.ok()?;
-        let foreign = |metadata: &ObjectMeta| {
-            let metadata = serde_json::to_value(metadata).ok();
-            Lineage::of(metadata.as_ref()).admits(&rule.id)
+        let found = app
+            .questions
+            .ask(api.list_metadata(&list), deadline)
+            .await?
+            .ok()?;
+        let original = |metadata: &&ObjectMeta| {
+            serde_json::to_value(metadata).is_ok_and(|metadata| !is_copy(&metadata))
         };
-        let foreign = found.items.iter().map(|object| &object.metadata).filter(|metadata| foreign(metadata));
-        let sources = foreign.filter_map(|metadata| Some(selector.source(metadata.name.as_deref()?))).collect();
-        Some(Selected { selector, sources, more: found.metadata.continue_.is_some_and(|more| !more.is_empty()) })
+        let originals = found
+            .items
+            .iter()
+            .map(|object| &object.metadata)
+            .filter(original);
+        let names = originals.filter_map(|metadata| metadata.name.as_deref());
+        let sources = names
+            .filter(|name| !selector.passes_over(name))
+            .map(|name| selector.source(name))
+            .collect();
+        Some(Selected {
+            selector,
+            sources,
+            more: found
+                .metadata
+                .continue_
+                .is_some_and(|more| !more.is_empty()),
+        })
     };
-    join_all(selectors.iter().copied().map(list)).await.into_iter().flatten().collect()
+    join_all(selectors.iter().copied().map(list))
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn api_of(app: &App, namespace: &str, resource: &Resource) -> Api<DynamicObject> {
@@ -393,12 +626,19 @@ mod tests {
     /// Each may be as large as an object can be.
     #[tokio::test(start_paused = true)]
     async fn what_role_bindings_give_is_read_one_after_the_other_and_nothing_else() {
-        let (asked, at_once) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(AtomicUsize::new(0)));
+        let (asked, at_once) = (
+            Arc::<Mutex<Vec<String>>>::default(),
+            Arc::new(AtomicUsize::new(0)),
+        );
         let (told, open) = (asked.clone(), at_once.clone());
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let (told, open) = (told.clone(), open.clone());
             async move {
-                assert_eq!(open.fetch_add(1, Ordering::Relaxed), 0, "another is being read");
+                assert_eq!(
+                    open.fetch_add(1, Ordering::Relaxed),
+                    0,
+                    "another is being read"
+                );
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 open.fetch_sub(1, Ordering::Relaxed);
                 let path = request.uri().path().to_owned();
@@ -411,21 +651,46 @@ mod tests {
                 if name == "odd" {
                     object["roleRef"] = json!(7);
                 }
-                Ok::<_, Infallible>(http::Response::new(Body::from(object.to_string().into_bytes())))
+                Ok::<_, Infallible>(http::Response::new(Body::from(
+                    object.to_string().into_bytes(),
+                )))
             }
         });
         let source = |kind, name| {
-            let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).expect("a kind");
+            let gvk =
+                GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).expect("a kind");
             SourceRef::named(gvk, "home", name)
         };
-        let [a, b, role, odd] = [("RoleBinding", "a"), ("RoleBinding", "b"), ("Role", "c"), ("RoleBinding", "odd")]
-            .map(|(kind, name)| source(kind, name));
-        let (client, deadline) = (Client::new(service, "default"), Instant::now() + Duration::from_secs(5));
-        let bound = bound(&client, &Questions::default(), &[&a, &role, &odd, &b], deadline).await;
+        let [a, b, role, odd] = [
+            ("RoleBinding", "a"),
+            ("RoleBinding", "b"),
+            ("Role", "c"),
+            ("RoleBinding", "odd"),
+        ]
+        .map(|(kind, name)| source(kind, name));
+        let (client, deadline) = (
+            Client::new(service, "default"),
+            Instant::now() + Duration::from_secs(5),
+        );
+        let bound = bound(
+            &client,
+            &Questions::default(),
+            &[&a, &role, &odd, &b],
+            deadline,
+        )
+        .await;
         let gives = |source| bound.get(source).cloned();
         let named = |name: &str| RoleRef::of(&json!({"roleRef": {"kind": "Role", "name": name}}));
-        assert_eq!([&a, &role, &odd, &b].map(gives), [named("of-a"), None, None, named("of-b")]);
-        let path = |name: &str| format!("/apis/rbac.authorization.k8s.io/v1/namespaces/home/rolebindings/{name}");
-        assert_eq!(*asked.lock().expect("no test panics with it"), ["a", "odd", "b"].map(path));
+        assert_eq!(
+            [&a, &role, &odd, &b].map(gives),
+            [named("of-a"), None, None, named("of-b")]
+        );
+        let path = |name: &str| {
+            format!("/apis/rbac.authorization.k8s.io/v1/namespaces/home/rolebindings/{name}")
+        };
+        assert_eq!(
+            *asked.lock().expect("no test panics with it"),
+            ["a", "odd", "b"].map(path)
+        );
     }
 }

@@ -1,29 +1,39 @@
-//! What the author of a rule is told that was accepted, since the API server passes warnings on to whoever wrote it.
+//! What the author of a rule is told that was accepted, since the API server passes warnings on to
+//! whoever wrote it.
 //!
-//! A warning on each harmless change is soon read by nobody. So these are spoken of alone: how many namespaces are selected, when the
-//! targets are new or others, and on any dry run; what is probably not meant (nothing selected, everything selected, copies that go with this
-//! change), and what keeps the rule from doing what it says (other rules, missing rights).
+//! A warning on each harmless change is soon read by nobody. So these are spoken of alone: how many
+//! namespaces are selected, when the targets are new or others, and on any dry run; what is
+//! probably not meant (nothing selected, everything selected, copies that go with this change), and
+//! what keeps the rule from doing what it says (other rules, missing rights).
 
 use std::collections::BTreeSet;
 
 use futures::{StreamExt as _, stream};
-use mimeo_core::{
-    engine::{Contest, Preview},
+use mimeo_engine::{Contest, Preview};
+use mimeo_model::{
+    choices::Retain,
+    kind::GroupVersionKind,
     own_rights::{self, Program, ProgramRight},
-    reach::Reach,
+    plural,
+    reach::{OutOfReach, Reach},
     review::User,
-    rule::{Retain, Rule, SourceRef},
+    rule::Rule,
+    source::{SourceRef, SourceSelector},
+    template::near_misses as near_misses_in,
 };
-use mimeo_runtime::client::Fault;
+use mimeo_runtime::fault::Fault;
+use serde_json::Value;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::hooks::App;
+use crate::app::App;
 
 /// Most contests that are told one by one.
 const CONTESTS: usize = 3;
 /// Most missing grants that are told one by one.
 const GRANTS: usize = 3;
+/// Most texts that look like variables that are told one by one.
+const MISSES: usize = 3;
 /// Most rights that are asked for: those of some ten kinds.
 const RIGHTS: usize = 128;
 /// So many at once.
@@ -32,7 +42,8 @@ const AT_ONCE: usize = 16;
 /// What of namespaces its author is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// Nothing but of those that the rule names: who may not list namespaces is not to learn how many there are, nor what a glob finds.
+    /// Nothing but of those that the rule names: who may not list namespaces is not to learn how
+    /// many there are, nor what a glob finds.
     Named,
     /// What is odd.
     Odd,
@@ -40,10 +51,23 @@ pub(crate) enum Told {
     Counts,
 }
 
-/// About the namespaces and the other rules that the rule would meet with these sources, all it has now; `before` is the rule as it is stored.
-pub(crate) fn foresee(app: &App, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>, told: Told) -> Vec<String> {
-    let preview = app.handle.look(|engine, _| engine.primed().then(|| engine.preview(rule, sources, before)));
-    let Some(mut preview) = preview else { return vec![] };
+/// About the namespaces and the other rules that the rule would meet with these sources, all it has
+/// now; `before` is the rule as it is stored.
+pub(crate) fn foresee(
+    app: &App,
+    rule: &Rule,
+    sources: &[SourceRef],
+    before: Option<&Rule>,
+    told: Told,
+) -> Vec<String> {
+    let preview = app.handle.look(|engine, _| {
+        engine
+            .primed()
+            .then(|| engine.preview(rule, sources, before))
+    });
+    let Some(mut preview) = preview else {
+        return vec![];
+    };
     if told == Told::Named {
         preview.contests.retain_mut(|contest| {
             contest.namespaces.retain(|namespace| rule.names(namespace));
@@ -51,15 +75,26 @@ pub(crate) fn foresee(app: &App, rule: &Rule, sources: &[SourceRef], before: Opt
         });
         return contested(&preview.contests);
     }
-    let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts).into_iter().collect();
+    let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts)
+        .into_iter()
+        .collect();
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
     warnings
 }
 
 /// About the other rules that a tenant's rule would meet in its own namespace.
-pub(crate) fn foresee_at_home(app: &App, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Vec<String> {
-    let contests = app.handle.look(|engine, _| engine.primed().then(|| engine.contests_at_home(rule, sources, before)));
+pub(crate) fn foresee_at_home(
+    app: &App,
+    rule: &Rule,
+    sources: &[SourceRef],
+    before: Option<&Rule>,
+) -> Vec<String> {
+    let contests = app.handle.look(|engine, _| {
+        engine
+            .primed()
+            .then(|| engine.contests_at_home(rule, sources, before))
+    });
     contested(&contests.unwrap_or_default())
 }
 
@@ -67,77 +102,184 @@ pub(crate) fn foresee_at_home(app: &App, rule: &Rule, sources: &[SourceRef], bef
 fn contested(contests: &[Contest]) -> Vec<String> {
     let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
     if contests.len() > CONTESTS {
-        warnings.push(format!("Mimeo: so it is with {} more copies of other rules", contests.len() - CONTESTS));
+        warnings.push(format!(
+            "other rules also want {} besides these",
+            plural::copies(contests.len() - CONTESTS)
+        ));
     }
     warnings
 }
 
 fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
     let Preview { matching, all, .. } = *preview;
-    let everywhere = rule.targets.iter().position(|target| target.selection.selects_all());
+    let everywhere = rule
+        .targets
+        .iter()
+        .position(|target| target.selection.selects_all());
     match everywhere {
-        _ if matching == all && all > 0 => Some(format!("Mimeo: the rule selects all {all} namespaces")),
+        _ if matching == all && all > 0 => Some(format!("the rule selects all {all} namespaces")),
         Some(i) => Some(format!(
-            "Mimeo: spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces"
+            "spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces; \
+             kube-system, kube-public and kube-node-lease are left out unless a target names them"
         )),
-        None if matching == 0 => Some("Mimeo: no namespace matches the rule now".into()),
-        None => counts.then(|| format!("Mimeo: the rule selects {matching} of {all} namespaces")),
+        None if matching == 0
+            && let Some((begins, count)) = &preview.beginning =>
+        {
+            Some(format!(
+                "no namespace matches the rule now. A pattern matches the whole name: {begins}.* would match {count}"
+            ))
+        }
+        None if matching == 0 => Some("no namespace matches the rule now".into()),
+        None => counts.then(|| format!("the rule selects {matching} of {all} namespaces")),
     }
 }
 
 fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     let deletes = rule.retention.when_unmatched == Retain::Delete && !rule.suspend;
     (deletes && preview.lost > 0).then(|| {
-        format!("Mimeo: {} namespaces are selected no more; the rule's copies there are deleted", preview.lost)
+        let lost = plural::namespaces(preview.lost);
+        format!("this change removes {lost} from the rule. Mimeo deletes the copies there")
     })
 }
 
-/// Copies know from their own marks that they are to stay without their rule, and whoever deletes it before these are written deletes
-/// them.
+/// Copies know from their own marks that they are to stay without their rule, and whoever deletes
+/// it before these are written deletes them.
 pub(crate) fn untold_retention(rule: &Rule, before: Option<&Rule>) -> Option<String> {
     let retains = |rule: &Rule| rule.retention.when_rule_deleted == Retain::Retain;
     let untold = retains(rule) && before.is_some_and(|before| !retains(before));
     let when = if rule.suspend {
-        "when suspend is lifted: before that, deleting the rule deletes them"
+        "after suspend is lifted. If the rule is deleted before that, Mimeo deletes its copies"
     } else {
-        "now: deleting the rule before it is Ready again deletes those on which it isn't yet"
+        "now. If the rule is deleted before it is Ready again, Mimeo deletes the other copies"
     };
-    untold.then(|| format!("Mimeo: that copies stay when the rule is deleted is written on each of them {when}"))
+    untold.then(|| format!("each copy gets a note that it stays when the rule is deleted, {when}"))
 }
 
 fn contest(contest: &Contest) -> String {
-    let Contest { other, kind, name, lost, .. } = contest;
-    let winner = if *lost { "has it, and this rule reports RuleConflict" } else { "is younger, and yields" };
-    // Last what may be long: the API server cuts a warning off.
-    format!("Mimeo: {other} wants {kind} {name}, too; it {winner}; in {}", contest.places())
+    let Contest {
+        other,
+        kind,
+        name,
+        lost,
+        ..
+    } = contest;
+    let places = contest.places();
+    // Whether the other rule's copies are there already, the webhook doesn't know. A new rule has
+    // none.
+    let gets = if *lost {
+        format!("{other} gets {kind} {name} in {places}, not this rule (RuleConflict)")
+    } else {
+        format!(
+            "this rule gets {kind} {name} in {places}, not {other} (RuleConflict), unless that rule's copy is there already"
+        )
+    };
+    format!("{gets}. Name one rule's copies differently (copyName)")
 }
 
-/// What other namespaces don't grant a tenant's rule with these sources, all it has now. Whether they exist makes no difference.
+/// What other namespaces don't grant a tenant's rule with these sources, all it has now. Whether
+/// they exist makes no difference.
 pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
-    let (lacks, more) = app.handle.look(|engine, _| engine.not_granted(rule, sources, GRANTS));
-    let mut warnings: Vec<String> = lacks.iter().map(|lack| format!("Mimeo: {lack}")).collect();
+    let (mut warnings, more) = app
+        .handle
+        .look(|engine, _| engine.not_granted(rule, sources, GRANTS));
     if more > 0 {
-        warnings.push(format!("Mimeo: so it is with {more} more"));
+        warnings.push(format!("other namespaces do not grant {more} more"));
     }
     warnings
 }
 
-/// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time isn't told.
+/// Texts in a spec that look like a variable and are none.
+pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
+    let misses = near_misses_in(&object["spec"]);
+    let warning = |(field, miss): &(String, &str)| {
+        format!(
+            "{miss} in {field} is not a variable and stays text. The variables are: {variables}"
+        )
+    };
+    let mut warnings: Vec<String> = misses.iter().take(MISSES).map(warning).collect();
+    if misses.len() > MISSES {
+        warnings.push(format!(
+            "texts that look like a variable and are none: {} more",
+            misses.len() - MISSES
+        ));
+    }
+    warnings
+}
+
+/// That a kind isn't served, and which one its author may have `meant`.
+pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
+    match meant {
+        Some(kind) => format!("the cluster does not serve {gvk}; did you mean {kind}?"),
+        None => format!("the cluster does not serve {gvk}; nothing is done until it does"),
+    }
+}
+
+/// That a source, or what a selector finds, isn't copied.
+pub(crate) fn out_of_reach(source: &str, why: OutOfReach) -> String {
+    format!("{source}: {why}")
+}
+
+/// That a source doesn't exist.
+pub(crate) fn missing_source(source: &SourceRef) -> String {
+    format!("source {source} does not exist; nothing is copied until it does")
+}
+
+/// The warning for a selector that finds no objects, or more than the rule may have as sources.
+pub(crate) fn selected(
+    selector: &SourceSelector,
+    found: usize,
+    more: bool,
+    most: usize,
+) -> Option<String> {
+    let SourceSelector {
+        gvk,
+        namespace,
+        selector,
+    } = selector;
+    let kind = &gvk.kind;
+    let count = format!("{}{found}", if more { "more than " } else { "" });
+    match found {
+        0 => Some(format!(
+            "no {kind} in namespace {namespace} matches the selector; nothing is copied for it until one does"
+        )),
+        found if found > most => Some(format!(
+            "{count} objects of kind {kind} in namespace {namespace} match the selector; the rule has at most {most} \
+             sources, and Mimeo copies the oldest"
+        )),
+        _ if selector.is_empty() => Some(format!(
+            "a selector is empty: every {kind} in namespace {namespace} is copied, now {count}"
+        )),
+        _ => None,
+    }
+}
+
+/// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time
+/// isn't told.
 pub(crate) async fn missing_rights(
     app: &App,
     needs: BTreeSet<ProgramRight>,
     reach: &Reach,
     deadline: Instant,
 ) -> Vec<String> {
-    let questions = needs.into_iter().take(RIGHTS).map(|need| missing(app, need, deadline));
-    let answers: Vec<Option<ProgramRight>> = stream::iter(questions).buffer_unordered(AT_ONCE).collect().await;
+    let questions = needs
+        .into_iter()
+        .take(RIGHTS)
+        .map(|need| missing(app, need, deadline));
+    let answers: Vec<Option<ProgramRight>> = stream::iter(questions)
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
     own_rights::explain(&answers.into_iter().flatten().collect(), reach)
 }
 
 /// The right, if any of the program's users lacks it; in doubt they don't.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
-        match app.questions.may(&app.client, &user, &need.right, deadline).await {
+        match app
+            .questions
+            .may(&app.client, &user, &need.right, deadline)
+            .await
+        {
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {
@@ -153,16 +295,229 @@ fn users(app: &App, program: Program) -> Vec<User> {
     match program {
         Program::Webhook => vec![user(own)],
         // Whoever else is known as one of Mimeo's users.
-        Program::Reconciler => app.mimeo_users.iter().filter(|user| *user != own).map(|name| user(name)).collect(),
+        Program::Reconciler => app
+            .mimeo_users
+            .iter()
+            .filter(|user| *user != own)
+            .map(|name| user(name))
+            .collect(),
     }
 }
 
 /// A user with the groups that the API server puts it in by its name.
 fn user(name: &str) -> User {
     let mut groups = vec!["system:authenticated".to_owned()];
-    if let Some((namespace, _)) = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':')) {
+    if let Some((namespace, _)) = name
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|rest| rest.split_once(':'))
+    {
         groups.push("system:serviceaccounts".to_owned());
         groups.push(format!("system:serviceaccounts:{namespace}"));
     }
-    User { name: name.to_owned(), groups, ..User::default() }
+    User {
+        name: name.to_owned(),
+        groups,
+        ..User::default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::sync::Arc;
+
+    use mimeo_model::{
+        id::{RuleId, RuleKind},
+        kind::GroupKind,
+        policy::{changed, kept_type},
+        review::{Verdict, encode},
+        right::Right,
+        selection::Selector,
+        template::VARIABLES,
+    };
+    use serde_json::{from_slice, json};
+
+    use super::*;
+
+    fn long(letter: &str, length: usize) -> String {
+        letter.repeat(length)
+    }
+
+    /// As API servers get them.
+    fn sent(warnings: Vec<String>) -> Vec<String> {
+        let review: Value = from_slice(&encode("u", &Verdict::Allow { warnings })).unwrap();
+        serde_json::from_value(review["response"]["warnings"].clone()).unwrap()
+    }
+
+    fn contest(lost: bool, namespaces: usize) -> Contest {
+        let other = RuleId {
+            kind: RuleKind::ClusterReplication,
+            namespace: None,
+            name: long("o", 253).into(),
+        };
+        let kind = GroupKind {
+            group: "".into(),
+            kind: long("K", 63).into(),
+        };
+        let namespaces = (0..namespaces).map(|_| long("n", 63).into()).collect();
+        Contest {
+            other: Arc::new(other),
+            kind,
+            name: long("c", 253).into(),
+            lost,
+            namespaces,
+        }
+    }
+
+    /// API servers cut a warning off at 256 characters.
+    #[test]
+    fn no_warning_is_cut_before_its_advice_however_long_the_names_are() {
+        let gvk =
+            GroupVersionKind::parse(&format!("{}/v1", long("g", 253)), &long("K", 63)).unwrap();
+        let source = SourceRef::named(gvk.clone(), long("n", 63), long("s", 253));
+        let selector = |labels: Value| {
+            let labels = serde_json::from_value(labels).unwrap();
+            let selector = Arc::new(Selector::parse(&labels, "selector").unwrap());
+            SourceSelector {
+                gvk: gvk.clone(),
+                namespace: long("n", 63).into(),
+                selector,
+            }
+        };
+        let (every, some) = (
+            selector(json!({})),
+            selector(json!({"matchLabels": {"a": "b"}})),
+        );
+        let spec = json!({"spec": {"transform": {"annotations": {"set": {
+            format!("{}/{}", long("k", 253), long("k", 63)): format!("$(source{})", long(" ", 300)),
+        }}}}});
+        let needs = |verb: &'static str, namespace: Option<&str>| ProgramRight {
+            program: Program::Reconciler,
+            kind: long("K", 63).into(),
+            right: Right {
+                verb,
+                group: long("g", 253).into(),
+                resource: long("r", 63).into(),
+                namespace: namespace.map(Into::into),
+                name: None,
+            },
+        };
+        let bind = ProgramRight {
+            program: Program::Webhook,
+            kind: "RoleBinding".into(),
+            right: Right {
+                verb: "bind",
+                group: "rbac.authorization.k8s.io".into(),
+                resource: "clusterroles".into(),
+                namespace: None,
+                name: Some(long("b", 253).into()),
+            },
+        };
+        let everywhere =
+            ["create", "get", "list", "patch", "watch", "delete"].map(|verb| needs(verb, None));
+        let place = long("n", 63);
+        let there = ["create", "get", "list", "patch", "watch", "delete"]
+            .map(|verb| needs(verb, Some(&place)));
+        let limited = Reach {
+            targets: Some(Arc::new([place.as_str().into()].into())),
+            ..Reach::default()
+        };
+        let explain = |needs: Vec<ProgramRight>, reach: &Reach| {
+            own_rights::explain(&needs.into_iter().collect(), reach)
+        };
+        let name = long("p", 253);
+        for (warnings, advice) in [
+            (
+                vec![unserved(&gvk, None)],
+                "; nothing is done until it does",
+            ),
+            (
+                vec![unserved(&gvk, Some(&long("K", 63)))],
+                "; did you mean K",
+            ),
+            (
+                vec![missing_source(&source)],
+                " does not exist; nothing is copied until it does",
+            ),
+            (
+                vec![out_of_reach(
+                    &format!("source {source}"),
+                    OutOfReach::Namespace,
+                )],
+                "this installation of Mimeo reads no sources in the namespace (--source-namespaces)",
+            ),
+            (
+                vec![out_of_reach(&format!("sources {some}"), OutOfReach::Kind)],
+                "this installation of Mimeo does not copy the kind (--kinds)",
+            ),
+            (
+                selected(&some, 0, false, 256).into_iter().collect(),
+                "; nothing is copied for it until one does",
+            ),
+            (
+                selected(&some, 512, true, 256).into_iter().collect(),
+                "and Mimeo copies the oldest",
+            ),
+            (
+                selected(&every, 200, false, 256).into_iter().collect(),
+                "is copied, now 200",
+            ),
+            (
+                vec![super::contest(&contest(true, 1))],
+                ". Name one rule's copies differently (copyName)",
+            ),
+            (
+                vec![super::contest(&contest(true, 9_999))],
+                ". Name one rule's copies differently (copyName)",
+            ),
+            (
+                vec![super::contest(&contest(false, 3))],
+                ". Name one rule's copies differently (copyName)",
+            ),
+            (
+                vec![super::contest(&contest(false, 9_999))],
+                ". Name one rule's copies differently (copyName)",
+            ),
+            (near_misses(&spec, VARIABLES), VARIABLES),
+            (
+                explain(everywhere.to_vec(), &Reach::default()),
+                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [",
+            ),
+            (
+                explain(everywhere[5..].to_vec(), &Reach::default()),
+                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo-reconciler=true must have the rule {apiGroups: [",
+            ),
+            (
+                explain(there.to_vec(), &limited),
+                "verbs: [create, delete, get, list, patch, watch]}",
+            ),
+            (
+                explain(vec![bind], &Reach::default()),
+                "verbs: [bind], resourceNames: [",
+            ),
+            (
+                vec![kept_type(&name, &long("t", 253), &long("w", 253))],
+                "Delete the Secret and create it again",
+            ),
+            (
+                vec![changed(
+                    &name,
+                    "annotations, data, finalizers, labels, type",
+                    &long("K", 63),
+                )],
+                "change the policy or exclude the object from it (spec.match)",
+            ),
+        ] {
+            assert!(!warnings.is_empty(), "{advice}");
+            let warnings = sent(warnings);
+            assert!(
+                warnings.iter().all(|warning| warning.len() <= 256),
+                "{warnings:#?}"
+            );
+            assert!(
+                warnings[0].contains(advice) && warnings[0].starts_with("Mimeo: "),
+                "{warnings:#?}"
+            );
+        }
+    }
 }

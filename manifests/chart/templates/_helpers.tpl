@@ -125,7 +125,7 @@ containers:
 {{- define "mimeo.env" -}}
 - {name: MIMEO_LOG, value: {{ .Values.log.level | quote }}}
 - {name: MIMEO_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
-- {name: MIMEO_BARRIER_BUDGET, value: {{ .Values.barrier.budget | quote }}}
+- {name: MIMEO_POD_GATE_BUDGET, value: {{ .Values.podGate.budget | quote }}}
 {{- if .Values.debugEndpoints }}
 - {name: MIMEO_DEBUG_ENDPOINTS, value: "true"}
 {{- end }}
@@ -186,8 +186,8 @@ containers:
   (list "--pod-uid" "POD_UID" "nothing else")
   (list "--log-level" "MIMEO_LOG" "log.level")
   (list "--log-format" "MIMEO_LOG_FORMAT" "log.format")
-  (list "--barrier-budget" "MIMEO_BARRIER_BUDGET" "barrier.budget")
-  (list "--barrier-resources" "MIMEO_BARRIER_RESOURCES" "barrier.resources")
+  (list "--pod-gate-budget" "MIMEO_POD_GATE_BUDGET" "podGate.budget")
+  (list "--pod-gate-resources" "MIMEO_POD_GATE_RESOURCES" "podGate.resources")
   (list "--namespaces-failure-policy" "MIMEO_NAMESPACES_FAILURE_POLICY" "webhook.namespacesFailurePolicy")
   (list "--tls-secret" "MIMEO_TLS_SECRET" "webhook.tls.secretName")
   (list "--cert-dir" "MIMEO_CERT_DIR" "webhook.tls")

@@ -5,10 +5,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, SourceStatus};
-use mimeo_core::{
-    engine::{CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View},
-    rule::RuleId,
+use mimeo_engine::{
+    CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View,
 };
+use mimeo_model::id::RuleId;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -18,10 +18,12 @@ use super::Known;
 const PACE: Duration = Duration::from_millis(250);
 /// Something is said at least this often: else the page takes the connection for lost.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Most held deletions that are told one by one. Anybody's marks can name rules that there never were.
+/// Most held deletions that are told one by one. Anybody's marks can name rules that there never
+/// were.
 const HELD: usize = 20;
 
-/// Then the page comes again, and shows again that it may see this: rights may have been taken away.
+/// Then the page comes again, and shows again that it may see this: rights may have been taken
+/// away.
 const LONGEST: Duration = Duration::from_mins(10);
 
 /// One page that is being followed.
@@ -56,7 +58,10 @@ impl Session {
     /// The next event, as text; none: it has been long enough.
     pub(super) async fn next(&mut self) -> Option<String> {
         while self.began.elapsed() < LONGEST {
-            let event = self.standing().or_else(|| self.held()).or_else(|| self.news());
+            let event = self
+                .standing()
+                .or_else(|| self.held())
+                .or_else(|| self.news());
             if event.is_some() || self.spoke.elapsed() >= HEARTBEAT {
                 self.spoke = Instant::now();
                 // A comment is as good a sign of life as any.
@@ -69,13 +74,27 @@ impl Session {
 
     /// Whether this replica leads, if that is news.
     fn standing(&mut self) -> Option<String> {
-        let Known { leading, leader, replica, namespace, .. } = &self.known;
+        let Known {
+            leading,
+            leader,
+            replica,
+            namespace,
+            ..
+        } = &self.known;
         let standing = (*leading.borrow(), leader.borrow().clone());
         if self.told.as_ref() == Some(&standing) {
             return None;
         }
         let (leads, leader) = &standing;
-        let event = event("replica", &Replica { name: replica, namespace, leads: *leads, leader: leader.as_deref() });
+        let event = event(
+            "replica",
+            &Replica {
+                name: replica,
+                namespace,
+                leads: *leads,
+                leader: leader.as_deref(),
+            },
+        );
         self.told = Some(standing);
         Some(event)
     }
@@ -87,7 +106,11 @@ impl Session {
         }
         self.known.handle.look(|engine, _| {
             let nonces = || engine.held().map(|held| held.nonce);
-            if self.held.as_ref().is_some_and(|told| nonces().eq(told.iter().map(|nonce| &**nonce))) {
+            if self
+                .held
+                .as_ref()
+                .is_some_and(|told| nonces().eq(told.iter().map(|nonce| &**nonce)))
+            {
                 return None;
             }
             self.held = Some(nonces().map(Into::into).collect());
@@ -113,25 +136,55 @@ impl Session {
     }
 
     fn tell<'a>(&mut self, view: &'a View) -> Told<'a> {
-        let mut told = Told { anew: view.anew, whole: view.whole, ..Told::default() };
+        let mut told = Told {
+            anew: view.anew,
+            whole: view.whole,
+            ..Told::default()
+        };
         for ended in &view.ended {
             match ended {
                 Ended::Rule(id) => told.ended.rules.extend(self.numbers.remove(id)),
                 Ended::Namespace(name) => told.ended.namespaces.push(name),
             }
         }
-        told.rules = view.rules.iter().map(|rule| RuleTold::new(self.number(&rule.id), rule)).collect();
-        let namespace = |NamespaceView { name, terminating, places }: &'a NamespaceView| {
-            (&**name, *terminating, places.iter().map(|place| self.place(place)).collect())
+        told.rules = view
+            .rules
+            .iter()
+            .map(|rule| RuleTold::new(self.number(&rule.id), rule))
+            .collect();
+        let namespace = |NamespaceView {
+                             name,
+                             terminating,
+                             places,
+                         }: &'a NamespaceView| {
+            (
+                &**name,
+                *terminating,
+                places.iter().map(|place| self.place(place)).collect(),
+            )
         };
         told.namespaces = view.namespaces.iter().map(namespace).collect();
         told
     }
 
     fn place<'a>(&mut self, place: &'a PlaceView) -> PlaceTold<'a> {
-        let PlaceView { rule, state, reason, since, copies, synced } = place;
+        let PlaceView {
+            rule,
+            state,
+            reason,
+            since,
+            copies,
+            synced,
+        } = place;
         let since = since.map_or(0, Timestamp::as_second);
-        (self.number(rule), number(*state), since, *copies, *synced, reason.as_deref())
+        (
+            self.number(rule),
+            number(*state),
+            since,
+            *copies,
+            *synced,
+            reason.as_deref(),
+        )
     }
 
     fn number(&mut self, rule: &Arc<RuleId>) -> u32 {
@@ -143,8 +196,12 @@ impl Session {
 }
 
 fn event(name: &str, data: &impl Serialize) -> String {
-    // Serializing plain data to memory cannot fail; JSON has no line breaks, so it is one line of an event.
-    format!("event: {name}\ndata: {}\n\n", serde_json::to_string(data).unwrap_or_default())
+    // Serializing plain data to memory cannot fail; JSON has no line breaks, so it is one line of
+    // an event.
+    format!(
+        "event: {name}\ndata: {}\n\n",
+        serde_json::to_string(data).unwrap_or_default()
+    )
 }
 
 /// As the page numbers them: the later one counts more.
@@ -185,8 +242,20 @@ struct HeldTold<'a> {
 
 impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
     fn from(held: HeldDeletion<'a>) -> Self {
-        let HeldDeletion { rule, copies, why, nonce, .. } = held;
-        Self { rule: rule.to_string(), copies, places: held.places(), why, nonce }
+        let HeldDeletion {
+            rule,
+            copies,
+            why,
+            nonce,
+            ..
+        } = held;
+        Self {
+            rule: rule.to_string(),
+            copies,
+            places: held.places(),
+            why,
+            nonce,
+        }
     }
 }
 
@@ -206,8 +275,9 @@ struct EndedTold<'a> {
     namespaces: Vec<&'a str>,
 }
 
-/// Number of the rule, state, since when (seconds since 1970, 0 if that isn't known), copies, those of them that are synced, reason.
-/// There may be hundreds of thousands: so they have no field names.
+/// Number of the rule, state, since when (seconds since 1970, 0 if that isn't known), copies, those
+/// of them that are synced, reason. There may be hundreds of thousands: so they have no field
+/// names.
 type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
 
 /// A rule with what its status says; no resourceVersions, which are of no use to people.
@@ -228,9 +298,17 @@ struct RuleTold<'a> {
 }
 
 impl<'a> RuleTold<'a> {
-    fn new(number: u32, RuleView { id, suspended, status }: &'a RuleView) -> Self {
+    fn new(
+        number: u32,
+        RuleView {
+            id,
+            suspended,
+            status,
+        }: &'a RuleView,
+    ) -> Self {
         let status = status.as_ref();
-        let conditions = status.map(|status| status.conditions.iter().map(ConditionTold::new).collect());
+        let conditions =
+            status.map(|status| status.conditions.iter().map(ConditionTold::new).collect());
         let sources = status.into_iter().flat_map(|status| &status.sources);
         Self {
             number,
@@ -243,7 +321,9 @@ impl<'a> RuleTold<'a> {
             conditions: conditions.unwrap_or_default(),
             sources: sources.map(known_as).collect(),
             failures: status.map_or(&[], |status: &ClusterReplicationStatus| &status.failures),
-            last_sync: status.and_then(|status| status.last_sync_time.as_ref()).map(|time| time.0.as_second()),
+            last_sync: status
+                .and_then(|status| status.last_sync_time.as_ref())
+                .map(|time| time.0.as_second()),
         }
     }
 }
@@ -291,7 +371,23 @@ pub(super) struct CopyTold {
 }
 
 impl From<CopyView> for CopyTold {
-    fn from(CopyView { kind, name, state, reason, message, since }: CopyView) -> Self {
-        Self { kind, name, state: number(state), reason, message, since: since.map(Timestamp::as_second) }
+    fn from(
+        CopyView {
+            kind,
+            name,
+            state,
+            reason,
+            message,
+            since,
+        }: CopyView,
+    ) -> Self {
+        Self {
+            kind,
+            name,
+            state: number(state),
+            reason,
+            message,
+            since: since.map(Timestamp::as_second),
+        }
     }
 }

@@ -1,8 +1,12 @@
 //! `ClusterReplication`: the platform's rule that copies named sources into many namespaces.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
-// their types.
-#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+// Printer columns repeat their types.
+#![allow(
+    clippy::doc_markdown,
+    clippy::doc_link_with_quotes,
+    clippy::duplicated_attributes
+)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::CustomResource;
@@ -12,7 +16,7 @@ use serde_json::Value;
 
 use crate::{
     schema::{self, rule, rule_of},
-    selection::NamespaceSelection,
+    selection::{NamespaceSelection, one_is_set},
     transform::{self, CopyTransform},
 };
 
@@ -29,28 +33,63 @@ use crate::{
     derive = "Default",
     derive = "PartialEq",
     doc = "ClusterReplication keeps copies of objects in the namespaces that it selects, and keeps them up to date.",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Desired", type_ = "integer", json_path = ".status.copies.desired"),
-    printcolumn(name = "Synced", type_ = "integer", json_path = ".status.copies.synced"),
-    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.copies.failed"),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    printcolumn(name = "Source", type_ = "string", json_path = ".status.source"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(
+        name = "Desired",
+        type_ = "integer",
+        json_path = ".status.copies.desired"
+    ),
+    printcolumn(
+        name = "Synced",
+        type_ = "integer",
+        json_path = ".status.copies.synced"
+    ),
+    printcolumn(
+        name = "Failed",
+        type_ = "integer",
+        json_path = ".status.copies.failed"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
         priority = 1
     ),
-    printcolumn(name = "Last Sync", type_ = "date", json_path = ".status.lastSyncTime", priority = 1),
-    printcolumn(name = "Suspended", type_ = "boolean", json_path = ".spec.suspend", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(
+        name = "Last Sync",
+        type_ = "date",
+        json_path = ".status.lastSyncTime",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Suspended",
+        type_ = "boolean",
+        json_path = ".spec.suspend",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".targets",
         "(size(self.sources) == 1 && !has(self.sources[0].selector)) \
-         || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
-        "with several sources or a selector, targets[].name must contain $(source.name)",
+         || self.targets.all(t, !has(t.copyName) || t.copyName.contains('$(source.name)'))",
+        "with several sources or a selector, targets[].copyName must contain $(source.name)",
     ),
     rule_of(
         ".transform.type",
@@ -72,83 +111,100 @@ use crate::{
     ),
     rule_of(
         ".driftPolicy",
-        "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
-        "driftPolicy must not be Deny: with strategy CreateOnce copies are their namespace's",
+        "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
+        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it",
     ),
     rule_of(
         ".resyncSeconds",
         "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
-        "resyncSeconds must be 0: with strategy CreateOnce copies are their namespace's",
+        "resyncSeconds must be 0: with strategy CreateOnce Mimeo never updates a copy",
     ),
 ]))]
 pub struct ClusterReplicationSpec {
-    /// The objects to copy: each by its name, all with some labels, or as it stands in this rule. At least 1, at most 32.
+    /// The objects to copy: each by its name, all with some labels, or as it stands in this rule.
+    /// At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<Source>,
 
-    /// Where the copies go: to every namespace that any of these selects. Never over one of the sources, and to
-    /// kube-system, kube-public and kube-node-lease only if named exactly. At least 1, at most 32.
+    /// Where the copies go: to every namespace that any of these selects. Never over one of the
+    /// sources, and to kube-system, kube-public and kube-node-lease only if named exactly. At least
+    /// 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<Target>,
+
+    /// Namespaces that get no copies, whatever target selects them: those that any of these items
+    /// matches. At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub exclude: Vec<NamespaceSelection>,
 
     /// How the copies differ from their sources. If left out, they do not.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply; fields, keys, labels and annotations that others add stay. Replace:
-    /// likewise, and what others add is removed, but for finalizers and owner references; not for kinds into which
-    /// controllers write (a Deployment, a PersistentVolumeClaim), which would be undone again and again. CreateOnce: created where nothing
-    /// has their name, and never updated, restored or deleted after that; what is there already counts as created, unless
-    /// conflictPolicy is Overwrite. What was created is remembered in the namespace's annotation mimeo.dev/seeded, for
-    /// as long as the namespace exists; without the annotation what is missing is created again. Default: Apply.
+    /// How copies are written. Apply: by server-side apply; fields, keys, labels and annotations
+    /// that others add stay. Replace: likewise, and what others add is removed, but for finalizers
+    /// and owner references; not for kinds into which controllers write (a Deployment, a
+    /// PersistentVolumeClaim), which would be undone again and again. CreateOnce: created where
+    /// nothing has their name, and never updated, restored or deleted after that; what is there
+    /// already counts as created, unless conflictPolicy is Overwrite. What was created is
+    /// remembered in the namespace's annotation mimeo.dev/seeded, for as long as the namespace
+    /// exists; without the annotation what is missing is created again. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Adopt:
-    /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
-    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it. It is written over in place, so
-    /// with strategy Apply what only it has stays; a Secret, ConfigMap or RoleBinding that cannot be changed so is
-    /// deleted and created anew; names of copies must then have no labels of the namespace in them. What becomes a copy
-    /// goes when copies go. An object that any ClusterReplication names as its source is
-    /// always left alone. Copies of other rules are Mimeo's: of two rules that want the same name one has it and the
-    /// other reports it, and what a rule no longer wants is taken over in place. Default: Fail.
+    /// Policy for an object that has a copy's name and is not Mimeo's. Report: it is left alone and
+    /// reported. Adopt: it becomes the copy if its content is the copy's already, or if it carries
+    /// the mark that another tool leaves on its copies; if not, as Report. An object that the API
+    /// server does not let Mimeo change in place (type of a Secret, immutable data, roleRef) is
+    /// left alone and reported as Invalid. Overwrite: it becomes the copy whatever is in it. It is
+    /// written over in place, so with strategy Apply what only it has stays; a Secret, ConfigMap or
+    /// RoleBinding that cannot be changed so is deleted and created anew; names of copies must then
+    /// have no labels of the namespace in them. What becomes a copy goes when copies go. An object
+    /// that any ClusterReplication names as its source is always left alone. Copies of other rules
+    /// are Mimeo's: of two rules that want the same name one has it and the other reports it, and
+    /// what a rule no longer wants is taken over in place. Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
-    /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
-    /// unless the namespace is being deleted; what no webhook could refuse is put right. Not with strategy CreateOnce,
-    /// whose copies are their namespace's. Default: Repair.
+    /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
+    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted; Mimeo
+    /// restores what no webhook could refuse. Deny needs strategy Replace: with Apply others may
+    /// add fields to a copy, and with CreateOnce they own it. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
-    /// What becomes of copies that are no longer wanted. Not with strategy CreateOnce, whose copies always stay. Default:
-    /// all of them are deleted.
+    /// What becomes of copies that are no longer wanted. Not with strategy CreateOnce, whose copies
+    /// always stay. Default: all of them are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
-    /// Whether pods of a new namespace wait for its copies. BestEffort: they wait for a limited time and are then
-    /// admitted with a warning. Required: they are refused until the copies are there. None: they do not wait.
-    /// Default: BestEffort.
+    /// Whether pods of a new namespace wait for its copies. BestEffort: they wait for a limited
+    /// time and are then admitted with a warning. Required: they are refused until the copies are
+    /// there; the author of the rule needs the verb gate on clusterreplications. None: they do not
+    /// wait. Default: BestEffort.
     #[serde(default)]
-    pub barrier: Barrier,
+    pub pod_gate: PodGate,
 
-    /// Seconds after which each copy is verified, again and again, besides what watches tell: it is applied, which changes nothing
-    /// and is no write if it is as it should be. The copies of a rule are spread over that time. From 10 to 604800, or 0: never.
-    /// Not with strategy CreateOnce, whose copies are their namespace's. Default: 0.
+    /// Seconds after which each copy is verified, again and again, besides what watches tell: it is
+    /// applied, which changes nothing and is no write if it is as it should be. The copies of a
+    /// rule are spread over that time. From 10 to 604800, or 0: never. Not with strategy
+    /// CreateOnce, whose copies are their namespace's. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
     ]))]
     pub resync_seconds: i32,
 
-    /// Stop writing and deleting for this rule. While it is true, nothing waits for its copies, and status.plan says
-    /// what would be done. Default: false.
+    /// Stop writing and deleting for this rule. While it is true, nothing waits for its copies, and
+    /// status.plan says what would be done. Default: false.
     #[serde(default)]
     pub suspend: bool,
 }
 
-/// What to copy: one object by its name, objects by their labels, or an object that stands in the rule itself.
+/// What to copy: one object by its name, objects by their labels, or an object that stands in the
+/// rule itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -165,7 +221,7 @@ pub struct ClusterReplicationSpec {
     rule_of(
         ".inline",
         "!has(self.inline) || !(self.inline.apiVersion == 'v1' && self.inline.kind in ['Secret', 'Namespace'])",
-        "kind Secret must not be inline, since whoever may read the rule would read it; kind Namespace is never copied",
+        "kind Secret must not be inline, because every user who may read the rule could read it; kind Namespace is never copied",
     ),
     rule_of(
         ".inline",
@@ -175,7 +231,8 @@ pub struct ClusterReplicationSpec {
     ),
 ]))]
 pub struct Source {
-    /// API version of the source, with its group if it has one: v1, apps/v1. Required, except with inline.
+    /// API version of the source, with its group if it has one: v1, apps/v1. Required, except with
+    /// inline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: Option<String>,
@@ -190,25 +247,32 @@ pub struct Source {
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
-    /// Name of the source.
+    /// Name of the source. It may be the copy of another rule, if that rule ranks above this one. A
+    /// ClusterReplication ranks above a Replication, then the older rule above the younger one,
+    /// then the one whose namespace and name come first. A rule writes no object that a rule of a
+    /// higher rank names as its source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
-    /// Labels of the sources: every object of the kind in the namespace that has them is a source, for as long as it has them;
-    /// an empty selector ({}) means every object. One that has them no more counts as deleted. Passed over are service account
-    /// tokens and Helm releases (but with transform.type), and copies that came of this rule, whatever rules they came through
-    /// since. A rule has at most 256 sources; of those that selectors find the oldest come first, and what is left out is
+    /// Labels of the sources: every object of the kind in the namespace that has them is a source,
+    /// for as long as it has them; an empty selector ({}) means every object. One that has them no
+    /// more counts as deleted. Passed over are service account tokens and Helm releases (but with
+    /// transform.type), kube-root-ca.crt and openshift-service-ca.crt, which are in each namespace
+    /// anyway, and copies of Mimeo: a rule that copies a copy names it. A rule has at most 256
+    /// sources; of those that selectors find the oldest come first, and what is left out is
     /// reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 
-    /// The object to copy itself, with apiVersion, kind and metadata.name; of its metadata only labels and annotations may be set
-    /// besides, and no status. Any kind that lives in namespaces but Secret, since whoever may read the rule would read it. In
-    /// its strings, but not in its name and labels, $(source.name) stands for metadata.name, $(namespace.name) and
-    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
-    /// reported. At most 1 MiB. As of any source, labels and annotations of GitOps tools, Helm and kubectl are not carried to the copies.
+    /// The object to copy itself, with apiVersion, kind and metadata.name; of its metadata only
+    /// labels and annotations may be set besides, and no status. Any kind that lives in namespaces
+    /// but Secret, since whoever may read the rule would read it. In its strings, but not in its
+    /// name and labels, $(source.name) stands for metadata.name, $(namespace.name) and
+    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label
+    /// gets no copy and is reported. At most 1 MiB. As of any source, labels and annotations of
+    /// GitOps tools, Helm and kubectl are not carried to the copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::embedded_object")]
     pub inline: Option<Value>,
@@ -217,33 +281,20 @@ pub struct Source {
 /// Namespaces that get copies, and the copies' name there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
-    rule(
-        "[has(self.namespaces), has(self.namespacePattern), has(self.namespaceSelector)].exists_one(x, x)",
-        "exactly one of namespaces, namespacePattern and namespaceSelector must be set",
-    ),
-]))]
+#[schemars(extend("x-kubernetes-validations" = [one_is_set()]))]
 pub struct Target {
-    /// Exactly one of the three is set.
+    /// At least one of the three is set, and those that are set must all match.
     #[serde(flatten)]
     pub selection: NamespaceSelection,
 
-    /// Namespaces to leave out: those that any of its fields matches, whatever else selects them for this target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [
-        rule(
-            "has(self.namespaces) || has(self.namespacePattern) || has(self.namespaceSelector)",
-            "at least one of namespaces, namespacePattern and namespaceSelector must be set",
-        ),
-    ]))]
-    pub exclude: Option<NamespaceSelection>,
-
-    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's (an inline one has no namespace), $(namespace.name) and
-    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label gets no copy and is
-    /// reported. The source's name must be in it if the rule has several sources or a selector. Default: the source's name.
+    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's (an
+    /// inline one has no namespace), $(namespace.name) and $(namespace.labels['key']) for those of
+    /// the copy's namespace; a namespace without that label gets no copy and is reported. The
+    /// source's name must be in it if the rule has several sources or a selector. Default: the
+    /// source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
-    pub name: Option<String>,
+    pub copy_name: Option<String>,
 }
 
 /// How copies are written.
@@ -263,8 +314,9 @@ pub enum Strategy {
 pub enum ConflictPolicy {
     /// Leave it alone and report it.
     #[default]
-    Fail,
-    /// Make it the copy if it is one already, by its content or by another tool's mark; else leave it alone and report it.
+    Report,
+    /// Make it the copy if it is one already, by its content or by another tool's mark; else leave
+    /// it alone and report it.
     Adopt,
     /// Make it the copy.
     Overwrite,
@@ -284,24 +336,25 @@ pub enum DriftPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetentionPolicy {
-    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are; this is written on each copy,
-    /// so a change counts for those that were written since, and while the rule is suspended, or its source is missing, none
-    /// is. Default: Delete.
+    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are;
+    /// this is written on each copy, so a change counts for those that were written since, and
+    /// while the rule is suspended, or its source is missing, none is. A later rule of this name
+    /// takes over those that it wants, and leaves the others. Default: Delete.
     #[serde(default)]
     pub when_rule_deleted: Retention,
 
-    /// When a namespace is no longer selected. Delete: its copies are deleted. Retain: they stay as they are.
-    /// Default: Delete.
+    /// When a namespace is no longer selected. Delete: its copies are deleted. Retain: they stay as
+    /// they are. Default: Delete.
     #[serde(default)]
     pub when_unmatched: Retention,
 
-    /// When a source is deleted. Delete: its copies are deleted after the grace period. Retain: they stay as they
-    /// are. Default: Delete.
+    /// When a source is deleted. Delete: its copies are deleted after the grace period. Retain:
+    /// they stay as they are. Default: Delete.
     #[serde(default)]
     pub when_source_deleted: Retention,
 
-    /// Seconds that a deleted source has to come back before its copies are deleted. They begin anew when the reconciler is
-    /// started anew. From 0 to 86400. Default: 60.
+    /// Seconds that a deleted source has to come back before its copies are deleted. They begin
+    /// anew when the reconciler is started anew. From 0 to 86400. Default: 60.
     #[serde(default = "grace")]
     #[schemars(range(min = 0, max = 86400))]
     pub source_grace_period_seconds: i32,
@@ -341,7 +394,7 @@ pub enum Retention {
 
 /// Whether pods of a new namespace wait for its copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Barrier {
+pub enum PodGate {
     /// They wait for a limited time, then they are admitted with a warning.
     #[default]
     BestEffort,
@@ -362,7 +415,8 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the rule: Ready, SourcesFound, Authorized, BarrierActive, and only while they are true, Reconciling and Stalled.
+    /// State of the rule: Ready, SourcesFound, Authorized, PodGateActive, and only while they are
+    /// true, Reconciling and Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -375,13 +429,20 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
-    /// The sources of the rule and the version of each that was last read. The first 32 of them, or fewer, where their names are so
-    /// long that the status would exceed 16 KiB.
+    /// The first source, and how many more there are: Secret platform/registry +2. Of an inline one
+    /// its kind, then the word inline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub source: Option<String>,
+
+    /// The sources of the rule and the version of each that was last read. The first 32 of them, or
+    /// fewer, where their names are so long that the status would exceed 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<SourceStatus>,
 
-    /// Copies that could not be written or deleted, the first 20 of them. Fewer where long names leave no room for them in 16 KiB.
+    /// Copies that could not be written or deleted, the first 20 of them. Fewer where long names
+    /// leave no room for them in 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<CopyFailure>,
@@ -415,7 +476,8 @@ pub struct Plan {
     pub delete: i32,
     /// Copies that could not be written because another object has their name.
     pub conflict: i32,
-    /// Which copies these are: the first 20, by namespace, kind and name. Fewer where long names leave no room for them in 16 KiB.
+    /// Which copies these are: the first 20, by namespace, kind and name. Fewer where long names
+    /// leave no room for them in 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub copies: Vec<PlannedCopy>,
@@ -448,7 +510,8 @@ pub struct SourceStatus {
     pub namespace: Option<String>,
     /// Name of the source.
     pub name: String,
-    /// Version of the source that was last read. Left out while the source does not exist, and for an inline one.
+    /// Version of the source that was last read. Left out while the source does not exist, and for
+    /// an inline one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
 }
@@ -463,8 +526,8 @@ pub struct CopyFailure {
     pub namespace: String,
     /// Name of the copy.
     pub name: String,
-    /// Why, in one word: Conflict, RuleConflict, NotGranted, Forbidden, Invalid, TooLarge, QuotaExceeded, AdmissionDenied,
-    /// VariableUnset, Timeout or ClusterUnreachable.
+    /// Why, in one word: Conflict, RuleConflict, NotGranted, Forbidden, Invalid, TooLarge,
+    /// QuotaExceeded, AdmissionDenied, VariableUnset, Timeout or ClusterUnreachable.
     pub reason: String,
     /// Why, for people. What the API server said is left out for Secrets.
     #[schemars(length(max = 512))]

@@ -1,4 +1,5 @@
-//! The names under which the API server knows Mimeo's kinds. Marks on copies are not here: they are `mimeo-core`'s.
+//! The names under which the API server knows Mimeo's kinds. Marks on copies are not here: they are
+//! `mimeo-model`'s.
 
 /// API group of every kind of Mimeo.
 pub const GROUP: &str = "mimeo.dev";

@@ -1,8 +1,13 @@
-//! `Replication`: a tenant's rule, which copies objects into its own namespace, or between namespaces that consent.
+//! `Replication`: a tenant's rule, which copies objects into its own namespace, or between
+//! namespaces that consent.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
-// their types.
-#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes, clippy::duplicated_attributes)]
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+// Printer columns repeat their types.
+#![allow(
+    clippy::doc_markdown,
+    clippy::doc_link_with_quotes,
+    clippy::duplicated_attributes
+)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -10,7 +15,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cluster_replication::{ClusterReplicationStatus, ConflictPolicy, DriftPolicy, RetentionPolicy, Strategy},
+    cluster_replication::{
+        ClusterReplicationStatus, ConflictPolicy, DriftPolicy, RetentionPolicy, Strategy,
+    },
     schema::{self, rule, rule_of},
     transform::{self, CopyTransform},
 };
@@ -28,29 +35,64 @@ use crate::{
     status = "ClusterReplicationStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "Replication keeps copies of objects in its own namespace and, where these consent by a ReplicationGrant, from and in others.",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Desired", type_ = "integer", json_path = ".status.copies.desired"),
-    printcolumn(name = "Synced", type_ = "integer", json_path = ".status.copies.synced"),
-    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.copies.failed"),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    doc = "Replication keeps copies of objects in its own namespace and, where these consent by a ReplicationGrant, from and in others. A namespace may have at most 1024 Replications, with 10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON.",
+    printcolumn(name = "Source", type_ = "string", json_path = ".status.source"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(
+        name = "Desired",
+        type_ = "integer",
+        json_path = ".status.copies.desired"
+    ),
+    printcolumn(
+        name = "Synced",
+        type_ = "integer",
+        json_path = ".status.copies.synced"
+    ),
+    printcolumn(
+        name = "Failed",
+        type_ = "integer",
+        json_path = ".status.copies.failed"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
         priority = 1
     ),
-    printcolumn(name = "Last Sync", type_ = "date", json_path = ".status.lastSyncTime", priority = 1),
-    printcolumn(name = "Suspended", type_ = "boolean", json_path = ".spec.suspend", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(
+        name = "Last Sync",
+        type_ = "date",
+        json_path = ".status.lastSyncTime",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Suspended",
+        type_ = "boolean",
+        json_path = ".spec.suspend",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".targets",
         "(size(self.sources) == 1 && !has(self.sources[0].selector)) || !has(self.targets) \
-         || self.targets.all(t, !has(t.name) || t.name.contains('$(source.name)'))",
-        "with several sources or a selector, targets[].name must contain $(source.name)",
+         || self.targets.all(t, !has(t.copyName) || t.copyName.contains('$(source.name)'))",
+        "with several sources or a selector, targets[].copyName must contain $(source.name)",
     ),
     rule_of(
         ".transform.type",
@@ -71,13 +113,13 @@ use crate::{
     ),
     rule_of(
         ".driftPolicy",
-        "self.strategy != 'CreateOnce' || self.driftPolicy != 'Deny'",
-        "driftPolicy must not be Deny: with strategy CreateOnce copies are their namespace's",
+        "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
+        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it",
     ),
     rule_of(
         ".resyncSeconds",
         "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
-        "resyncSeconds must be 0: with strategy CreateOnce copies are their namespace's",
+        "resyncSeconds must be 0: with strategy CreateOnce Mimeo never updates a copy",
     ),
 ]))]
 pub struct ReplicationSpec {
@@ -85,53 +127,60 @@ pub struct ReplicationSpec {
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<ReplicationSource>,
 
-    /// Where the copies go. Never over one of the sources. At most 32, and at most 256 copies: sources times namespaces. If left
-    /// out, they go to this rule's own namespace.
+    /// Where the copies go. Never over one of the sources. At most 32, and at most 256 copies:
+    /// sources times namespaces. If left out, they go to this rule's own namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<ReplicationTarget>,
 
-    /// How the copies differ from their sources. If left out, they do not. Finalizers only where every target is this rule's own
-    /// namespace.
+    /// How the copies differ from their sources. If left out, they do not. Finalizers only where
+    /// every target is this rule's own namespace.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     #[schemars(schema_with = "transform::of_tenants_rule")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what others add is removed.
-    /// CreateOnce: created where nothing has their name, and never updated, restored or deleted after that, as with a
-    /// ClusterReplication. Default: Apply.
+    /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what
+    /// others add is removed. CreateOnce: created where nothing has their name, and never updated,
+    /// restored or deleted after that, as with a ClusterReplication. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// What happens when an object that is not Mimeo's has a copy's name. Fail: it is left alone and reported. Adopt:
-    /// it becomes the copy if its content is the copy's already, or if it carries the mark that another tool leaves on
-    /// its copies; if not, as Fail. Overwrite: it becomes the copy whatever is in it, as with a ClusterReplication. Adopt
-    /// and Overwrite only where every target is this rule's own namespace. An object that any rule names as its source, and may read, is
-    /// always left alone. A copy that a ClusterReplication wants, too, is the ClusterReplication's. Default: Fail.
+    /// Policy for an object that has a copy's name and is not Mimeo's. Report: it is left alone and
+    /// reported. Adopt: it becomes the copy if its content is the copy's already, or if it carries
+    /// the mark that another tool leaves on its copies; if not, as Report. An object that the API
+    /// server does not let Mimeo change in place (type of a Secret, immutable data, roleRef) is
+    /// left alone and reported as Invalid. Overwrite: it becomes the copy whatever is in it, as
+    /// with a ClusterReplication. Adopt and Overwrite only where every target is this rule's own
+    /// namespace. An object that any rule names as its source, and may read, is always left alone.
+    /// A copy that a ClusterReplication wants, too, is the ClusterReplication's. Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
-    /// What happens when somebody else changes or deletes a copy. Repair: it is put right. Deny: the request is refused,
-    /// unless the namespace is being deleted or it is the cluster itself that asks (service accounts of kube-system, nodes,
-    /// system:kube-*); what no webhook could refuse is put right. Deny only where every target is this rule's own namespace.
-    /// Not with strategy CreateOnce, whose copies are their namespace's. Default: Repair.
+    /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
+    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted or the
+    /// client is part of the cluster (service accounts of kube-system, nodes, system:kube-*); Mimeo
+    /// restores what no webhook could refuse. Deny needs strategy Replace: with Apply others may
+    /// add fields to a copy, and with CreateOnce they own it. Deny only where every target is this
+    /// rule's own namespace. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
-    /// What becomes of copies that are no longer wanted. One that a namespace has ceased to grant counts as unmatched. Not
-    /// with strategy CreateOnce, whose copies always stay. Default: all of them are deleted.
+    /// What becomes of copies that are no longer wanted. One that a namespace has ceased to grant
+    /// counts as unmatched. Not with strategy CreateOnce, whose copies always stay. Default: all of
+    /// them are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
-    /// Seconds after which each copy is verified, again and again, as with a ClusterReplication. From 10 to 604800, or 0: never.
-    /// Not with strategy CreateOnce. Default: 0.
+    /// Seconds after which each copy is verified, again and again, as with a ClusterReplication.
+    /// From 10 to 604800, or 0: never. Not with strategy CreateOnce. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
     ]))]
     pub resync_seconds: i32,
 
-    /// Stop writing and deleting for this rule. While it is true, status.plan says what would be done. Default: false.
+    /// Stop writing and deleting for this rule. While it is true, status.plan says what would be
+    /// done. Default: false.
     #[serde(default)]
     pub suspend: bool,
 }
@@ -144,7 +193,7 @@ pub struct ReplicationSpec {
     rule("has(self.name) != has(self.selector)", "exactly one of name and selector must be set"),
     rule(
         "!self.apiVersion.startsWith('rbac.authorization.k8s.io/')",
-        "a Replication copies nothing that gives rights",
+        "a Replication copies no kind of rbac.authorization.k8s.io, because such objects give permissions",
     ),
 ]))]
 pub struct ReplicationSource {
@@ -152,43 +201,50 @@ pub struct ReplicationSource {
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: String,
 
-    /// Kind of the source. Any kind that lives in namespaces but those of rbac.authorization.k8s.io.
+    /// Kind of the source. Any kind that lives in namespaces but those of
+    /// rbac.authorization.k8s.io.
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 
-    /// Namespace of the source. Another one than this rule's own must grant it by a ReplicationGrant with access Read, and a
-    /// selector by one that limits no names; until it does, nothing is looked for there, and nothing is told of what there is.
-    /// If left out, this rule's own.
+    /// Namespace of the source. Another one than this rule's own must grant it by a
+    /// ReplicationGrant with access Read, and a selector by one that limits no names; until it
+    /// does, nothing is looked for there, and nothing is told of what there is. If left out, this
+    /// rule's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
-    /// Name of the source.
+    /// Name of the source. It may be the copy of another rule, as with a ClusterReplication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
-    /// Labels of the sources, as with a ClusterReplication. A rule has as many sources as make 256 copies in its targets'
-    /// namespaces; of those that selectors find the oldest come first, and what is left out is reported. At most 64 keys and
-    /// values, and at most 32 selectors in all Replications of a namespace, of which those of the oldest rules count.
+    /// Labels of the sources, as with a ClusterReplication. A rule has as many sources as make 256
+    /// copies in its targets' namespaces; of those that selectors find the oldest come first, and
+    /// what is left out is reported. At most 64 keys and values, and at most 32 selectors in all
+    /// Replications of a namespace, of which those of the oldest rules count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 }
 
 /// Namespaces that get copies, and the copies' name there.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicationTarget {
-    /// Names of namespaces. Others than this rule's own must grant it by a ReplicationGrant with access Write; whether there is
-    /// such a namespace is not told. At least 1, at most 32.
+    /// Names of namespaces. Others than this rule's own must grant it by a ReplicationGrant with
+    /// access Write; whether there is such a namespace is not told. At least 1, at most 32. If left
+    /// out, this rule's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::target_namespaces")]
     pub namespaces: Vec<String>,
 
-    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's, $(namespace.name) for that of
-    /// the copy's namespace. The source's name must be in it if the rule has several sources or a selector. Default: the
-    /// source's name.
+    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's,
+    /// $(namespace.name) for that of the copy's namespace. The source's name must be in it if the
+    /// rule has several sources or a selector. Default: the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
-    pub name: Option<String>,
+    pub copy_name: Option<String>,
 }

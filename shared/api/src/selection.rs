@@ -1,4 +1,4 @@
-//! Which namespaces: the three ways to choose them, shared by targets and their exclusions.
+//! Which namespaces: the three ways to choose them, shared by targets, exclusions and grants.
 
 // The comments of fields are printed by `kubectl explain`, which would print the backticks too.
 #![allow(clippy::doc_markdown)]
@@ -7,13 +7,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schema;
+use crate::schema::{self, rule};
 
-/// Namespaces by name, by pattern or by label.
-///
-/// A target sets exactly one of the fields, an exclusion at least one; the CRD holds them to it where it embeds this.
+/// The CEL rule for an item that selects namespaces: at least one of its fields is set.
+pub(crate) fn one_is_set() -> serde_json::Value {
+    rule(
+        "has(self.namespaces) || has(self.namespacePattern) || has(self.namespaceSelector)",
+        "at least one of namespaces, namespacePattern and namespaceSelector must be set",
+    )
+}
+
+/// Namespaces by name, by pattern and by label. At least one of the three is set, and those that
+/// are set must all match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [one_is_set()]))]
 pub struct NamespaceSelection {
     /// Names of namespaces, exact or with * (any characters) and ? (one character). At most 128.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

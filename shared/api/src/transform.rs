@@ -1,4 +1,5 @@
-//! How an object is rewritten: shared by the rules that copy and the policies that act at admission.
+//! How an object is rewritten: shared by the rules that copy and the policies that act at
+//! admission.
 
 // The comments of fields are printed by `kubectl explain`, which would print the backticks too.
 #![allow(clippy::doc_markdown, clippy::doc_link_with_quotes)]
@@ -15,8 +16,8 @@ use crate::schema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Transform {
-    /// Type of the Secret. Only where everything concerned is a Secret. Not that of service account tokens or Helm releases. If left
-    /// out, the type stays as it is.
+    /// Type of the Secret. Only where everything concerned is a Secret. Not that of service account
+    /// tokens or Helm releases. If left out, the type stays as it is.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
@@ -31,13 +32,14 @@ pub struct Transform {
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
-    /// Which keys of data and binaryData are kept, and under which names. Only where everything concerned is a Secret or a
-    /// ConfigMap.
+    /// Which keys of data and binaryData are kept, and under which names. Only where everything
+    /// concerned is a Secret or a ConfigMap.
     #[serde(default, skip_serializing_if = "DataEdits::is_noop")]
     pub data: DataEdits,
 
-    /// Finalizers to set, each as domain/name. They are kept while the object is not being deleted. Whoever asks for
-    /// one must run what removes it, otherwise the object can never be deleted. At most 8.
+    /// Finalizers to set, each as domain/name. They are kept while the object is not being deleted.
+    /// Whoever asks for one must run what removes it, otherwise the object can never be deleted. At
+    /// most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::finalizers")]
     pub finalizers: Vec<String>,
@@ -51,12 +53,14 @@ pub struct CopyTransform {
     #[serde(flatten)]
     pub common: Transform,
 
-    /// Operations of a JSON Patch (RFC 6902), applied last, to the copy without its identity and Mimeo's marks: all fields but
-    /// apiVersion, kind, status and a Secret's type and stringData; of metadata single labels and annotations, and both are
-    /// there, if only empty. A Secret's data stays in data. An operation that cannot be done, a test that fails among them,
-    /// refuses the source. In strings of values $(source.name), $(source.namespace), $(namespace.name) and
-    /// $(namespace.labels['key']) stand for the source's and the copy's namespace, in those of a test only the source's.
-    /// At most 32.
+    /// Operations of a JSON Patch (RFC 6902), applied last, to the copy without its identity and
+    /// Mimeo's marks: all fields but apiVersion, kind, status and a Secret's type and stringData;
+    /// of metadata single labels and annotations, and both are there, if only empty. A Secret's
+    /// data stays in data. An operation that cannot be done, a test that fails among them, fails
+    /// each copy with the reason Invalid. Values of a Secret's data are base64. In strings of
+    /// values $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key'])
+    /// stand for the source's and the copy's namespace, in those of a test only the source's. At
+    /// most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub json_patch: Vec<JsonPatchOperation>,
@@ -76,13 +80,14 @@ pub struct JsonPatchOperation {
     /// What is done: add, remove, replace, move, copy or test.
     pub op: JsonPatchOp,
 
-    /// JSON pointer (RFC 6901) to where it is done: /data/key, /spec/items/0, /metadata/labels/example.com~1team.
-    #[schemars(length(min = 1, max = 1024), regex(pattern = "^/"))]
+    /// JSON pointer (RFC 6901) to where it is done: /data/key, /spec/items/0,
+    /// /metadata/labels/example.com~1team.
+    #[schemars(schema_with = "schema::json_pointer")]
     pub path: String,
 
     /// JSON pointer to what is moved or copied. Only for move and copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = "^/"))]
+    #[schemars(schema_with = "schema::json_pointer")]
     pub from: Option<String>,
 
     /// What is added, put in place, or compared with; not null. Only for add, replace and test.
@@ -113,28 +118,40 @@ pub enum JsonPatchOp {
 impl Transform {
     /// Whether the object comes out as it went in.
     pub fn is_noop(&self) -> bool {
-        let Self { type_, labels, annotations, data, finalizers } = self;
-        type_.is_none() && labels.is_noop() && annotations.is_noop() && data.is_noop() && finalizers.is_empty()
+        let Self {
+            type_,
+            labels,
+            annotations,
+            data,
+            finalizers,
+        } = self;
+        type_.is_none()
+            && labels.is_noop()
+            && annotations.is_noop()
+            && data.is_noop()
+            && finalizers.is_empty()
     }
 }
 
-/// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does not, then rename.
+/// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does
+/// not, then rename.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DataEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them. An empty list
-    /// keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which
+    /// is all of them. An empty list keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::data_globs")]
     pub include: Vec<String>,
 
-    /// Keys to leave out although they are included, exact or with * and ? as in include. At most 64.
+    /// Keys to leave out although they are included, exact or with * and ? as in include. At most
+    /// 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::data_globs")]
     pub exclude: Vec<String>,
 
-    /// New names of keys that are kept, by their old names. A key that is not there is passed over; two keys must not come to
-    /// the same name. At most 64.
+    /// New names of keys that are kept, by their old names. A key that is not there is passed over;
+    /// two keys must not come to the same name. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::data_names")]
     pub rename: BTreeMap<String, String>,
@@ -142,7 +159,11 @@ pub struct DataEdits {
 
 impl Default for DataEdits {
     fn default() -> Self {
-        Self { include: every_key(), exclude: Vec::new(), rename: BTreeMap::new() }
+        Self {
+            include: every_key(),
+            exclude: Vec::new(),
+            rename: BTreeMap::new(),
+        }
     }
 }
 
@@ -153,17 +174,19 @@ impl DataEdits {
     }
 }
 
-/// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set `set`.
+/// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set
+/// `set`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which is all of them. An empty list
-    /// keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which
+    /// is all of them. An empty list keeps none. At most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::key_globs")]
     pub include: Vec<String>,
 
-    /// Keys to leave out although they are included, exact or with * and ? as in include. At most 64.
+    /// Keys to leave out although they are included, exact or with * and ? as in include. At most
+    /// 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
@@ -175,7 +198,11 @@ pub struct KeyEdits {
 
 impl Default for KeyEdits {
     fn default() -> Self {
-        Self { include: every_key(), exclude: Vec::new(), set: BTreeMap::new() }
+        Self {
+            include: every_key(),
+            exclude: Vec::new(),
+            set: BTreeMap::new(),
+        }
     }
 }
 
@@ -193,14 +220,21 @@ fn every_key() -> Vec<String> {
 /// [`CopyTransform`], described for a rule of the platform's.
 pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = CopyTransform::json_schema(generator);
-    for (field, others) in [("labels", "Helm and other"), ("annotations", "Helm, kubectl and other")] {
+    for (field, others) in [
+        ("labels", "Helm and other"),
+        ("annotations", "Helm, kubectl and other"),
+    ] {
         let carried = format!(
             "Those by which GitOps tools, {others} replicators know their objects are never carried to a copy."
         );
         describe(&mut schema, &format!("/properties/{field}"), &carried);
         let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand for \
                          the source's and the copy's namespace.";
-        describe(&mut schema, &format!("/properties/{field}/properties/set"), variables);
+        describe(
+            &mut schema,
+            &format!("/properties/{field}/properties/set"),
+            variables,
+        );
     }
     schema
 }
@@ -210,7 +244,19 @@ pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = of_rule(generator);
     for field in ["labels", "annotations", "data"] {
         let globs = "At most two * in one, and no ? between them.";
-        describe(&mut schema, &format!("/properties/{field}/properties/include"), globs);
+        describe(
+            &mut schema,
+            &format!("/properties/{field}/properties/include"),
+            globs,
+        );
+    }
+    let labels = "Labels of the namespace only where every target is this rule's own namespace.";
+    for field in [
+        "labels/properties/set",
+        "annotations/properties/set",
+        "jsonPatch",
+    ] {
+        describe(&mut schema, &format!("/properties/{field}"), labels);
     }
     schema
 }
@@ -219,15 +265,21 @@ pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
 pub(crate) fn of_policy(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = Transform::json_schema(generator);
     for field in ["labels", "annotations"] {
-        let variables = "In values $(namespace.name) stands for the name of the object's namespace.";
-        describe(&mut schema, &format!("/properties/{field}/properties/set"), variables);
+        let variables =
+            "In values $(namespace.name) stands for the name of the object's namespace.";
+        describe(
+            &mut schema,
+            &format!("/properties/{field}/properties/set"),
+            variables,
+        );
     }
     schema
 }
 
 /// Adds a sentence to a description.
 fn describe(schema: &mut Schema, pointer: &str, sentence: &str) {
-    if let Some(Value::String(description)) = schema.pointer_mut(&format!("{pointer}/description")) {
+    if let Some(Value::String(description)) = schema.pointer_mut(&format!("{pointer}/description"))
+    {
         description.push(' ');
         description.push_str(sentence);
     }

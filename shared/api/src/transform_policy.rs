@@ -1,7 +1,7 @@
 //! `TransformPolicy`: rewrites objects as they are admitted, whoever writes them.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too. Printer columns repeat
-// their types.
+// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+// Printer columns repeat their types.
 #![allow(clippy::doc_markdown, clippy::duplicated_attributes)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
@@ -27,16 +27,32 @@ use crate::{
     derive = "Default",
     derive = "PartialEq",
     doc = "TransformPolicy rewrites matching objects as they are created and updated, whoever writes them.",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Failure Policy", type_ = "string", json_path = ".spec.failurePolicy"),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(
+        name = "Failure Policy",
+        type_ = "string",
+        json_path = ".spec.failurePolicy"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
         priority = 1
     ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -52,13 +68,13 @@ use crate::{
     ),
 ]))]
 pub struct TransformPolicySpec {
-    /// Which objects are rewritten. An object must match all of the fields. None in a namespace whose name begins with kube-, nor in
-    /// Mimeo's own, whatever the fields say.
+    /// Which objects are rewritten. An object must match all of the fields. None in a namespace
+    /// whose name begins with kube-, nor in Mimeo's own, whatever the fields say.
     #[serde(rename = "match")]
     pub match_: ObjectMatch,
 
-    /// What is changed in a matching object. A new Secret gets the type given here; a Secret that is updated keeps
-    /// the type that it is stored with.
+    /// What is changed in a matching object. A new Secret gets the type given here; a Secret that
+    /// is updated keeps the type that it is stored with.
     #[schemars(extend("x-kubernetes-validations" = [
         rule(
             "has(self.type) || has(self.labels) || has(self.annotations) || has(self.data) || has(self.finalizers)",
@@ -68,8 +84,8 @@ pub struct TransformPolicySpec {
     #[schemars(schema_with = "transform::of_policy")]
     pub transform: Transform,
 
-    /// What happens to a matching write while Mimeo's webhook does not answer. Fail: it is refused. Ignore: it passes
-    /// unchanged. Default: Fail.
+    /// What happens to a matching write while Mimeo's webhook does not answer. Fail: it is refused.
+    /// Ignore: it passes unchanged. Default: Fail.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 }
@@ -98,7 +114,9 @@ pub struct ObjectMatch {
 }
 
 /// A kind of object that a policy is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule("self.kind != 'Namespace'", "kind Namespace is never rewritten"),

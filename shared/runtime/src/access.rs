@@ -1,42 +1,78 @@
 //! Asks the API server who may do what.
 
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    SubjectAccessReviewStatus,
 };
 use kube::{Api, Client, api::PostParams, core::Status};
-use mimeo_core::{authority::Right, review::User};
+use mimeo_model::{review::User, right::Right};
 use tokio::time::Instant;
 
-use crate::client::within;
+use crate::fault::within;
 
 /// Whether the user holds the right.
 ///
 /// # Errors
 /// Nobody could say: that isn't "no".
-pub async fn is_allowed(client: &Client, user: &User, right: &Right, deadline: Instant) -> kube::Result<bool> {
+pub async fn is_allowed(
+    client: &Client,
+    user: &User,
+    right: &Right,
+    deadline: Instant,
+) -> kube::Result<bool> {
     let resource_attributes = Some(attributes(right));
-    ask(client, user, SubjectAccessReviewSpec { resource_attributes, ..SubjectAccessReviewSpec::default() }, deadline)
-        .await
+    ask(
+        client,
+        user,
+        SubjectAccessReviewSpec {
+            resource_attributes,
+            ..SubjectAccessReviewSpec::default()
+        },
+        deadline,
+    )
+    .await
 }
 
 /// Whether the user may do this with a path that is no resource's, such as `get` with `/metrics`.
 ///
 /// # Errors
 /// Nobody could say: that isn't "no".
-pub async fn may_visit(client: &Client, user: &User, verb: &str, path: &str, deadline: Instant) -> kube::Result<bool> {
-    let attributes = NonResourceAttributes { verb: Some(verb.to_owned()), path: Some(path.to_owned()) };
+pub async fn may_visit(
+    client: &Client,
+    user: &User,
+    verb: &str,
+    path: &str,
+    deadline: Instant,
+) -> kube::Result<bool> {
+    let attributes = NonResourceAttributes {
+        verb: Some(verb.to_owned()),
+        path: Some(path.to_owned()),
+    };
     let non_resource_attributes = Some(attributes);
     ask(
         client,
         user,
-        SubjectAccessReviewSpec { non_resource_attributes, ..SubjectAccessReviewSpec::default() },
+        SubjectAccessReviewSpec {
+            non_resource_attributes,
+            ..SubjectAccessReviewSpec::default()
+        },
         deadline,
     )
     .await
 }
 
-async fn ask(client: &Client, user: &User, spec: SubjectAccessReviewSpec, deadline: Instant) -> kube::Result<bool> {
-    let User { name, uid, groups, extra } = user;
+async fn ask(
+    client: &Client,
+    user: &User,
+    spec: SubjectAccessReviewSpec,
+    deadline: Instant,
+) -> kube::Result<bool> {
+    let User {
+        name,
+        uid,
+        groups,
+        extra,
+    } = user;
     let spec = SubjectAccessReviewSpec {
         user: Some(name.clone()),
         uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
@@ -44,17 +80,25 @@ async fn ask(client: &Client, user: &User, spec: SubjectAccessReviewSpec, deadli
         extra: Some(extra.clone()),
         ..spec
     };
-    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let review = SubjectAccessReview {
+        spec,
+        ..SubjectAccessReview::default()
+    };
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let left = deadline.saturating_duration_since(Instant::now());
     let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
     match answer.status {
         Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
-        // An authorizer that would have said "yes" may be the one that failed. (Bindings to roles that aren't there are no
-        // errors: RBAC tells of these as its reason.)
-        Some(SubjectAccessReviewStatus { evaluation_error: Some(error), .. }) if !error.is_empty() => {
-            Err(kube::Error::Api(Status::failure(&error, "EvaluationError").with_code(UNDECIDED).boxed()))
-        }
+        // An authorizer that would have said "yes" may be the one that failed. (Bindings to roles
+        // that aren't there are no errors: RBAC tells of these as its reason.)
+        Some(SubjectAccessReviewStatus {
+            evaluation_error: Some(error),
+            ..
+        }) if !error.is_empty() => Err(kube::Error::Api(
+            Status::failure(&error, "EvaluationError")
+                .with_code(UNDECIDED)
+                .boxed(),
+        )),
         _ => Ok(false),
     }
 }
@@ -63,7 +107,13 @@ async fn ask(client: &Client, user: &User, spec: SubjectAccessReviewSpec, deadli
 const UNDECIDED: u16 = 424;
 
 fn attributes(right: &Right) -> ResourceAttributes {
-    let Right { verb, group, resource, namespace, name } = right;
+    let Right {
+        verb,
+        group,
+        resource,
+        namespace,
+        name,
+    } = right;
     ResourceAttributes {
         verb: Some((*verb).to_owned()),
         group: Some(group.to_string()),

@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// Grows twofold from a first pause to a longest one, each shortened by up to a half at random, so that replicas which
-/// failed together don't come back together.
+/// Grows twofold from a first pause to a longest one, each shortened by up to a half at random, so
+/// that replicas which failed together don't come back together.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
@@ -17,7 +17,11 @@ pub struct Backoff {
 impl Backoff {
     /// Starts with `first` and never exceeds `longest`.
     pub fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest, next: first }
+        Self {
+            first,
+            longest,
+            next: first,
+        }
     }
 
     /// How long to wait now.

@@ -1,7 +1,8 @@
-//! Request bodies in pieces, so that what a thousand writes share is in memory once however many are under way.
+//! Request bodies in pieces, so that what a thousand writes share is in memory once however many
+//! are under way.
 //!
-//! kube's [`Body`] can hold one slice of bytes only. The writer therefore puts the pieces beside an empty one, and the
-//! client's innermost layer, [`unpack`], puts them in its place.
+//! kube's [`Body`] can hold one slice of bytes only. The writer therefore puts the pieces beside an
+//! empty one, and the client's innermost layer, [`unpack`], puts them in its place.
 
 use std::{
     pin::Pin,
@@ -65,7 +66,9 @@ impl http_body::Body for Outgoing {
         match &self.0 {
             Kind::Whole(body) => body.size_hint(),
             // Exact, so that the request has a Content-Length and isn't sent in chunks.
-            Kind::Pieces(pieces, _) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
+            Kind::Pieces(pieces, _) => {
+                SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
+            }
         }
     }
 
@@ -87,14 +90,24 @@ mod tests {
     #[tokio::test]
     async fn pieces_take_the_place_of_the_body() {
         let middle = Bytes::from(vec![b'x'; 1000]);
-        let pieces = Pieces(vec![Bytes::from_static(b"{"), middle.clone(), Bytes::from_static(b"}")]);
+        let pieces = Pieces(vec![
+            Bytes::from_static(b"{"),
+            middle.clone(),
+            Bytes::from_static(b"}"),
+        ]);
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(pieces);
         let mut body = unpack(request).into_body();
         assert_eq!(body.size_hint().exact(), Some(1002));
         let _first = body.frame().await.expect("a piece").expect("no error");
         assert_eq!(body.size_hint().exact(), Some(1001));
-        let second = body.frame().await.expect("a piece").expect("no error").into_data().expect("data");
+        let second = body
+            .frame()
+            .await
+            .expect("a piece")
+            .expect("no error")
+            .into_data()
+            .expect("data");
         assert_eq!(second.as_ptr(), middle.as_ptr());
         assert!(!body.is_end_stream());
         assert_eq!(body.collect().await.expect("the rest").to_bytes(), "}");

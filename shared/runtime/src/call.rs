@@ -1,6 +1,8 @@
-//! One request to the API server and its whole answer, for [`discovery`](crate::discovery) and [`writer`](crate::writer).
+//! One request to the API server and its whole answer, for [`discovery`](crate::discovery) and
+//! [`writer`](crate::writer).
 //!
-//! What an answer means is left to whoever asked. Answers may hold Secrets: nothing here logs or prints one.
+//! What an answer means is left to whoever asked. Answers may hold Secrets: nothing here logs or
+//! prints one.
 
 use std::{fmt, time::Duration};
 
@@ -15,19 +17,21 @@ use kube::{Client, client::Body};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    client::Fault,
+    fault::Fault,
     object::{self, Decoded},
 };
 
 /// Asks for an object's metadata alone; servers that can't reduce objects send them whole.
-pub(crate) const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+pub(crate) const METADATA: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 /// [`METADATA`] for lists.
 pub(crate) const METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// Asks for whole objects.
 pub(crate) const JSON: &str = "application/json";
 
-/// Twice what an API server takes as an object with room for its managed fields; an answer beyond it is none.
+/// Twice what an API server takes as an object with room for its managed fields; an answer beyond
+/// it is none.
 const LARGEST_ANSWER: usize = 4 << 20;
 
 /// Why there is no answer. Whether the request was carried out isn't known.
@@ -85,33 +89,61 @@ impl Answer {
 
 /// A request without a body.
 pub(crate) fn read(method: Method, uri: &str, accept: &str) -> Result<Request<Body>, Silence> {
-    let request = Request::builder().method(method).uri(uri).header(ACCEPT, accept).body(Body::empty());
+    let request = Request::builder()
+        .method(method)
+        .uri(uri)
+        .header(ACCEPT, accept)
+        .body(Body::empty());
     request.map_err(|error| invalid(&error))
 }
 
 /// A request that carries JSON, of which the answer's metadata alone is wanted.
-pub(crate) fn write(method: Method, uri: &str, content_type: &str, body: Body) -> Result<Request<Body>, Silence> {
-    let request =
-        Request::builder().method(method).uri(uri).header(ACCEPT, METADATA).header(CONTENT_TYPE, content_type);
+pub(crate) fn write(
+    method: Method,
+    uri: &str,
+    content_type: &str,
+    body: Body,
+) -> Result<Request<Body>, Silence> {
+    let request = Request::builder()
+        .method(method)
+        .uri(uri)
+        .header(ACCEPT, METADATA)
+        .header(CONTENT_TYPE, content_type);
     request.body(body).map_err(|error| invalid(&error))
 }
 
-// Names come from the API server or were checked at admission, so this says more about us than about them.
+// Names come from the API server or were checked at admission, so this says more about us than
+// about them.
 fn invalid(error: &http::Error) -> Silence {
     Silence::Broken(format!("the request can't be built: {error}").into())
 }
 
 /// Sends a request and reads its answer, all within `deadline`.
-pub(crate) async fn call(client: &Client, request: Request<Body>, deadline: Duration) -> Result<Answer, Silence> {
+pub(crate) async fn call(
+    client: &Client,
+    request: Request<Body>,
+    deadline: Duration,
+) -> Result<Answer, Silence> {
     let exchange = async {
-        let response = client.send(request).await.map_err(|error| Silence::Broken(Fault(&error).to_string().into()))?;
+        let response = client
+            .send(request)
+            .await
+            .map_err(|error| Silence::Broken(Fault(&error).to_string().into()))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, LARGEST_ANSWER).collect().await;
         // The cause is left out: it may be a decoder's, and quote.
-        let body = body.map_err(|_| Silence::Broken("the answer broke off or is over 4 MiB".into()))?.to_bytes();
-        Ok(Answer { code: head.status, retry_after: retry_after(&head.headers), body })
+        let body = body
+            .map_err(|_| Silence::Broken("the answer broke off or is over 4 MiB".into()))?
+            .to_bytes();
+        Ok(Answer {
+            code: head.status,
+            retry_after: retry_after(&head.headers),
+            body,
+        })
     };
-    tokio::time::timeout(deadline, exchange).await.unwrap_or(Err(Silence::Late))
+    tokio::time::timeout(deadline, exchange)
+        .await
+        .unwrap_or(Err(Silence::Late))
 }
 
 /// The header's seconds, up to a minute; API servers never send the form that is a date.
@@ -120,14 +152,16 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds.min(60)))
 }
 
-/// A path segment or query value with everything encoded that may mean something in a URL. Names of objects come out as they
-/// are, selectors don't.
+/// A path segment or query value with everything encoded that may mean something in a URL. Names of
+/// objects come out as they are, selectors don't.
 pub(crate) fn encode(text: &str) -> String {
     use fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => encoded.push(byte.into()),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => {
+                encoded.push(byte.into());
+            }
             // Writing to a String never fails.
             _ => drop(write!(encoded, "%{byte:02X}")),
         }
@@ -145,7 +179,10 @@ mod tests {
             ("team-a.example", "team-a.example"),
             ("system:node", "system:node"),
             ("a/../b?c#d", "a%2F..%2Fb%3Fc%23d"),
-            ("app.kubernetes.io/managed-by=mimeo", "app.kubernetes.io%2Fmanaged-by%3Dmimeo"),
+            (
+                "app.kubernetes.io/managed-by=mimeo",
+                "app.kubernetes.io%2Fmanaged-by%3Dmimeo",
+            ),
             ("ä&+ %", "%C3%A4%26%2B%20%25"),
         ] {
             assert_eq!(encode(text), want);

@@ -1,5 +1,6 @@
-//! What is served in TLS, and where it comes from: a Secret ([`in_cluster`], by the rules of [`Bundle`]), mounted files
-//! ([`mounted`]), or nowhere ([`unverified`]); and whose certificates are asked for ([`callers`]).
+//! What is served in TLS, and where it comes from: a Secret ([`in_cluster`], by the rules of
+//! [`Bundle`]), mounted files ([`mounted`]), or nowhere ([`unverified`]); and whose certificates
+//! are asked for ([`callers`]).
 
 mod bundle;
 pub mod callers;
@@ -8,46 +9,56 @@ pub mod in_cluster;
 pub mod mounted;
 pub mod unverified;
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
-use jiff::Timestamp;
-use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
 pub use self::{
     bundle::{Bundle, Renewal},
     credential::{Credential, PrivateKeyPem},
 };
-use crate::{client::Clients, duration, shutdown::Shutdown, tls::TlsError};
+use crate::{
+    client::Clients,
+    duration,
+    shutdown::Shutdown,
+    tls::{ServingMaterial, TlsError},
+};
 
 /// Flags of the serving certificate.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Certificate")]
 pub struct CertificateArgs {
-    /// Folder with tls.crt, tls.key and, if Mimeo shall keep its caBundle current, ca.crt; re-read when they change.
-    /// Default: a certificate that Mimeo issues and rotates in a Secret
+    /// Folder with tls.crt, tls.key and, if Mimeo shall keep its caBundle current, ca.crt; re-read
+    /// when they change. Default: a certificate that Mimeo issues and rotates in a Secret
     #[arg(long, env = "MIMEO_CERT_DIR", value_name = "FOLDER")]
     pub cert_dir: Option<PathBuf>,
     /// Secret of the certificate that Mimeo issues, in its namespace
-    #[arg(long, env = "MIMEO_TLS_SECRET", value_name = "NAME", default_value = "mimeo-webhook-tls")]
+    #[arg(
+        long,
+        env = "MIMEO_TLS_SECRET",
+        value_name = "NAME",
+        default_value = "mimeo-webhook-tls"
+    )]
     pub tls_secret: String,
-    /// How long a CA is valid that Mimeo issues (as in 365d, 12h); it is replaced after two thirds of it
+    /// How long a CA is valid that Mimeo issues (as in 365d, 12h); it is replaced after two thirds
+    /// of it
     #[arg(long, env = "MIMEO_CA_VALIDITY", value_name = "DURATION", default_value = "365d", value_parser = duration::parse)]
     pub ca_validity: Duration,
-    /// How long a serving certificate is valid (as in 90d, 12h); it is replaced after two thirds of it
+    /// How long a serving certificate is valid (as in 90d, 12h); it is replaced after two thirds of
+    /// it
     #[arg(long, env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub certificate_validity: Duration,
-    /// How long to wait between the three steps of replacing a CA, and how long a former ca.crt of the folder stays trusted
-    /// (as in 1h, 30s)
+    /// How long to wait between the three steps of replacing a CA, and how long a former ca.crt of
+    /// the folder stays trusted (as in 1h, 30s)
     #[arg(long, env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub ca_overlap: Duration,
 }
 
 impl CertificateArgs {
-    /// Keeps a certificate current in the background, for as long as anybody receives it: from the folder if one is
-    /// given, else in the Secret in `namespace`, issued for `names`, which nothing is written to after the shutdown. `None` until
-    /// there is one.
+    /// Keeps a certificate current in the background, for as long as anybody receives it: from the
+    /// folder if one is given, else in the Secret in `namespace`, issued for `names`, which nothing
+    /// is written to after the shutdown. `None` until there is one.
     pub fn start(
         &self,
         clients: &Clients,
@@ -57,12 +68,23 @@ impl CertificateArgs {
     ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
         match &self.cert_dir {
             Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
-            None => in_cluster::start(clients, namespace, &self.tls_secret, names, self.lifetimes(), shutdown),
+            None => in_cluster::start(
+                clients,
+                namespace,
+                &self.tls_secret,
+                names,
+                self.lifetimes(),
+                shutdown,
+            ),
         }
     }
 
     fn lifetimes(&self) -> Lifetimes {
-        Lifetimes { ca: self.ca_validity, serving: self.certificate_validity, overlap: self.ca_overlap }
+        Lifetimes {
+            ca: self.ca_validity,
+            serving: self.certificate_validity,
+            overlap: self.ca_overlap,
+        }
     }
 }
 
@@ -80,7 +102,11 @@ pub struct Lifetimes {
 impl Default for Lifetimes {
     fn default() -> Self {
         let days = |days: u64| Duration::from_hours(days * 24);
-        Self { ca: days(365), serving: days(90), overlap: Duration::from_hours(1) }
+        Self {
+            ca: days(365),
+            serving: days(90),
+            overlap: Duration::from_hours(1),
+        }
     }
 }
 
@@ -91,12 +117,20 @@ pub struct ServingNames(BTreeSet<String>);
 impl ServingNames {
     /// The given hosts; addresses are recognized, with or without the brackets of a URL.
     pub fn new<T: Into<String>>(hosts: impl IntoIterator<Item = T>) -> Self {
-        Self(hosts.into_iter().map(|host| canonical(&host.into())).collect())
+        Self(
+            hosts
+                .into_iter()
+                .map(|host| canonical(&host.into()))
+                .collect(),
+        )
     }
 
     /// What an API server calls a Service by, and what cluster DNS does.
     pub fn for_service(namespace: &str, name: &str) -> Self {
-        Self::new([format!("{name}.{namespace}.svc"), format!("{name}.{namespace}.svc.cluster.local")])
+        Self::new([
+            format!("{name}.{namespace}.svc"),
+            format!("{name}.{namespace}.svc.cluster.local"),
+        ])
     }
 
     fn and(&self, others: &Self) -> Self {
@@ -105,8 +139,12 @@ impl ServingNames {
 }
 
 fn canonical(host: &str) -> String {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    bare.parse::<IpAddr>().map_or_else(|_| bare.to_ascii_lowercase(), |address| address.to_string())
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    bare.parse::<IpAddr>()
+        .map_or_else(|_| bare.to_ascii_lowercase(), |address| address.to_string())
 }
 
 /// What can be wrong with certificates.
@@ -126,34 +164,13 @@ pub enum CertificateError {
     Unusable(&'static str, #[source] TlsError),
 }
 
-/// What a server needs: the certificate to serve and the CAs by which clients verify it.
-#[derive(Clone)]
-pub struct ServingMaterial {
-    /// Certificate chain and key.
-    pub certified_key: Arc<CertifiedKey>,
-    /// CAs in PEM, for `caBundle`; `None` if somebody else takes care of that.
-    pub ca_bundle: Option<String>,
-    /// When the certificate expires.
-    pub not_after: Timestamp,
-}
-
-impl ServingMaterial {
-    /// Whether the other one would be served and trusted alike.
-    pub fn is_same(&self, other: &Self) -> bool {
-        self.certified_key.cert == other.certified_key.cert && self.ca_bundle == other.ca_bundle
-    }
-}
-
-impl fmt::Debug for ServingMaterial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServingMaterial").field("not_after", &self.not_after).finish_non_exhaustive()
-    }
-}
-
 /// Publishes it, unless it is what was published last.
 fn offer(publish: &watch::Sender<Option<Arc<ServingMaterial>>>, material: ServingMaterial) {
     publish.send_if_modified(|current| {
-        if current.as_ref().is_some_and(|current| current.is_same(&material)) {
+        if current
+            .as_ref()
+            .is_some_and(|current| current.is_same(&material))
+        {
             return false;
         }
         *current = Some(Arc::new(material));

@@ -1,9 +1,10 @@
 //! Clients of the API server: one for requests, one for watches.
 //!
-//! Both speak HTTP/1.1 over a pool of connections, which writes as fast as HTTP/2 and doesn't let one slow answer hold up
-//! others. Neither limits nor retries: pace and back-off belong to whoever knows what a request is worth.
+//! Both speak HTTP/1.1 over a pool of connections, which writes as fast as HTTP/2 and doesn't let
+//! one slow answer hold up others. Neither limits nor retries: pace and back-off belong to whoever
+//! knows what a request is worth.
 
-use std::{fmt, io, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::Args;
 use http::{HeaderValue, header::USER_AGENT};
@@ -26,8 +27,9 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead. A little longer than
-/// [`watch`](crate::watch) has patience, which tells this from a connection that broke.
+/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer
+/// is dead. A little longer than [`watch`](crate::watch) has patience, which tells this from a
+/// connection that broke.
 const WATCH_SILENCE: Duration = Duration::from_secs(100);
 /// As many as write at the same time at most; the rest would only cost memory at both ends.
 const IDLE_CONNECTIONS: usize = 64;
@@ -39,7 +41,8 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "API server")]
 pub struct ClientArgs {
-    /// Kubeconfig file. Default: the files in KUBECONFIG, else the Pod's service account, else ~/.kube/config
+    /// Kubeconfig file. Default: the files in KUBECONFIG, else the Pod's service account, else
+    /// ~/.kube/config
     #[arg(long, env = "MIMEO_KUBECONFIG", value_name = "PATH")]
     pub kubeconfig: Option<PathBuf>,
 }
@@ -47,7 +50,8 @@ pub struct ClientArgs {
 /// The clients of one API server.
 #[derive(Clone)]
 pub struct Clients {
-    /// For requests that end. It sets no deadline of its own but that of connecting (5 s): see [`within`].
+    /// For requests that end. It sets no deadline of its own but that of connecting (5 s): see
+    /// [`within`](crate::fault::within).
     pub requests: Client,
     /// For watches: a connection that is silent for 100 s is given up.
     pub watches: Client,
@@ -85,7 +89,8 @@ pub enum ClientError {
 }
 
 impl ClientArgs {
-    /// Builds the clients; nothing is sent yet. `program` is what the API server's audit log shows, with the version.
+    /// Builds the clients; nothing is sent yet. `program` is what the API server's audit log shows,
+    /// with the version.
     pub async fn clients(&self, program: &str) -> Result<Clients, ClientError> {
         tls::install_provider();
         let mut config = self.config().await?;
@@ -94,15 +99,22 @@ impl ClientArgs {
         }
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
-        let build = |flavour| build(&config, flavour).map_err(|error| ClientError::Build(Box::new(error)));
+        let build =
+            |flavour| build(&config, flavour).map_err(|error| ClientError::Build(Box::new(error)));
         let watches = build(Flavour::Watches)?;
-        Ok(Clients { requests: build(Flavour::Requests)?, watcher: Watcher::from(watches.clone()), watches })
+        Ok(Clients {
+            requests: build(Flavour::Requests)?,
+            watcher: Watcher::from(watches.clone()),
+            watches,
+        })
     }
 
     async fn config(&self) -> Result<Config, ClientError> {
         let options = KubeConfigOptions::default();
         if let Some(path) = &self.kubeconfig {
-            return Ok(Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?);
+            return Ok(
+                Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?,
+            );
         }
         if let Some(kubeconfig) = Kubeconfig::from_env()? {
             return Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?);
@@ -110,7 +122,9 @@ impl ClientArgs {
         if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
             return Ok(Config::incluster()?);
         }
-        Config::infer().await.map_err(|error| ClientError::Nowhere(Box::new(error)))
+        Config::infer()
+            .await
+            .map_err(|error| ClientError::Nowhere(Box::new(error)))
     }
 }
 
@@ -120,8 +134,8 @@ enum Flavour {
     Watches,
 }
 
-/// Kube's own stack without its retries (they would hide back-pressure and count as requests) and its tracing layer
-/// (each error is logged where it stops), and with a bounded pool.
+/// Kube's own stack without its retries (they would hide back-pressure and count as requests) and
+/// its tracing layer (each error is logged where it stops), and with a bounded pool.
 fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
     let (silence, idle) = match flavour {
         Flavour::Requests => (None, IDLE_CONNECTIONS),
@@ -134,7 +148,8 @@ fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(silence);
-    // Without this the time that a connection lay idle in the pool would count as silence of its next watch.
+    // Without this the time that a connection lay idle in the pool would count as silence of its
+    // next watch.
     connector.set_reset_reader_on_write(true);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -151,68 +166,10 @@ fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// Runs one request with a total deadline.
-///
-/// # Errors
-/// What the request fails with; after `deadline`, a [`kube::Error::Service`] with [`io::ErrorKind::TimedOut`] in it.
-pub async fn within<T>(
-    deadline: Duration,
-    request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, kube::Error> {
-    match tokio::time::timeout(deadline, request).await {
-        Ok(result) => result,
-        Err(_) => Err(kube::Error::Service(Box::new(io::Error::from(io::ErrorKind::TimedOut)))),
-    }
-}
-
-/// The HTTP status of a refusal by the API server, if it is one.
-pub fn status(error: &kube::Error) -> Option<u16> {
-    match error {
-        kube::Error::Api(status) => Some(status.code),
-        _ => None,
-    }
-}
-
-/// An API error as it may be logged where Secrets are concerned: which kind of failure, none of the server's text and no
-/// part of an answer.
-#[derive(Debug, Clone, Copy)]
-pub struct Fault<'a>(pub &'a kube::Error);
-
-impl fmt::Display for Fault<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            kube::Error::Api(status) => write!(f, "{} {}", status.code, status.reason),
-            kube::Error::HyperError(error) => write!(f, "{error}"),
-            kube::Error::Service(error) => {
-                write!(f, "{error}")?;
-                std::iter::successors(error.source(), |error| error.source())
-                    .try_for_each(|error| write!(f, ": {error}"))
-            }
-            kube::Error::ReadEvents(error) => write!(f, "watch broke: {error}"),
-            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => f.write_str("undecodable answer"),
-            kube::Error::Auth(error) => write!(f, "authentication failed: {error}"),
-            _ => f.write_str("request failed"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn a_late_answer_is_a_timeout() {
-        let late = within(Duration::from_millis(1), std::future::pending::<Result<(), kube::Error>>()).await;
-        let error = late.expect_err("it never answers");
-        assert_eq!(Fault(&error).to_string(), "timed out");
-        assert_eq!(status(&error), None);
-    }
-
-    #[test]
-    fn a_fault_shows_nothing_of_an_undecodable_answer() {
-        let parsed = serde_json::from_str::<u8>("\"hunter2\"").map_err(kube::Error::SerdeError);
-        assert_eq!(Fault(&parsed.expect_err("a string is no number")).to_string(), "undecodable answer");
-    }
+    use crate::fault::within;
 
     #[tokio::test]
     async fn a_kubeconfig_makes_both_clients() {
@@ -223,11 +180,20 @@ mod tests {
             "users":[{"name":"u","user":{"token":"t"}}],
             "contexts":[{"name":"c","context":{"cluster":"c","user":"u","namespace":"here"}}]}"#;
         std::fs::write(&path, kubeconfig).expect("a file is written");
-        let clients = ClientArgs { kubeconfig: Some(path) }.clients("mimeo-test").await.expect("clients");
+        let clients = ClientArgs {
+            kubeconfig: Some(path),
+        }
+        .clients("mimeo-test")
+        .await
+        .expect("clients");
         assert_eq!(clients.requests.default_namespace(), "here");
         let refused = within(Duration::from_secs(5), clients.requests.apiserver_version()).await;
         assert!(refused.is_err());
-        let missing = ClientArgs { kubeconfig: Some(directory.path().join("none")) }.clients("mimeo-test").await;
+        let missing = ClientArgs {
+            kubeconfig: Some(directory.path().join("none")),
+        }
+        .clients("mimeo-test")
+        .await;
         assert!(matches!(missing, Err(ClientError::Kubeconfig(_))));
     }
 }

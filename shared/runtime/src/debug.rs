@@ -1,7 +1,9 @@
-//! `/log-level`: how much a program logs; and, if that was asked for, `/debug`: what it has inside while it runs, in numbers. Who has to find a
-//! fault at night can have more logged without a restart, which might hide it.
+//! `/log-level`: how much a program logs; and, if that was asked for, `/debug`: what it has inside
+//! while it runs, in numbers. Who has to find a fault at night can have more logged without a
+//! restart, which might hide it.
 //!
-//! Nothing here names an object or shows what is in one. Who may ask is [`Guard`](crate::guard::Guard)'s to say.
+//! Nothing here names an object or shows what is in one. Who may ask is
+//! [`Guard`](crate::guard::Guard)'s to say.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +19,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use mimeo_core::engine::{Inside, Numbers};
+use mimeo_engine::{Inside, Numbers};
 use serde_json::{Map, Value, json};
 use tracing::info;
 
-use crate::{driver::Handle, telemetry::LogFilter, watch::Health};
+use crate::{handle::Handle, telemetry::LogFilter, watch::Health};
 
 /// Longest filter that is read, in bytes.
 const LONGEST_FILTER: usize = 4 << 10;
@@ -45,12 +47,19 @@ impl fmt::Debug for DebugPages {
 impl DebugPages {
     /// Of a program that begins now, whose log this filter rules.
     pub fn new(filter: LogFilter) -> Self {
-        Self { filter, started: Instant::now(), parts: Arc::default() }
+        Self {
+            filter,
+            started: Instant::now(),
+            parts: Arc::default(),
+        }
     }
 
     /// Adds a part of the state, which is read off when somebody asks.
     pub fn add(&self, name: &'static str, read: impl Fn() -> Value + Send + Sync + 'static) {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert(name, Box::new(read));
+        self.parts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name, Box::new(read));
     }
 
     /// What an engine knows and has under way.
@@ -75,11 +84,16 @@ impl DebugPages {
             let silence = health.silence().into_iter();
             let mut watches: BTreeMap<String, Value> = silence
                 .map(|(resource, time)| {
-                    (resource.into_owned(), json!({"silentSeconds": time.as_secs(), "failures": {}}))
+                    (
+                        resource.into_owned(),
+                        json!({"silentSeconds": time.as_secs(), "failures": {}}),
+                    )
                 })
                 .collect();
             for ((resource, reason), count) in health.failures() {
-                watches.entry(resource.into_owned()).or_insert_with(|| json!({}))["failures"][reason] = count.into();
+                watches
+                    .entry(resource.into_owned())
+                    .or_insert_with(|| json!({}))["failures"][reason] = count.into();
             }
             json!(watches)
         });
@@ -88,16 +102,28 @@ impl DebugPages {
     /// The pages, each under its path; the state only if that is shown.
     pub(crate) fn router(&self, shows_state: bool) -> Router {
         let router = Router::new().route("/log-level", get(log_level).put(set_log_level));
-        let router = if shows_state { router.route("/debug/state", get(state)) } else { router };
-        router.layer(DefaultBodyLimit::max(LONGEST_FILTER)).with_state(self.clone())
+        let router = if shows_state {
+            router.route("/debug/state", get(state))
+        } else {
+            router
+        };
+        router
+            .layer(DefaultBodyLimit::max(LONGEST_FILTER))
+            .with_state(self.clone())
     }
 
     fn state(&self) -> Value {
         let tokio = tokio::runtime::Handle::current().metrics();
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state: Map<String, Value> = parts.iter().map(|(name, read)| ((*name).to_owned(), read())).collect();
+        let mut state: Map<String, Value> = parts
+            .iter()
+            .map(|(name, read)| ((*name).to_owned(), read()))
+            .collect();
         state.insert("version".into(), env!("CARGO_PKG_VERSION").into());
-        state.insert("uptimeSeconds".into(), self.started.elapsed().as_secs().into());
+        state.insert(
+            "uptimeSeconds".into(),
+            self.started.elapsed().as_secs().into(),
+        );
         let tasks = json!({
             "alive": tokio.num_alive_tasks(), "queued": tokio.global_queue_depth(), "workers": tokio.num_workers(),
         });
@@ -138,10 +164,22 @@ mod tests {
     use crate::testing::debug_pages;
 
     async fn ask(pages: &DebugPages, method: &str, path: &str, body: &str) -> (u16, String) {
-        let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned()));
-        let answer = pages.router(true).oneshot(request.expect("a request")).await.expect("an answer");
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(Body::from(body.to_owned()));
+        let answer = pages
+            .router(true)
+            .oneshot(request.expect("a request"))
+            .await
+            .expect("an answer");
         let code = answer.status().as_u16();
-        let body = answer.into_body().collect().await.expect("a body").to_bytes();
+        let body = answer
+            .into_body()
+            .collect()
+            .await
+            .expect("a body")
+            .to_bytes();
         (code, String::from_utf8(body.to_vec()).expect("text"))
     }
 
@@ -154,8 +192,16 @@ mod tests {
         assert!(code == 200 && now.contains("mimeo_runtime=trace"), "{now}");
         assert_eq!(ask(&pages, "GET", path, "").await.1, now);
         let (code, why) = ask(&pages, "PUT", path, "mimeo_runtime=loudly").await;
-        assert!(code == 400 && why.starts_with("invalid log filter"), "{code} {why}");
-        assert_eq!(ask(&pages, "PUT", path, &"x".repeat(LONGEST_FILTER + 1)).await.0, 413);
+        assert!(
+            code == 400 && why.starts_with("invalid log filter"),
+            "{code} {why}"
+        );
+        assert_eq!(
+            ask(&pages, "PUT", path, &"x".repeat(LONGEST_FILTER + 1))
+                .await
+                .0,
+            413
+        );
         assert_eq!(ask(&pages, "GET", path, "").await.1, now, "as it was");
     }
 
@@ -166,7 +212,13 @@ mod tests {
         pages.of_watches(&Health::default());
         let (code, text) = ask(&pages, "GET", "/debug/state", "").await;
         let state: Value = serde_json::from_str(&text).expect("JSON");
-        assert!(code == 200 && state["leading"] == true && state["watches"].is_object(), "{text}");
-        assert!(state["tasks"]["alive"].is_u64() && state["version"].is_string(), "{text}");
+        assert!(
+            code == 200 && state["leading"] == true && state["watches"].is_object(),
+            "{text}"
+        );
+        assert!(
+            state["tasks"]["alive"].is_u64() && state["version"].is_string(),
+            "{text}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Says whether the definitions of Mimeo's kinds have all that this program needs: in the log, once, and as a check of readiness. So a
-//! roll-out that brought no definitions along stops, and the former program goes on.
+//! Says whether the definitions of Mimeo's kinds have all that this program needs: in the log,
+//! once, and as a check of readiness. So a roll-out that brought no definitions along stops, and
+//! the former program goes on.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +10,7 @@ use std::{
 use futures::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use mimeo_api::crds;
-use mimeo_core::definition::lacks;
+use mimeo_model::definition::lacks;
 use tracing::{error, info};
 
 use crate::{
@@ -17,10 +18,14 @@ use crate::{
     watch::{Event, WatchSpec, Watcher, watch},
 };
 
-/// Watches the definitions of Mimeo's kinds until dropped. The check holds while none lacks anything; one that isn't there at all lacks
-/// nothing: what that means is told where the kind is needed.
+/// Watches the definitions of Mimeo's kinds until dropped. The check holds while none lacks
+/// anything; one that isn't there at all lacks nothing: what that means is told where the kind is
+/// needed.
 pub async fn follow(watcher: Watcher, check: Check) {
-    let names: Vec<String> = crds().into_iter().filter_map(|crd| crd.metadata.name).collect();
+    let names: Vec<String> = crds()
+        .into_iter()
+        .filter_map(|crd| crd.metadata.name)
+        .collect();
     let lacking: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::default();
     let tell = |name, found: Option<Vec<String>>| {
         let mut lacking = lacking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +40,10 @@ pub async fn follow(watcher: Watcher, check: Check) {
                 lacks = fields,
                 "a definition is older than this program: the API server drops or refuses these fields until you run kubectl apply -k manifests/crds"
             ),
-            Some(_) => info!(definition = name, "the definition has all that this program needs"),
+            Some(_) => info!(
+                definition = name,
+                "the definition has all that this program needs"
+            ),
             None => {}
         }
         check.set(lacking.len() == names.len() && lacking.values().all(Vec::is_empty));
@@ -56,7 +64,8 @@ pub async fn follow(watcher: Watcher, check: Check) {
                 tell(name, Some(lacks(&crd)));
             }
             Event::Listed { .. } if seen => {}
-            // What can't be read is nothing to wait for either: the watch says why. What was found holds till there is another one.
+            // What can't be read is nothing to wait for either: the watch says why. What was found
+            // holds till there is another one.
             Event::Listed { .. }
             | Event::Undecodable(_)
             | Event::Deleted(_)

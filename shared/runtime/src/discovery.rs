@@ -1,7 +1,8 @@
 //! Which kinds the API server serves, and where.
 //!
-//! Asked only about kinds that somebody named: whatever else the server serves is never looked at. When a kind may have
-//! come or gone is for the caller to notice, who then has the answer forgotten.
+//! Asked only about kinds that somebody named: whatever else the server serves is never looked at.
+//! When a kind may have come or gone is for the caller to notice, who then has the answer
+//! forgotten.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
 use http::{Method, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use kube::Client;
-use mimeo_core::kind::{GroupVersionKind, Resource};
+use mimeo_model::kind::{GroupVersionKind, Resource};
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
@@ -81,39 +82,75 @@ struct Served {
 impl Discovery {
     /// Has asked nothing yet.
     pub fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default() }
+        Self {
+            client,
+            known: Mutex::default(),
+        }
     }
 
-    /// How a kind is served; none if it isn't, or not in this version, or not with all that Mimeo does with objects.
+    /// How a kind is served; none if it isn't, or not in this version, or not with all that Mimeo
+    /// does with objects.
     ///
     /// # Errors
     /// When that can't be told, above all while the server of an aggregated API is down.
     pub async fn find(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
-        let Some(served) = self.served(gvk).await? else { return Ok(None) };
-        let Some(found) = served.iter().find(|served| served.kind == gvk.kind) else { return Ok(None) };
+        let Some(served) = self.served(gvk).await? else {
+            return Ok(None);
+        };
+        let Some(found) = served.iter().find(|served| served.kind == gvk.kind) else {
+            return Ok(None);
+        };
         if let Some(verb) = found.lacks {
             debug!(%gvk, verb, "kind counts as not served: it lacks a verb");
             return Ok(None);
         }
-        Ok(Some(Resource { gvk: gvk.clone(), plural: found.plural.clone(), namespaced: found.namespaced }))
+        Ok(Some(Resource {
+            gvk: gvk.clone(),
+            plural: found.plural.clone(),
+            namespaced: found.namespaced,
+        }))
     }
 
-    /// The same in whatever version it is served, if it isn't in its own: its objects are there in each.
+    /// The same in whatever version it is served, if it isn't in its own: its objects are there in
+    /// each.
     ///
     /// # Errors
     /// As [`Discovery::find`].
-    pub async fn find_in_any_version(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+    pub async fn find_in_any_version(
+        &self,
+        gvk: &GroupVersionKind,
+    ) -> Result<Option<Resource>, DiscoveryError> {
         let found = self.find(gvk).await?;
         if found.is_some() {
             return Ok(found);
         }
         for version in self.versions(gvk).await? {
-            let found = self.find(&GroupVersionKind { version, ..gvk.clone() }).await?;
+            let found = self
+                .find(&GroupVersionKind {
+                    version,
+                    ..gvk.clone()
+                })
+                .await?;
             if found.is_some() {
                 return Ok(found);
             }
         }
         Ok(None)
+    }
+
+    /// The kind that a user may have meant who named one that [`Discovery::find`] has just not
+    /// found: a kind of the same group and version in namespaces, written in other cases or in the
+    /// plural, as `secret`, `secrets` or `Secrets`.
+    pub fn meant(&self, gvk: &GroupVersionKind) -> Option<Box<str>> {
+        let known = self.known();
+        let served = known.get(&(gvk.group.clone(), gvk.version.clone()))?;
+        let alike = |one: &&Served| {
+            let written = [&one.kind, &one.plural]
+                .into_iter()
+                .any(|name| name.eq_ignore_ascii_case(&gvk.kind));
+            written && one.kind != gvk.kind && one.namespaced && one.lacks.is_none()
+        };
+        served.iter().find(alike).map(|one| one.kind.clone())
     }
 
     /// Forgets everything: the next question goes to the server.
@@ -131,14 +168,19 @@ impl Discovery {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the kind's group and version has; none if the server doesn't serve it. That alone isn't remembered: nobody tells
-    /// when it changes.
-    async fn served(&self, gvk: &GroupVersionKind) -> Result<Option<Arc<[Served]>>, DiscoveryError> {
+    /// What the kind's group and version has; none if the server doesn't serve it. That alone isn't
+    /// remembered: nobody tells when it changes.
+    async fn served(
+        &self,
+        gvk: &GroupVersionKind,
+    ) -> Result<Option<Arc<[Served]>>, DiscoveryError> {
         let key = (gvk.group.clone(), gvk.version.clone());
         if let Some(known) = self.known().get(&key) {
             return Ok(Some(known.clone()));
         }
-        let Some(list) = self.ask(gvk).await? else { return Ok(None) };
+        let Some(list) = self.ask(gvk).await? else {
+            return Ok(None);
+        };
         let served: Arc<[Served]> = list.resources.into_iter().filter_map(reduce).collect();
         self.known().insert(key, served.clone());
         Ok(Some(served))
@@ -148,30 +190,50 @@ impl Discovery {
         self.get(&group_path(gvk), gvk).await
     }
 
-    /// The versions that the kind's group is served in, in the server's order. The core group has one.
+    /// The versions that the kind's group is served in, in the server's order. The core group has
+    /// one.
     async fn versions(&self, gvk: &GroupVersionKind) -> Result<Vec<Box<str>>, DiscoveryError> {
         if gvk.group.is_empty() {
             return Ok(Vec::new());
         }
-        let group: Option<APIGroup> = self.get(&format!("/apis/{}", encode(&gvk.group)), gvk).await?;
+        let group: Option<APIGroup> = self
+            .get(&format!("/apis/{}", encode(&gvk.group)), gvk)
+            .await?;
         let versions = group.into_iter().flat_map(|group| group.versions);
         Ok(versions.map(|served| served.version.into()).collect())
     }
 
     /// What the server says at this path; none if there is nothing.
-    async fn get<T: DeserializeOwned>(&self, path: &str, gvk: &GroupVersionKind) -> Result<Option<T>, DiscoveryError> {
+    async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        gvk: &GroupVersionKind,
+    ) -> Result<Option<T>, DiscoveryError> {
         let group_version = || gvk.api_version();
-        let silent = |why: String| DiscoveryError::Silent { group_version: group_version(), why };
-        let request = call::read(Method::GET, path, call::JSON).map_err(|why| silent(why.to_string()))?;
-        let answer = call::call(&self.client, request, DEADLINE).await.map_err(|why| silent(why.to_string()))?;
+        let silent = |why: String| DiscoveryError::Silent {
+            group_version: group_version(),
+            why,
+        };
+        let request =
+            call::read(Method::GET, path, call::JSON).map_err(|why| silent(why.to_string()))?;
+        let answer = call::call(&self.client, request, DEADLINE)
+            .await
+            .map_err(|why| silent(why.to_string()))?;
         let code = answer.code.as_u16();
         match answer.code {
             StatusCode::NOT_FOUND => Ok(None),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Err(DiscoveryError::Denied { group_version: group_version(), code })
-            }
-            StatusCode::OK => answer.parse().map(Some).ok_or_else(|| silent("undecodable answer".into())),
-            _ => Err(DiscoveryError::Unavailable { group_version: group_version(), code }),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(DiscoveryError::Denied {
+                group_version: group_version(),
+                code,
+            }),
+            StatusCode::OK => answer
+                .parse()
+                .map(Some)
+                .ok_or_else(|| silent("undecodable answer".into())),
+            _ => Err(DiscoveryError::Unavailable {
+                group_version: group_version(),
+                code,
+            }),
         }
     }
 }
@@ -181,8 +243,15 @@ fn reduce(resource: APIResource) -> Option<Served> {
     if resource.name.contains('/') {
         return None;
     }
-    let lacks = VERBS.into_iter().find(|verb| !resource.verbs.iter().any(|has| has == verb));
-    Some(Served { kind: resource.kind.into(), plural: resource.name.into(), namespaced: resource.namespaced, lacks })
+    let lacks = VERBS
+        .into_iter()
+        .find(|verb| !resource.verbs.iter().any(|has| has == verb));
+    Some(Served {
+        kind: resource.kind.into(),
+        plural: resource.name.into(),
+        namespaced: resource.namespaced,
+        lacks,
+    })
 }
 
 fn group_path(gvk: &GroupVersionKind) -> String {
@@ -194,7 +263,8 @@ fn group_path(gvk: &GroupVersionKind) -> String {
     }
 }
 
-/// Where objects of a kind are: all of them, those of one namespace, or one. Kinds outside namespaces ignore `namespace`.
+/// Where objects of a kind are: all of them, those of one namespace, or one. Kinds outside
+/// namespaces ignore `namespace`.
 pub fn resource_path(resource: &Resource, namespace: Option<&str>, name: Option<&str>) -> String {
     let mut path = group_path(&resource.gvk);
     if let Some(namespace) = namespace.filter(|_| resource.namespaced) {
@@ -222,7 +292,16 @@ mod tests {
     }
 
     fn list() -> Script {
-        let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+        let verbs = [
+            "create",
+            "delete",
+            "deletecollection",
+            "get",
+            "list",
+            "patch",
+            "update",
+            "watch",
+        ];
         Script::json(
             200,
             &json!({
@@ -242,11 +321,38 @@ mod tests {
         let discovery = Discovery::new(server.client());
         let widget = gvk("example.com/v1", "Widget");
         let found = discovery.find(&widget).await;
-        let want = Resource { gvk: widget.clone(), plural: "widgets".into(), namespaced: true };
+        let want = Resource {
+            gvk: widget.clone(),
+            plural: "widgets".into(),
+            namespaced: true,
+        };
         assert_eq!(found, Ok(Some(want.clone())));
         for kind in ["Scale", "Review", "Other"] {
-            assert_eq!(discovery.find(&gvk("example.com/v1", kind)).await, Ok(None), "{kind}");
+            assert_eq!(
+                discovery.find(&gvk("example.com/v1", kind)).await,
+                Ok(None),
+                "{kind}"
+            );
         }
+        for (kind, meant) in [
+            ("widget", Some("Widget")),
+            ("Widgets", Some("Widget")),
+            ("WIDGET", Some("Widget")),
+            ("Widget", None),
+            ("review", None),
+            ("Gadget", None),
+        ] {
+            assert_eq!(
+                discovery.meant(&gvk("example.com/v1", kind)).as_deref(),
+                meant,
+                "{kind}"
+            );
+        }
+        assert_eq!(
+            discovery.meant(&gvk("example.com/v2", "widget")),
+            None,
+            "it was not asked about"
+        );
         assert_eq!(server.requests(), ["GET /apis/example.com/v1"]);
         discovery.forget_group("");
         discovery.forget_group("example.com");
@@ -262,8 +368,7 @@ mod tests {
             "versions": [version("v3"), version("v2"), version("v1")],
         });
         let missing = || Script::json(404, &json!({"kind": "Status", "apiVersion": "v1"}));
-        let empty =
-            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "example.com/v3", "resources": []});
+        let empty = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "example.com/v3", "resources": []});
         let server = Server::start([
             missing(),
             Script::json(200, &group),
@@ -274,27 +379,61 @@ mod tests {
         ])
         .await;
         let discovery = Discovery::new(server.client());
-        let found = discovery.find_in_any_version(&gvk("example.com/v1beta1", "Widget")).await;
-        let want = Resource { gvk: gvk("example.com/v2", "Widget"), plural: "widgets".into(), namespaced: true };
+        let found = discovery
+            .find_in_any_version(&gvk("example.com/v1beta1", "Widget"))
+            .await;
+        let want = Resource {
+            gvk: gvk("example.com/v2", "Widget"),
+            plural: "widgets".into(),
+            namespaced: true,
+        };
         assert_eq!(found, Ok(Some(want)));
         // Nor is it looked for where the whole group is gone, or has but one version.
-        assert_eq!(discovery.find_in_any_version(&gvk("other.example.com/v1", "Widget")).await, Ok(None));
-        let asked = ["v1beta1", "", "v3", "v2"].map(|version| format!("GET /apis/example.com/{version}"));
+        assert_eq!(
+            discovery
+                .find_in_any_version(&gvk("other.example.com/v1", "Widget"))
+                .await,
+            Ok(None)
+        );
+        let asked =
+            ["v1beta1", "", "v3", "v2"].map(|version| format!("GET /apis/example.com/{version}"));
         let asked = asked.map(|request| request.trim_end_matches('/').to_owned());
-        let then = ["GET /apis/other.example.com/v1", "GET /apis/other.example.com"].map(str::to_owned);
-        assert_eq!(server.requests(), asked.into_iter().chain(then).collect::<Vec<_>>());
+        let then = [
+            "GET /apis/other.example.com/v1",
+            "GET /apis/other.example.com",
+        ]
+        .map(str::to_owned);
+        assert_eq!(
+            server.requests(),
+            asked.into_iter().chain(then).collect::<Vec<_>>()
+        );
     }
 
     #[tokio::test]
     async fn silence_is_not_absence() {
         let error = |code| Script::json(code, &json!({"kind": "Status", "apiVersion": "v1"}));
-        let server = Server::start([error(404), error(503), error(403), Script::json(200, &json!("?"))]).await;
+        let server = Server::start([
+            error(404),
+            error(503),
+            error(403),
+            Script::json(200, &json!("?")),
+        ])
+        .await;
         let discovery = Discovery::new(server.client());
         let secret = gvk("v1", "Secret");
         assert_eq!(discovery.find(&secret).await, Ok(None));
-        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Unavailable { code: 503, .. })));
-        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Denied { code: 403, .. })));
-        assert!(matches!(discovery.find(&secret).await, Err(DiscoveryError::Silent { .. })));
+        assert!(matches!(
+            discovery.find(&secret).await,
+            Err(DiscoveryError::Unavailable { code: 503, .. })
+        ));
+        assert!(matches!(
+            discovery.find(&secret).await,
+            Err(DiscoveryError::Denied { code: 403, .. })
+        ));
+        assert!(matches!(
+            discovery.find(&secret).await,
+            Err(DiscoveryError::Silent { .. })
+        ));
         assert_eq!(server.requests(), ["GET /api/v1"; 4]);
     }
 
@@ -308,9 +447,18 @@ mod tests {
         let secrets = resource("v1", "secrets", true);
         let cases = [
             (resource_path(&secrets, None, None), "/api/v1/secrets"),
-            (resource_path(&secrets, Some("a"), None), "/api/v1/namespaces/a/secrets"),
-            (resource_path(&secrets, Some("a"), Some("b/../c")), "/api/v1/namespaces/a/secrets/b%2F..%2Fc"),
-            (resource_path(&resource("apps/v1", "xs", false), Some("a"), Some("b")), "/apis/apps/v1/xs/b"),
+            (
+                resource_path(&secrets, Some("a"), None),
+                "/api/v1/namespaces/a/secrets",
+            ),
+            (
+                resource_path(&secrets, Some("a"), Some("b/../c")),
+                "/api/v1/namespaces/a/secrets/b%2F..%2Fc",
+            ),
+            (
+                resource_path(&resource("apps/v1", "xs", false), Some("a"), Some("b")),
+                "/apis/apps/v1/xs/b",
+            ),
         ];
         for (got, want) in cases {
             assert_eq!(got, want);

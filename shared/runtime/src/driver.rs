@@ -1,190 +1,25 @@
-//! Drives one [`Engine`]: events in from the watches, requests out through the writer. Both binaries run this; what differs
-//! between them is the engine's role.
-//!
-//! The engine sits behind one mutex, held for microseconds and never across an await.
+//! Drives one [`Engine`]: events in from the watches, requests out through the writer. Both
+//! binaries run this; what differs between them is the engine's role.
 
-use std::{
-    collections::BTreeSet,
-    fmt::Display,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fmt::Display, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use mimeo_core::{
-    cell::Why,
-    engine::{Action, Engine, Errand, HeldDeletion, Notice, Request, Tick, Verb},
-    names,
-    outcome::Outcome,
-    rule::SourceRef,
+use mimeo_engine::{
+    Action, Engine, Errand, GrantUpdate, HeldDeletion, Notice, Request, Verb, cell::Why,
 };
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
-use serde_json::Value;
-use tokio::sync::{Notify, Semaphore, watch};
+use mimeo_model::{names, outcome::Outcome, source::SourceRef};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::{
     backoff::Backoff,
     discovery::Discovery,
+    handle::{Handle, admits},
     limiter::Limiter,
-    object::Decoded,
-    observer,
-    trace::{Began, Parent, Traces},
+    stored,
+    trace::Began,
     writer::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Writer},
 };
-
-/// A shared engine. Cheap to clone.
-#[derive(Clone)]
-pub struct Handle {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    engine: Mutex<Engine>,
-    started: Instant,
-    /// There may be something to do.
-    work: Notify,
-    /// Counts changes: whoever waits for a namespace looks again.
-    changes: watch::Sender<u64>,
-    /// Turns of sources that are read. Never closed.
-    reads: Semaphore,
-    counts: CopyRequests,
-    traces: Traces,
-}
-
-/// Counts requests that create, change or delete copies. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct CopyRequests(Family<Written, Counter>);
-
-/// What became of a write.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Written {
-    verb: &'static str,
-    result: &'static str,
-}
-
-const VERBS: [&str; 4] = ["create", "apply", "claim", "delete"];
-const RESULTS: [&str; 5] = ["done", "conflict", "refused", "gone", "unavailable"];
-
-impl CopyRequests {
-    /// Counts in this registry.
-    pub fn new(registry: &mut Registry) -> Self {
-        let this = Self::default();
-        let help = "Requests that create, change or delete copies, by verb and result";
-        registry.register("copy_requests", help, this.0.clone());
-        // From zero on: of what appears with its first event no rate can tell that one.
-        for (verb, result) in VERBS.into_iter().flat_map(|verb| RESULTS.map(|result| (verb, result))) {
-            let _ = this.0.get_or_create(&Written { verb, result });
-        }
-        this
-    }
-}
-
-impl Written {
-    /// None: nothing was to be written.
-    fn of(verb: Verb, outcome: &Outcome) -> Option<Self> {
-        let verb = match verb {
-            Verb::Create => "create",
-            Verb::Apply(_) | Verb::Take(..) => "apply",
-            Verb::Claim(..) => "claim",
-            Verb::Delete(..) => "delete",
-            Verb::Learn(_) | Verb::Compare(..) | Verb::Look => return None,
-        };
-        let result = match outcome {
-            Outcome::Object(_) | Outcome::Absent => "done",
-            Outcome::Conflict | Outcome::Differs => "conflict",
-            Outcome::Refused(_) | Outcome::Immutable(_) => "refused",
-            Outcome::NamespaceGone | Outcome::NotServed => "gone",
-            Outcome::Unavailable { .. } => "unavailable",
-        };
-        Some(Self { verb, result })
-    }
-}
-
-impl Handle {
-    /// Of this engine, whose requests are counted and traced; its clock starts now.
-    pub fn new(engine: Engine, counts: CopyRequests, traces: Traces) -> Self {
-        let shared = Shared {
-            engine: Mutex::new(engine),
-            started: Instant::now(),
-            work: Notify::new(),
-            changes: watch::Sender::new(0),
-            reads: Semaphore::new(READS),
-            counts,
-            traces,
-        };
-        Self { shared: Arc::new(shared) }
-    }
-
-    /// The engine's time.
-    pub fn now(&self) -> Tick {
-        self.shared.started.elapsed()
-    }
-
-    /// Asks or tells the engine something, at the present time. Must not wait inside.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
-        let result = self.look(f);
-        self.shared.work.notify_one();
-        self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
-        result
-    }
-
-    /// The same where nothing is told: nobody is woken for it.
-    pub fn look<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
-        // A panic in the engine would be a bug that a restart mends; the state is whole between calls.
-        let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        f(&mut engine, self.shared.started.elapsed())
-    }
-
-    fn measure(&self, request: &Request, outcome: &Outcome, began: Began) {
-        let Some(written) = Written::of(request.ticket.verb, outcome) else { return };
-        self.shared.counts.0.get_or_create(&written).inc();
-        self.shared.traces.record("write", Parent::None, began, |span| {
-            span.set("verb", written.verb);
-            span.set("result", written.result);
-            if let Some(rule) = &request.rule {
-                span.set("rule", rule);
-            }
-            span.set("kind", &request.resource.gvk.kind);
-            span.set("namespace", &request.ticket.namespace);
-            span.set("name", &request.ticket.name);
-            if matches!(outcome, Outcome::Refused(_) | Outcome::Immutable(_) | Outcome::Unavailable { .. }) {
-                span.fail();
-            }
-        });
-    }
-
-    /// A source is as it was just read; none: it isn't there.
-    pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
-        self.with(|engine, now| show_source(engine, source, object, now));
-    }
-
-    /// A source was read from then on. If it isn't awaited any more, the watch has told of it meanwhile, and knows better.
-    fn source_reread(&self, source: &SourceRef, began: Tick, object: Option<Decoded<Value>>) {
-        self.with(|engine, now| {
-            if engine.awaits(source, began) {
-                show_source(engine, source, object, now);
-            }
-        });
-    }
-
-    /// Tells of every change from now on.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.shared.changes.subscribe()
-    }
-}
-
-fn show_source(engine: &mut Engine, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
-    match object {
-        Some(Decoded::Whole(object)) => engine.source(source, Some(object), now),
-        Some(Decoded::Part(part)) => engine.source_undecodable(source, part, now),
-        None => engine.source(source, None, now),
-    }
-}
 
 /// What an engine's actions are carried out with.
 #[derive(Clone)]
@@ -197,15 +32,11 @@ pub struct Tools {
     pub discovery: Arc<Discovery>,
 }
 
-/// Most sources that are read at once: each may be as large as an object can be, and is weighed only when it is here; and of what a
-/// selector finds hundreds may come or go at a time.
-const READS: usize = 8;
-
 /// How often a standby's engine forgets what has ended.
 const REST: Duration = Duration::from_mins(1);
 
-/// Carries out what the engine wants, for as long as `active` says so; a standby only takes in what it is told. Runs until
-/// dropped.
+/// Carries out what the engine wants, for as long as `active` says so; a standby only takes in what
+/// it is told. Runs until dropped.
 pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<bool>) {
     loop {
         match tokio::time::timeout(REST, active.wait_for(|active| *active)).await {
@@ -216,7 +47,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
                 continue;
             }
         }
-        let woken = handle.shared.work.notified();
+        let woken = handle.woken();
         let permit = tools.limiter.acquire().await;
         if !*active.borrow() {
             continue;
@@ -265,14 +96,16 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
     tell(&notices);
     if action.is_none() {
         // Planning may have settled what somebody waits for, without any request.
-        handle.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
+        handle.tell_of_change();
     }
     (action, wake_at)
 }
 
 /// One line per change made; reads and dry runs change nothing.
 fn note(request: &Request, outcome: &Outcome) {
-    let (Some(why), ticket) = (request.ticket.why, &request.ticket) else { return };
+    let (Some(why), ticket) = (request.ticket.why, &request.ticket) else {
+        return;
+    };
     let message = match (ticket.verb, outcome) {
         (Verb::Apply(_), Outcome::Object(_)) if why == Why::Resync => {
             debug!(kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, "copy verified");
@@ -282,17 +115,30 @@ fn note(request: &Request, outcome: &Outcome) {
         (Verb::Claim(..), Outcome::Object(_)) => "copy claimed",
         (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",
         _ => {
-            let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
+            let (kind, namespace, name) =
+                (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
             debug!(%kind, %namespace, %name, verb = ?ticket.verb, ?outcome, "request not carried out");
             return;
         }
     };
-    let rule = request.rule.as_ref().map(ToString::to_string).unwrap_or_default();
+    let rule = request
+        .rule
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     info!(rule, kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, reason = ?why, "{message}");
 }
 
 fn tell(notices: &[Notice]) {
-    for Notice { rule, wanted, kind, namespace, name, failure } in notices {
+    for Notice {
+        rule,
+        wanted,
+        kind,
+        namespace,
+        name,
+        failure,
+    } in notices
+    {
         let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
         warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not {}", if *wanted { "written" } else { "deleted" });
     }
@@ -312,7 +158,7 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
             handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
         }
         Errand::ConfirmSource(source) => {
-            let turn = handle.shared.reads.acquire().await.ok();
+            let turn = handle.turn_to_read().await;
             let read = match tools.discovery.find(&source.gvk).await {
                 Ok(Some(resource)) => writer.read_source(&source, &resource).await,
                 // Without its kind nothing is known of the source.
@@ -329,14 +175,24 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
         }
         Errand::ReadSource(source) => read_source(handle, tools, &source).await,
         Errand::ReadGrant { namespace, name } => read_grant(handle, tools, &namespace, &name).await,
-        Errand::NoteSeeds { namespace, seeds, version } => {
+        Errand::NoteSeeds {
+            namespace,
+            seeds,
+            version,
+        } => {
             let answer = writer.note_seeds(&namespace, &seeds, version).await;
             if let Err(error) = &answer {
                 warn!(%namespace, %error, "what was created once is not noted on the namespace");
             }
-            handle.with(|engine, now| engine.seeds_noted(&namespace, matches!(answer, Ok(true)), now));
+            handle.with(|engine, now| {
+                engine.seeds_noted(&namespace, matches!(answer, Ok(true)), now);
+            });
         }
-        Errand::Unmark { namespace, token, version } => {
+        Errand::Unmark {
+            namespace,
+            token,
+            version,
+        } => {
             let answer = writer.unmark(&namespace, &token, version).await;
             if let Err(error) = &answer {
                 debug!(%namespace, %error, "mark not removed");
@@ -346,13 +202,16 @@ async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
     }
 }
 
-/// What a read said of something that seems to be gone. Without an answer nothing is deleted and the engine asks again, ever more
-/// seldom: whoever waits for the deletion finds the cause in the log.
+/// What a read said of something that seems to be gone. Without an answer nothing is deleted and
+/// the engine asks again, ever more seldom: whoever waits for the deletion finds the cause in the
+/// log.
 fn answered<T>(what: &str, name: impl Display, answer: ErrandResult<T>) -> Option<T> {
     match answer {
         Ok(read) => return Some(read),
         // As long as the kind isn't served. Its rules say so.
-        Err(ErrandError::NotFound) => debug!(what, %name, "cannot confirm that it is gone: its kind isn't served"),
+        Err(ErrandError::NotFound) => {
+            debug!(what, %name, "cannot confirm that it is gone: its kind isn't served");
+        }
         Err(error) => warn!(what, %name, %error, "cannot confirm that it is gone"),
     }
     None
@@ -364,12 +223,19 @@ async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
     while handle.look(|engine, now| engine.awaits(source, now)) {
         let found = tools.discovery.find(&source.gvk).await;
         if let Ok(Some(resource)) = found {
-            let turn = handle.shared.reads.acquire().await.ok();
+            let turn = handle.turn_to_read().await;
             let began = handle.now();
-            let answer = tools.writer.read(&resource, &source.namespace, &source.name).await;
+            let answer = tools
+                .writer
+                .read(&resource, &source.namespace, &source.name)
+                .await;
             match answer {
                 Ok(object) => {
-                    handle.source_reread(source, began, object.filter(|object| admits(source, object.value())));
+                    handle.source_reread(
+                        source,
+                        began,
+                        object.filter(|object| admits(source, object.value())),
+                    );
                     return drop(turn);
                 }
                 Err(error) => warn!(%source, %error, "cannot read a source"),
@@ -386,7 +252,7 @@ async fn read_grant(handle: &Handle, tools: &Tools, namespace: &str, name: &str)
     while handle.look(|engine, _| engine.awaits_grant(namespace, name)) {
         match tools.writer.read_grant(namespace, name).await {
             Ok(grant) => {
-                let grant = grant.map(observer::parse_grant);
+                let grant = grant.map(stored::parse_grant);
                 return handle.with(|engine, now| engine.grant_read(namespace, name, grant, now));
             }
             Err(error) => warn!(namespace, name, %error, "cannot read a grant"),
@@ -395,13 +261,11 @@ async fn read_grant(handle: &Handle, tools: &Tools, namespace: &str, name: &str)
     }
 }
 
-/// Whether this object, of the source's name, has the labels that make it this source.
-pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
-    source.admits(|key| object["metadata"]["labels"][key].as_str())
-}
-
 /// Until it works: what these record must be recorded, and costs nothing while it can't be.
-async fn retry<T, F: Future<Output = ErrandResult<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+async fn retry<T, F: Future<Output = ErrandResult<T>>>(
+    what: &str,
+    mut attempt: impl FnMut() -> F,
+) -> T {
     let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
     loop {
         match attempt().await {
@@ -412,7 +276,8 @@ async fn retry<T, F: Future<Output = ErrandResult<T>>>(what: &str, mut attempt: 
     }
 }
 
-/// Writes statuses as they come due, at most one at a time per rule. Only the keeper's engine has any. Runs until dropped.
+/// Writes statuses as they come due, at most one at a time per rule. Only the keeper's engine has
+/// any. Runs until dropped.
 pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
     let mut changes = handle.changes();
     loop {
@@ -420,10 +285,8 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             return;
         }
         changes.mark_unchanged();
-        let (updates, counts, due) = handle.look(|engine, now| {
-            let updates = engine.statuses(now, Timestamp::now());
-            (updates, engine.counts(), engine.status_due().map(|due| due.saturating_sub(now)))
-        });
+        let (updates, counts) =
+            handle.look(|engine, now| (engine.statuses(now, Timestamp::now()), engine.counts()));
         if counts {
             // Others get their turn in between.
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -435,8 +298,29 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
                 handle.look(|engine, now| engine.status_failed(&update.id, now));
             }
         }
-        // Changes come by the thousand while copies are written; a status is worth at most one look in a while.
-        let pause = due.unwrap_or(Duration::from_hours(1)).max(Duration::from_millis(100));
+        // The statuses of rules come first.
+        for update in handle.look(Engine::grant_statuses) {
+            if let Err(error) = writer.write_grant_status(&update, Timestamp::now()).await {
+                let GrantUpdate {
+                    namespace, name, ..
+                } = &update;
+                warn!(%namespace, %name, %error, "status of a ReplicationGrant not written");
+                handle.look(|engine, now| engine.grant_status_failed(namespace, name, now));
+            }
+        }
+        let due = handle.look(|engine, now| {
+            let due = engine
+                .status_due()
+                .into_iter()
+                .chain(engine.grant_statuses_due())
+                .min();
+            due.map(|due| due.saturating_sub(now))
+        });
+        // Changes come by the thousand while copies are written; a status is worth at most one look
+        // in a while.
+        let pause = due
+            .unwrap_or(Duration::from_hours(1))
+            .max(Duration::from_millis(100));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             changed = changes.changed() => {
@@ -449,9 +333,15 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
     }
 }
 
-/// Writes Events as they come due, under this replica's name. Each is tried once: what can't be written is no reason to trouble
-/// the API server, and isn't what Mimeo is for. Only the keeper's engine has any. Runs until dropped.
-pub async fn announce(handle: Handle, writer: Writer, reporter: String, mut active: watch::Receiver<bool>) {
+/// Writes Events as they come due, under this replica's name. Each is tried once: what can't be
+/// written is no reason to trouble the API server, and isn't what Mimeo is for. Only the keeper's
+/// engine has any. Runs until dropped.
+pub async fn announce(
+    handle: Handle,
+    writer: Writer,
+    reporter: String,
+    mut active: watch::Receiver<bool>,
+) {
     let mut changes = handle.changes();
     let mut trouble = None;
     loop {
@@ -461,13 +351,21 @@ pub async fn announce(handle: Handle, writer: Writer, reporter: String, mut acti
         changes.mark_unchanged();
         let (announcements, due) = handle.look(|engine, now| {
             let announcements = engine.announcements(now);
-            (announcements, engine.announcements_due().map(|due| due.saturating_sub(now)))
+            (
+                announcements,
+                engine
+                    .announcements_due()
+                    .map(|due| due.saturating_sub(now)),
+            )
         });
         for announcement in announcements {
             if !*active.borrow() {
                 break;
             }
-            let failed = writer.write_event(announcement, &reporter, Timestamp::now()).await.err();
+            let failed = writer
+                .write_event(announcement, &reporter, Timestamp::now())
+                .await
+                .err();
             // Whatever keeps one from being written keeps most from it.
             if let Some(error) = failed.as_ref().filter(|_| failed != trouble) {
                 warn!(%error, "Event not written");
@@ -488,16 +386,17 @@ pub async fn announce(handle: Handle, writer: Writer, reporter: String, mut acti
     }
 }
 
-/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once each, and few at a time: anybody's
-/// marks can name rules that never were. Runs until dropped.
+/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once
+/// each, and few at a time: anybody's marks can name rules that never were. Runs until dropped.
 pub async fn remind(handle: Handle) {
     let mut told = Told::default();
-    let mut beyond = 0;
     let mut changes = handle.changes();
     while changes.changed().await.is_ok() {
-        let (held, left) = handle.look(|engine, _| {
-            let held = |held: HeldDeletion<'_>| (held.nonce.to_owned(), (held.rule.to_string(), held.copies));
-            (engine.held().map(held).collect(), engine.beyond_held())
+        let held = handle.look(|engine, _| {
+            let held = |held: HeldDeletion<'_>| {
+                (held.nonce.to_owned(), (held.rule.to_string(), held.copies))
+            };
+            engine.held().map(held).collect()
         });
         let (news, more) = told.news(held);
         for (nonce, (rule, copies)) in news {
@@ -512,18 +411,16 @@ pub async fn remind(handle: Handle) {
         if more > 0 {
             warn!(more, "deletions held of more rules that are gone");
         }
-        if left > 0 && left != beyond {
-            warn!(
-                copies = left,
-                "copies left alone: they name more rules that are gone than are looked after in one namespace"
-            );
-        }
-        beyond = left;
         if more > 0 {
             // They come next, whether anything else changes or not.
             changes.mark_changed();
         }
-        tokio::time::sleep(if more + left > 0 { Duration::from_mins(1) } else { Duration::from_secs(1) }).await;
+        tokio::time::sleep(if more > 0 {
+            Duration::from_mins(1)
+        } else {
+            Duration::from_secs(1)
+        })
+        .await;
     }
 }
 
@@ -539,7 +436,10 @@ impl Told {
     fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
         let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
         self.0.retain(|nonce| nonces.contains(nonce));
-        let mut news: Vec<_> = held.into_iter().filter(|(nonce, _)| !self.0.contains(nonce)).collect();
+        let mut news: Vec<_> = held
+            .into_iter()
+            .filter(|(nonce, _)| !self.0.contains(nonce))
+            .collect();
         let more = news.len().saturating_sub(AT_ONCE);
         news.truncate(AT_ONCE);
         self.0.extend(news.iter().map(|(nonce, _)| nonce.clone()));
@@ -553,7 +453,11 @@ mod tests {
 
     #[test]
     fn what_is_held_is_told_once_few_at_a_time_and_forgotten_when_it_is_not() {
-        let held = |numbers: std::ops::Range<u32>| numbers.map(|number| (format!("{number:08x}"), ())).collect();
+        let held = |numbers: std::ops::Range<u32>| {
+            numbers
+                .map(|number| (format!("{number:08x}"), ()))
+                .collect()
+        };
         let mut told = Told::default();
         assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
         assert_eq!(told.news(held(0..50)), (held(20..40), 10));
@@ -561,6 +465,10 @@ mod tests {
         assert_eq!(told.news(held(0..50)), (vec![], 0));
         assert_eq!(told.news(held(49..50)), (vec![], 0));
         assert_eq!(told.0.len(), 1);
-        assert_eq!(told.news(held(48..50)), (held(48..49), 0), "it was not held meanwhile");
+        assert_eq!(
+            told.news(held(48..50)),
+            (held(48..49), 0),
+            "it was not held meanwhile"
+        );
     }
 }

@@ -16,7 +16,8 @@ pub enum DurationError {
     TooLong,
 }
 
-/// Parses a sequence of whole numbers with units (`ms`, `s`, `m`, `h`, `d`), which are added up. `0` needs no unit.
+/// Parses a sequence of whole numbers with units (`ms`, `s`, `m`, `h`, `d`), which are added up.
+/// `0` needs no unit.
 ///
 /// Made for `#[arg(value_parser = duration::parse)]`.
 ///

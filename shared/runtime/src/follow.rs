@@ -1,6 +1,7 @@
 //! Follows one named object: one LIST, then one watch, reopened for as long as it is asked.
 //!
-//! For the few objects of Mimeo's own (its Secret, its Lease), where each replica wants the newest state and nothing else.
+//! For the few objects of Mimeo's own (its Secret, its Lease), where each replica wants the newest
+//! state and nothing else.
 
 use std::{fmt, ops::ControlFlow, pin::Pin, time::Duration};
 
@@ -15,7 +16,7 @@ use tracing::{debug, warn};
 
 use crate::{
     backoff::Backoff,
-    client::{Fault, status, within},
+    fault::{Fault, status, within},
 };
 
 const REQUEST_DEADLINE: Duration = Duration::from_secs(15);
@@ -49,7 +50,9 @@ pub struct Follower<K> {
 
 impl<K> fmt::Debug for Follower<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Follower").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Follower")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -60,11 +63,17 @@ where
     /// Follows the object `name` of `api`, whose client should be the one for watches.
     pub fn new(api: Api<K>, name: impl Into<String>) -> Self {
         let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
-        Self { api, name: name.into(), state: State::Unknown, not_before: Instant::now(), backoff }
+        Self {
+            api,
+            name: name.into(),
+            state: State::Unknown,
+            not_before: Instant::now(),
+            backoff,
+        }
     }
 
-    /// The next state: the object, or `None` when there is none. The first call returns how things are, later ones wait
-    /// for a change (and may repeat what is known already). Cancel safe.
+    /// The next state: the object, or `None` when there is none. The first call returns how things
+    /// are, later ones wait for a change (and may repeat what is known already). Cancel safe.
     pub async fn next(&mut self) -> Option<K> {
         loop {
             sleep_until(self.not_before).await;
@@ -93,9 +102,17 @@ where
     }
 
     async fn list(&mut self) -> ControlFlow<Option<K>> {
-        match within(REQUEST_DEADLINE, self.api.list(&ListParams::default().fields(&self.selector()))).await {
+        match within(
+            REQUEST_DEADLINE,
+            self.api
+                .list(&ListParams::default().fields(&self.selector())),
+        )
+        .await
+        {
             Ok(list) => {
-                self.state = State::Known { version: list.metadata.resource_version.unwrap_or_default() };
+                self.state = State::Known {
+                    version: list.metadata.resource_version.unwrap_or_default(),
+                };
                 ControlFlow::Break(list.items.into_iter().next())
             }
             Err(error) => {
@@ -108,17 +125,35 @@ where
     async fn watch(&mut self, version: String) {
         let params = WatchParams::default().fields(&self.selector());
         match within(REQUEST_DEADLINE, self.api.watch(&params, &version)).await {
-            Ok(events) => self.state = State::Watching { version, events: events.boxed(), heard: false },
+            Ok(events) => {
+                self.state = State::Watching {
+                    version,
+                    events: events.boxed(),
+                    heard: false,
+                }
+            }
             Err(error) if status(&error) == Some(410) => self.state = State::Unknown,
             Err(error) => self.failed(&error),
         }
     }
 
     /// What an event says of the object; `Continue` if nothing.
-    fn take(&mut self, event: Option<Result<WatchEvent<K>, kube::Error>>) -> ControlFlow<Option<K>> {
-        let State::Watching { version, heard, .. } = &mut self.state else { return ControlFlow::Continue(()) };
-        // A server restored from a backup is silent until it reaches a version of before: to ask for it again would be no use.
-        let resume = if *heard { State::Known { version: version.clone() } } else { State::Unknown };
+    fn take(
+        &mut self,
+        event: Option<Result<WatchEvent<K>, kube::Error>>,
+    ) -> ControlFlow<Option<K>> {
+        let State::Watching { version, heard, .. } = &mut self.state else {
+            return ControlFlow::Continue(());
+        };
+        // A server restored from a backup is silent until it reaches a version of before: to ask
+        // for it again would be no use.
+        let resume = if *heard {
+            State::Known {
+                version: version.clone(),
+            }
+        } else {
+            State::Unknown
+        };
         *heard = true;
         let change = match event {
             Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
@@ -146,7 +181,8 @@ where
             }
             None => {
                 self.state = resume;
-                // The server ends a watch after minutes; one that ends sooner and sooner waits longer and longer.
+                // The server ends a watch after minutes; one that ends sooner and sooner waits
+                // longer and longer.
                 self.pause();
                 return ControlFlow::Continue(());
             }
@@ -178,15 +214,28 @@ mod tests {
     async fn a_watch_that_brought_nothing_lists_anew() {
         let list = |version: &str, holder: &str| {
             let lease = json!({"metadata": {"name": "a", "resourceVersion": "3"}, "spec": {"holderIdentity": holder}});
-            Script::json(200, &json!({"metadata": {"resourceVersion": version}, "items": [lease]}))
+            Script::json(
+                200,
+                &json!({"metadata": {"resourceVersion": version}, "items": [lease]}),
+            )
         };
         let server = Server::start([list("20", "old"), Script::lines([]), list("10", "new")]).await;
         let mut follower = Follower::<Lease>::new(Api::default_namespaced(server.client()), "a");
         for want in ["old", "new"] {
-            let next = tokio::time::timeout(Duration::from_secs(20), follower.next()).await.expect("a state");
-            assert_eq!(next.and_then(|lease| lease.spec?.holder_identity).as_deref(), Some(want));
+            let next = tokio::time::timeout(Duration::from_secs(20), follower.next())
+                .await
+                .expect("a state");
+            assert_eq!(
+                next.and_then(|lease| lease.spec?.holder_identity)
+                    .as_deref(),
+                Some(want)
+            );
         }
-        assert!(server.requests()[1].contains("resourceVersion=20"), "{:?}", server.requests());
+        assert!(
+            server.requests()[1].contains("resourceVersion=20"),
+            "{:?}",
+            server.requests()
+        );
     }
 
     #[test]

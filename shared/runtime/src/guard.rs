@@ -1,7 +1,9 @@
-//! Who may see what the operations server shows: whoever has a bearer token of a user who may do just that with this path.
+//! Who may see what the operations server shows: whoever has a bearer token of a user who may do
+//! just that with this path.
 //!
-//! It is asked as Kubernetes' own components ask it: a `TokenReview` says whose token it is, a `SubjectAccessReview` whether they
-//! may `get` (the method, in lower case) this path, which RBAC grants by `nonResourceURLs`. Where nobody can say, nobody may.
+//! It is asked as Kubernetes' own components ask it: a `TokenReview` says whose token it is, a
+//! `SubjectAccessReview` whether they may `get` (the method, in lower case) this path, which RBAC
+//! grants by `nonResourceURLs`. Where nobody can say, nobody may.
 
 use std::{
     collections::HashMap,
@@ -26,23 +28,26 @@ use axum::{
 };
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use kube::{Api, Client, api::PostParams};
-use mimeo_core::review::User;
+use mimeo_model::review::User;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::Instant};
 use tracing::{debug, warn};
 
 use crate::{
     access::may_visit,
-    client::{Fault, within},
+    fault::{Fault, within},
 };
 
-/// For this long a "yes" is taken for granted, so that scrapes cost next to nothing. A "no" is asked for again each time.
+/// For this long a "yes" is taken for granted, so that scrapes cost next to nothing. A "no" is
+/// asked for again each time.
 const REMEMBERED: Duration = Duration::from_mins(1);
 /// Most of them at once; any more are asked for each time.
 const MEMORY: usize = 256;
-/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API server.
+/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API
+/// server.
 const ASKING: usize = 8;
-/// Most visits that wait to be asked about: half of the connections that the operations server accepts are left to those who ask nobody.
+/// Most visits that wait to be asked about: half of the connections that the operations server
+/// accepts are left to those who ask nobody.
 const WAITING: usize = 24;
 /// For both questions together.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -57,8 +62,8 @@ impl Guard {
         Self(None)
     }
 
-    /// Lets those through whose token and rights the API server confirms. Takes the right to create `tokenreviews` and
-    /// `subjectaccessreviews`.
+    /// Lets those through whose token and rights the API server confirms. Takes the right to create
+    /// `tokenreviews` and `subjectaccessreviews`.
     pub fn by_token(client: Client) -> Self {
         Self(Some(Arc::new(Reviewer {
             client,
@@ -72,14 +77,17 @@ impl Guard {
     /// The same routes behind this guard. (Paths that the router doesn't know stay as they are.)
     pub fn protect(&self, router: Router) -> Router {
         match &self.0 {
-            Some(reviewer) if router.has_routes() => router.route_layer(from_fn_with_state(reviewer.clone(), pass)),
+            Some(reviewer) if router.has_routes() => {
+                router.route_layer(from_fn_with_state(reviewer.clone(), pass))
+            }
             _ => router,
         }
     }
 
-    /// The same where more is shown than may be left open: without tokens to ask for, only whoever connects from this machine (or
-    /// Pod, as `kubectl port-forward` does) gets through, and calls it by one of its own names: a page from elsewhere may give
-    /// its name this machine's address, and have a browser here ask in its stead.
+    /// The same where more is shown than may be left open: without tokens to ask for, only whoever
+    /// connects from this machine (or Pod, as `kubectl port-forward` does) gets through, and calls
+    /// it by one of its own names: a page from elsewhere may give its name this machine's address,
+    /// and have a browser here ask in its stead.
     pub fn confine(&self, router: Router) -> Router {
         match &self.0 {
             Some(_) => self.protect(router),
@@ -92,10 +100,16 @@ impl Guard {
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
-async fn from_here(Extension(Peer(peer)): Extension<Peer>, request: Request, next: Next) -> Response {
-    // Not all of 127.0.0.0/8: proxies of service meshes hand visitors from elsewhere on from other addresses in it.
+async fn from_here(
+    Extension(Peer(peer)): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    // Not all of 127.0.0.0/8: proxies of service meshes hand visitors from elsewhere on from other
+    // addresses in it.
     let ip = peer.ip().to_canonical();
-    if (ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST) && calls_it_local(request.headers()) {
+    if (ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST) && calls_it_local(request.headers())
+    {
         return next.run(request).await;
     }
     let message = "only for visitors from this machine, by the name localhost, unless --ops-auth asks for tokens\n";
@@ -104,12 +118,17 @@ async fn from_here(Extension(Peer(peer)): Extension<Peer>, request: Request, nex
 
 /// Whether `Host` is a name that nobody can give to an address of their choice.
 fn calls_it_local(headers: &HeaderMap) -> bool {
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let host = headers
+        .get(HOST)
+        .and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     host.is_some_and(|host| matches!(host.host(), "localhost" | "127.0.0.1" | "[::1]"))
 }
 
 async fn pass(State(reviewer): State<Arc<Reviewer>>, request: Request, next: Next) -> Response {
-    match reviewer.review(request.headers(), request.method(), request.uri().path()).await {
+    match reviewer
+        .review(request.headers(), request.method(), request.uri().path())
+        .await
+    {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),
     }
@@ -131,7 +150,10 @@ impl IntoResponse for Refused {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "Unauthorized\n"),
             Self::Forbidden => (StatusCode::FORBIDDEN, "Forbidden\n"),
-            Self::Unanswered => (StatusCode::SERVICE_UNAVAILABLE, "the API server doesn't say who may see this\n"),
+            Self::Unanswered => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the API server doesn't say who may see this\n",
+            ),
         }
         .into_response()
     }
@@ -156,20 +178,33 @@ struct Reviewer {
 }
 
 impl Reviewer {
-    async fn review(&self, headers: &HeaderMap, method: &Method, path: &str) -> Result<(), Refused> {
+    async fn review(
+        &self,
+        headers: &HeaderMap,
+        method: &Method,
+        path: &str,
+    ) -> Result<(), Refused> {
         let token = bearer(headers).ok_or(Refused::Unauthorized)?;
         let verb = method.as_str().to_ascii_lowercase();
-        let visit = Visit { token: Sha256::digest(token).into(), verb, path: path.to_owned() };
+        let visit = Visit {
+            token: Sha256::digest(token).into(),
+            verb,
+            path: path.to_owned(),
+        };
         if self.remembers(&visit) {
             return Ok(());
         }
-        let Ok(_inside) = self.door.try_acquire() else { return Err(Refused::Unanswered) };
+        let Ok(_inside) = self.door.try_acquire() else {
+            return Err(Refused::Unanswered);
+        };
         let deadline = Instant::now() + DEADLINE;
         let asked = async {
             let _room = self.room.acquire().await;
             self.ask(token, &visit, deadline).await
         };
-        let answer = tokio::time::timeout_at(deadline, asked).await.unwrap_or(Err(Refused::Unanswered));
+        let answer = tokio::time::timeout_at(deadline, asked)
+            .await
+            .unwrap_or(Err(Refused::Unanswered));
         if answer.is_ok() {
             self.remember(visit);
         }
@@ -177,7 +212,9 @@ impl Reviewer {
     }
 
     async fn ask(&self, token: &str, visit: &Visit, deadline: Instant) -> Result<(), Refused> {
-        let user = self.answered(self.user(token, deadline).await)?.ok_or(Refused::Unauthorized)?;
+        let user = self
+            .answered(self.user(token, deadline).await)?
+            .ok_or(Refused::Unauthorized)?;
         let Visit { verb, path, .. } = visit;
         if self.answered(may_visit(&self.client, &user, verb, path, deadline).await)? {
             return Ok(());
@@ -188,12 +225,20 @@ impl Reviewer {
 
     /// Whose token it is; `None` if the API server knows nobody by it.
     async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<User>> {
-        let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
-        let review = TokenReview { spec, ..TokenReview::default() };
+        let spec = TokenReviewSpec {
+            token: token.to_owned(),
+            ..TokenReviewSpec::default()
+        };
+        let review = TokenReview {
+            spec,
+            ..TokenReview::default()
+        };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let left = deadline.saturating_duration_since(Instant::now());
         let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
-        let status = answer.status.filter(|status| status.authenticated == Some(true));
+        let status = answer
+            .status
+            .filter(|status| status.authenticated == Some(true));
         Ok(status.and_then(|status| status.user).map(user))
     }
 
@@ -210,7 +255,9 @@ impl Reviewer {
 
     fn remembers(&self, visit: &Visit) -> bool {
         let allowed = self.allowed.lock().unwrap_or_else(PoisonError::into_inner);
-        allowed.get(visit).is_some_and(|until| Instant::now() < *until)
+        allowed
+            .get(visit)
+            .is_some_and(|until| Instant::now() < *until)
     }
 
     fn remember(&self, visit: Visit) {
@@ -233,7 +280,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn user(info: UserInfo) -> User {
-    let UserInfo { username, uid, groups, extra } = info;
+    let UserInfo {
+        username,
+        uid,
+        groups,
+        extra,
+    } = info;
     User {
         name: username.unwrap_or_default(),
         uid: uid.unwrap_or_default(),
@@ -253,7 +305,11 @@ mod tests {
 
     fn token_review(authenticated: bool) -> Script {
         let user = json!({"username": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}});
-        let status = if authenticated { json!({"authenticated": true, "user": user}) } else { json!({"error": "no"}) };
+        let status = if authenticated {
+            json!({"authenticated": true, "user": user})
+        } else {
+            json!({"error": "no"})
+        };
         Script::json(201, &json!({"spec": {}, "status": status}))
     }
 
@@ -266,7 +322,10 @@ mod tests {
     }
 
     fn failure(code: u16) -> Script {
-        Script::json(code, &json!({"kind": "Status", "status": "Failure", "code": code}))
+        Script::json(
+            code,
+            &json!({"kind": "Status", "status": "Failure", "code": code}),
+        )
     }
 
     async fn visit(router: &Router, path: &str, authorization: &str) -> u16 {
@@ -279,11 +338,19 @@ mod tests {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request = request.body(Body::empty()).expect("a request");
-        router.clone().oneshot(request).await.expect("an answer").status().as_u16()
+        router
+            .clone()
+            .oneshot(request)
+            .await
+            .expect("an answer")
+            .status()
+            .as_u16()
     }
 
     fn routes() -> Router {
-        Router::new().route("/metrics", get(async || "m")).route("/debug/x", get(async || "d"))
+        Router::new()
+            .route("/metrics", get(async || "m"))
+            .route("/debug/x", get(async || "d"))
     }
 
     #[tokio::test]
@@ -294,54 +361,110 @@ mod tests {
             ("no token", "", vec![], 401),
             ("another scheme", "Basic YTpi", vec![], 401),
             ("an empty token", "Bearer ", vec![], 401),
-            ("a token that nobody knows", "Bearer t", vec![token_review(false)], 401),
-            ("a user who may not", "Bearer t", vec![token_review(true), no()], 403),
-            ("a user who may", "Bearer t", vec![token_review(true), yes()], 200),
-            ("in other letters", "bearer t", vec![token_review(true), yes()], 200),
+            (
+                "a token that nobody knows",
+                "Bearer t",
+                vec![token_review(false)],
+                401,
+            ),
+            (
+                "a user who may not",
+                "Bearer t",
+                vec![token_review(true), no()],
+                403,
+            ),
+            (
+                "a user who may",
+                "Bearer t",
+                vec![token_review(true), yes()],
+                200,
+            ),
+            (
+                "in other letters",
+                "bearer t",
+                vec![token_review(true), yes()],
+                200,
+            ),
             ("no right to ask", "Bearer t", vec![failure(403)], 503),
-            ("no answer about the token", "Bearer t", vec![failure(500)], 503),
-            ("no answer about the user", "Bearer t", vec![token_review(true), failure(500)], 503),
-            ("an answer that is none", "Bearer t", vec![token_review(true), undecided()], 503),
+            (
+                "no answer about the token",
+                "Bearer t",
+                vec![failure(500)],
+                503,
+            ),
+            (
+                "no answer about the user",
+                "Bearer t",
+                vec![token_review(true), failure(500)],
+                503,
+            ),
+            (
+                "an answer that is none",
+                "Bearer t",
+                vec![token_review(true), undecided()],
+                503,
+            ),
         ] {
             let questions = answers.len();
             let server = Server::start(answers).await;
             let router = Guard::by_token(server.client()).protect(routes());
-            assert_eq!(visit(&router, "/metrics", authorization).await, want, "{what}");
+            assert_eq!(
+                visit(&router, "/metrics", authorization).await,
+                want,
+                "{what}"
+            );
             assert_eq!(server.requests().len(), questions, "{what}");
         }
     }
 
     #[tokio::test]
-    async fn a_review_tells_all_that_an_authorizer_may_look_at_and_a_yes_is_remembered_for_its_path() {
-        let server = Server::start([token_review(true), yes(), token_review(true), failure(500)]).await;
+    async fn a_review_tells_all_that_an_authorizer_may_look_at_and_a_yes_is_remembered_for_its_path()
+     {
+        let server =
+            Server::start([token_review(true), yes(), token_review(true), failure(500)]).await;
         let router = Guard::by_token(server.client()).protect(routes());
         for _ in 0..3 {
             assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
         }
         let came = server.came();
         assert_eq!(came.len(), 2);
-        let spec = |n: usize| serde_json::from_slice::<Value>(&came[n].body).expect("JSON")["spec"].clone();
+        let spec = |n: usize| {
+            serde_json::from_slice::<Value>(&came[n].body).expect("JSON")["spec"].clone()
+        };
         assert_eq!(spec(0), json!({"token": "t"}));
         let attributes = json!({"verb": "get", "path": "/metrics"});
         let want = json!({
             "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "nonResourceAttributes": attributes,
         });
         assert_eq!(spec(1), want);
-        assert_eq!(visit(&router, "/debug/x", "Bearer t").await, 503, "another path is another question");
+        assert_eq!(
+            visit(&router, "/debug/x", "Bearer t").await,
+            503,
+            "another path is another question"
+        );
         assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
     }
 
     #[tokio::test(start_paused = true)]
     async fn memory_is_short_and_bounded() {
         let server = Server::start([]).await;
-        let Guard(Some(reviewer)) = Guard::by_token(server.client()) else { panic!("a guard") };
-        let visit = |n: usize| Visit { token: [0; 32], verb: "get".into(), path: n.to_string() };
+        let Guard(Some(reviewer)) = Guard::by_token(server.client()) else {
+            panic!("a guard")
+        };
+        let visit = |n: usize| Visit {
+            token: [0; 32],
+            verb: "get".into(),
+            path: n.to_string(),
+        };
         (0..=MEMORY).for_each(|n| reviewer.remember(visit(n)));
         assert!(reviewer.remembers(&visit(MEMORY - 1)) && !reviewer.remembers(&visit(MEMORY)));
         tokio::time::advance(REMEMBERED).await;
         assert!(!reviewer.remembers(&visit(0)));
         reviewer.remember(visit(MEMORY));
-        assert!(reviewer.remembers(&visit(MEMORY)), "what is over makes room");
+        assert!(
+            reviewer.remembers(&visit(MEMORY)),
+            "what is over makes room"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -365,9 +488,16 @@ mod tests {
         let began = Instant::now();
         let visit = |n: usize| {
             let router = router.clone();
-            async move { (visit(&router, "/metrics", &format!("Bearer {n}")).await, began.elapsed()) }
+            async move {
+                (
+                    visit(&router, "/metrics", &format!("Bearer {n}")).await,
+                    began.elapsed(),
+                )
+            }
         };
-        let waiting: Vec<_> = (0..ASKING + WAITING).map(|n| tokio::spawn(visit(n))).collect();
+        let waiting: Vec<_> = (0..ASKING + WAITING)
+            .map(|n| tokio::spawn(visit(n)))
+            .collect();
         tokio::task::yield_now().await;
         assert_eq!(visit(ASKING + WAITING).await, (503, Duration::ZERO));
         for visit in waiting {
@@ -377,7 +507,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_open_guard_asks_nobody_and_confines_to_this_machine() {
-        assert_eq!(visit(&Guard::open().protect(routes()), "/metrics", "").await, 200);
+        assert_eq!(
+            visit(&Guard::open().protect(routes()), "/metrics", "").await,
+            200
+        );
         let confined = Guard::open().confine(routes());
         for (peer, want) in [
             ("127.0.0.1:9", 200),
@@ -388,7 +521,9 @@ mod tests {
             ("10.0.0.7:9", 403),
             ("[fd00::1]:9", 403),
         ] {
-            let router = confined.clone().layer(Extension(Peer(peer.parse().expect("an address"))));
+            let router = confined
+                .clone()
+                .layer(Extension(Peer(peer.parse().expect("an address"))));
             assert_eq!(visit(&router, "/debug/x", "").await, want, "{peer}");
         }
         let here = confined.layer(Extension(Peer(([127, 0, 0, 1], 9).into())));
@@ -402,11 +537,19 @@ mod tests {
             ("10.0.0.7:8080", 403),
             ("", 403),
         ] {
-            assert_eq!(visit_host(&here, "/debug/x", "", host).await, want, "{host}");
+            assert_eq!(
+                visit_host(&here, "/debug/x", "", host).await,
+                want,
+                "{host}"
+            );
         }
         let server = Server::start([]).await;
         let by_token = Guard::by_token(server.client()).confine(routes());
         let from_here = by_token.layer(Extension(Peer(([127, 0, 0, 1], 9).into())));
-        assert_eq!(visit(&from_here, "/debug/x", "").await, 401, "a token is asked of everybody");
+        assert_eq!(
+            visit(&from_here, "/debug/x", "").await,
+            401,
+            "a token is asked of everybody"
+        );
     }
 }

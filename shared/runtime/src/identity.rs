@@ -1,4 +1,5 @@
-//! Who this process is, and where: its user at the API server, its namespace, its name among the replicas, its cluster.
+//! Who this process is, and where: its user at the API server, its namespace, its name among the
+//! replicas, its cluster.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tracing::warn;
 
 use crate::{
     backoff::Backoff,
-    client::{Fault, within},
+    fault::{Fault, within},
 };
 
 /// For one question.
@@ -23,7 +24,8 @@ const DEFAULT_NAMESPACE: &str = "mimeo-system";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Identity")]
 pub struct IdentityArgs {
-    /// Namespace of Mimeo's own objects (Leases, Secret). Default: the Pod's namespace in a cluster, else mimeo-system
+    /// Namespace of Mimeo's own objects (Leases, Secret). Default: the Pod's namespace in a
+    /// cluster, else mimeo-system
     #[arg(long, env = "MIMEO_NAMESPACE", value_name = "NAMESPACE")]
     pub namespace: Option<String>,
     /// Name of this replica, unique among the replicas. Default: the host's name and the process id
@@ -43,16 +45,27 @@ pub struct Identity {
 }
 
 impl IdentityArgs {
-    /// Asks the API server for the cluster until it answers, and takes the rest from the flags and the surroundings.
+    /// Asks the API server for the cluster until it answers, and takes the rest from the flags and
+    /// the surroundings.
     pub async fn resolve(&self, client: &Client) -> Identity {
         let namespaces: Api<Namespace> = Api::all(client.clone());
-        let cluster = until_answered(async || Ok(namespaces.get_metadata("kube-system").await?.metadata.uid)).await;
-        Identity { namespace: self.namespace(), replica: self.replica(), cluster }
+        let cluster =
+            until_answered(async || Ok(namespaces.get_metadata("kube-system").await?.metadata.uid))
+                .await;
+        Identity {
+            namespace: self.namespace(),
+            replica: self.replica(),
+            cluster,
+        }
     }
 
     /// Mimeo's own namespace: the flag, else the Pod's, else `mimeo-system`.
     pub fn namespace(&self) -> String {
-        let mounted = || std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE).ok().map(|text| text.trim().to_owned());
+        let mounted = || {
+            std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE)
+                .ok()
+                .map(|text| text.trim().to_owned())
+        };
         self.namespace
             .clone()
             .or_else(mounted)
@@ -60,18 +73,22 @@ impl IdentityArgs {
             .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     }
 
-    /// This replica's name: the flag, else the host's name and the process id, made fit for an object's name.
+    /// This replica's name: the flag, else the host's name and the process id, made fit for an
+    /// object's name.
     pub fn replica(&self) -> String {
         let given = self.replica_name.clone().filter(|name| !name.is_empty());
         object_name(&given.unwrap_or_else(|| format!("{}-{}", host(), std::process::id())))
     }
 }
 
-/// The user that the API server takes this process for, as it appears in admission reviews; asks until there is an answer.
+/// The user that the API server takes this process for, as it appears in admission reviews; asks
+/// until there is an answer.
 pub async fn username(client: &Client) -> String {
     let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
     until_answered(async || {
-        let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+        let review = reviews
+            .create(&PostParams::default(), &SelfSubjectReview::default())
+            .await?;
         Ok(review.status.and_then(|status| status.user_info?.username))
     })
     .await
@@ -83,7 +100,9 @@ async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> 
         match within(DEADLINE, ask()).await {
             Ok(Some(answer)) => return answer,
             Ok(None) => warn!("the API server doesn't say who this is, or which cluster, retrying"),
-            Err(error) => warn!(error = %Fault(&error), "the API server can't be asked yet, retrying"),
+            Err(error) => {
+                warn!(error = %Fault(&error), "the API server can't be asked yet, retrying");
+            }
         }
         sleep(backoff.pause()).await;
     }
@@ -98,12 +117,19 @@ fn host() -> String {
         .unwrap_or_else(|| "localhost".to_owned())
 }
 
-/// Lower-cases and replaces what no object's name may have; keeps the last 63 characters, where the difference is.
+/// Lower-cases and replaces what no object's name may have; keeps the last 63 characters, where the
+/// difference is.
 fn object_name(text: &str) -> String {
     let fit: String = text
         .chars()
         .map(|c| c.to_ascii_lowercase())
-        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .map(|c| {
+            if c.is_ascii_lowercase() || c.is_ascii_digit() {
+                c
+            } else {
+                '-'
+            }
+        })
         .collect();
     let tail = &fit[fit.len().saturating_sub(63)..];
     tail.trim_matches('-').to_owned()
@@ -118,18 +144,45 @@ mod tests {
 
     #[tokio::test]
     async fn an_api_server_is_asked_until_it_answers() {
-        let review = |user| Script::json(201, &json!({"metadata": {}, "status": {"userInfo": user}}));
-        let namespace = |metadata| Script::json(200, &json!({"kind": "PartialObjectMetadata", "metadata": metadata}));
+        let review =
+            |user| Script::json(201, &json!({"metadata": {}, "status": {"userInfo": user}}));
+        let namespace = |metadata| {
+            Script::json(
+                200,
+                &json!({"kind": "PartialObjectMetadata", "metadata": metadata}),
+            )
+        };
         let me = || review(json!({"username": "me"}));
         let uid = || namespace(json!({"name": "kube-system", "uid": "u"}));
         let away = Script::json(503, &json!({"kind": "Status", "code": 503}));
-        let server =
-            Server::start([away, review(json!({})), me(), namespace(json!({"name": "kube-system"})), uid()]).await;
+        let server = Server::start([
+            away,
+            review(json!({})),
+            me(),
+            namespace(json!({"name": "kube-system"})),
+            uid(),
+        ])
+        .await;
         let (client, deadline) = (server.client(), Duration::from_secs(20));
-        assert_eq!(tokio::time::timeout(deadline, username(&client)).await.as_deref(), Ok("me"));
-        let args = IdentityArgs { namespace: Some("n".into()), replica_name: Some("r".into()) };
+        assert_eq!(
+            tokio::time::timeout(deadline, username(&client))
+                .await
+                .as_deref(),
+            Ok("me")
+        );
+        let args = IdentityArgs {
+            namespace: Some("n".into()),
+            replica_name: Some("r".into()),
+        };
         let found = tokio::time::timeout(deadline, args.resolve(&client)).await;
-        assert_eq!(found, Ok(Identity { namespace: "n".into(), replica: "r".into(), cluster: "u".into() }));
+        assert_eq!(
+            found,
+            Ok(Identity {
+                namespace: "n".into(),
+                replica: "r".into(),
+                cluster: "u".into()
+            })
+        );
         assert_eq!(server.requests().len(), 5);
     }
 
@@ -148,9 +201,22 @@ mod tests {
 
     #[test]
     fn flags_come_first() {
-        let args = IdentityArgs { namespace: Some("elsewhere".into()), replica_name: Some("one".into()) };
-        assert_eq!((args.namespace(), args.replica()), ("elsewhere".into(), "one".into()));
-        let unnamed = IdentityArgs { namespace: None, replica_name: None }.replica();
-        assert!(unnamed.ends_with(&std::process::id().to_string()), "{unnamed}");
+        let args = IdentityArgs {
+            namespace: Some("elsewhere".into()),
+            replica_name: Some("one".into()),
+        };
+        assert_eq!(
+            (args.namespace(), args.replica()),
+            ("elsewhere".into(), "one".into())
+        );
+        let unnamed = IdentityArgs {
+            namespace: None,
+            replica_name: None,
+        }
+        .replica();
+        assert!(
+            unnamed.ends_with(&std::process::id().to_string()),
+            "{unnamed}"
+        );
     }
 }

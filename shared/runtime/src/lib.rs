@@ -1,6 +1,7 @@
-//! The IO that Mimeo's two programs share: connections to the API server, certificates, leases, telemetry and shutdown.
+//! The IO that Mimeo's two programs share: connections to the API server, certificates, leases,
+//! telemetry and shutdown.
 //!
-//! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-core`.
+//! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-engine`.
 
 pub mod access;
 pub mod backoff;
@@ -8,14 +9,16 @@ pub mod body;
 mod call;
 pub mod certificates;
 pub mod client;
-pub mod connections;
+mod connections;
 pub mod debug;
 pub mod definitions;
 pub mod discovery;
 pub mod driver;
 pub mod duration;
+pub mod fault;
 pub mod follow;
 pub mod guard;
+pub mod handle;
 pub mod https;
 pub mod identity;
 pub mod lease;
@@ -29,8 +32,8 @@ pub mod observer;
 pub mod operations;
 pub mod reach;
 pub mod readiness;
-pub mod seal;
 pub mod shutdown;
+mod stored;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;

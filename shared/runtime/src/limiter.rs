@@ -1,7 +1,9 @@
-//! How many requests are under way at a time: as many as the API server answers well, never a fixed guess.
+//! How many requests are under way at a time: as many as the API server answers well, never a fixed
+//! guess.
 //!
-//! Whoever sends work takes a [`Permit`] first and tells by [`Permit::done`] how it went. While answers stay quick the limit
-//! grows by about one per round of requests; when the server is overloaded it is halved. `Pace` decides, without a clock.
+//! Whoever sends work takes a [`Permit`] first and tells by [`Permit::done`] how it went. While
+//! answers stay quick the limit grows by about one per round of requests; when the server is
+//! overloaded it is halved. `Pace` decides, without a clock.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,9 +15,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Where the limit starts: far enough up to be quick from the first write, too little to hurt any server.
+/// Where the limit starts: far enough up to be quick from the first write, too little to hurt any
+/// server.
 const START: usize = 32;
-/// What is halved for stays halved at least this long (or one round, if that is longer): one burst of errors is one overload.
+/// What is halved for stays halved at least this long (or one round, if that is longer): one burst
+/// of errors is one overload.
 const CUT_EVERY: Duration = Duration::from_millis(100);
 /// Answers that are quicker than this on average tell nothing about load.
 const QUICK: Duration = Duration::from_millis(5);
@@ -59,7 +63,10 @@ pub enum Verdict {
 impl Limiter {
     /// Keeps the number of requests between `min` (at least 1) and `max`.
     pub fn new(min: usize, max: usize) -> Self {
-        Self(Arc::new(Shared { pace: Mutex::new(Pace::new(min, max, Instant::now())), room: Notify::new() }))
+        Self(Arc::new(Shared {
+            pace: Mutex::new(Pace::new(min, max, Instant::now())),
+            room: Notify::new(),
+        }))
     }
 
     /// A permit if there is room now.
@@ -189,14 +196,18 @@ impl Pace {
     }
 
     fn learn_latency(&mut self, latency: f64, now: Instant) {
-        let average = self.average.map_or(latency, |average| average + (latency - average) / 16.0);
+        let average = self
+            .average
+            .map_or(latency, |average| average + (latency - average) / 16.0);
         self.average = Some(average);
         if now >= self.window_ends {
             self.smallest = [f64::INFINITY, self.smallest[0]];
             self.window_ends = now + RECENT;
         }
         self.smallest[0] = self.smallest[0].min(average);
-        let best = self.smallest[0].min(self.smallest[1]).max(QUICK.as_secs_f64());
+        let best = self.smallest[0]
+            .min(self.smallest[1])
+            .max(QUICK.as_secs_f64());
         if average > best * OVERLOADED {
             self.cut(now);
         } else if average < best * SLOW && self.in_flight * 2 >= self.whole_limit() {
@@ -210,8 +221,8 @@ impl Pace {
             return;
         }
         self.limit = (self.limit / 2.0).max(self.min);
-        // What is under way was sent under the old limit; its answers tell nothing about the new one. A minute bounds what
-        // one absurd latency can do.
+        // What is under way was sent under the old limit; its answers tell nothing about the new
+        // one. A minute bounds what one absurd latency can do.
         let round = Duration::from_secs_f64(self.average.unwrap_or_default().min(60.0));
         self.next_cut = now + round.max(CUT_EVERY);
     }
@@ -307,11 +318,24 @@ mod tests {
     fn retry_after_pauses_everything() {
         let now = Instant::now();
         let mut pace = Pace::new(4, 64, now);
-        pace.learn(Verdict::Overload { retry_after: Some(2000 * MS) }, now);
+        pace.learn(
+            Verdict::Overload {
+                retry_after: Some(2000 * MS),
+            },
+            now,
+        );
         assert_eq!(pace.take(now + 1999 * MS), Room::Paused(now + 2000 * MS));
         assert_eq!(pace.take(now + 2000 * MS), Room::Taken);
-        pace.learn(Verdict::Overload { retry_after: Some(Duration::MAX) }, now);
-        assert_eq!(pace.take(now + 2000 * MS), Room::Paused(now + LONGEST_PAUSE));
+        pace.learn(
+            Verdict::Overload {
+                retry_after: Some(Duration::MAX),
+            },
+            now,
+        );
+        assert_eq!(
+            pace.take(now + 2000 * MS),
+            Room::Paused(now + LONGEST_PAUSE)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -326,7 +350,9 @@ mod tests {
             })
         });
         tokio::task::yield_now().await;
-        first.done(Verdict::Overload { retry_after: Some(Duration::from_secs(3)) });
+        first.done(Verdict::Overload {
+            retry_after: Some(Duration::from_secs(3)),
+        });
         drop(second);
         let started = Instant::now();
         for waiter in waiters {

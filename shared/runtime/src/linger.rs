@@ -1,10 +1,11 @@
 //! Ends a connection so that its client hears what it was told last.
 //!
-//! A client may write its next request just as it is told that none will be taken any more. Were the connection closed then, the operating
-//! system would answer that request with a reset (RFC 9293, section 3.10.7.1), and the client, whose write fails, would not look at what it
-//! was told before: an API server takes it for a failed call, and refuses what it asked about. Told in time to go elsewhere (HTTP/2's
-//! GOAWAY names the last request that was taken), it asks somebody else. So what still comes is read and thrown away until the client
-//! closes, too.
+//! A client may write its next request just as it is told that none will be taken any more. Were
+//! the connection closed then, the operating system would answer that request with a reset (RFC
+//! 9293, section 3.10.7.1), and the client, whose write fails, would not look at what it was told
+//! before: an API server takes it for a failed call, and refuses what it asked about. Told in time
+//! to go elsewhere (HTTP/2's GOAWAY names the last request that was taken), it asks somebody else.
+//! So what still comes is read and thrown away until the client closes, too.
 
 use std::{
     io,
@@ -32,12 +33,20 @@ impl<T> Lent<T> {
         (Self(Some((stream, back))), returned)
     }
 
+    /// The stream, until it is returned.
+    pub(crate) fn get_ref(&self) -> Option<&T> {
+        self.0.as_ref().map(|(stream, _)| stream)
+    }
+
     fn stream(&mut self) -> io::Result<Pin<&mut T>>
     where
         T: Unpin,
     {
         // It is there until the drop.
-        self.0.as_mut().map(|(stream, _)| Pin::new(stream)).ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.0
+            .as_mut()
+            .map(|(stream, _)| Pin::new(stream))
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
@@ -61,7 +70,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Lent<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Lent<T> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.stream()?.poll_write(context, bytes)
     }
 
@@ -74,7 +87,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Lent<T> {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.as_ref().is_some_and(|(stream, _)| stream.is_write_vectored())
+        self.0
+            .as_ref()
+            .is_some_and(|(stream, _)| stream.is_write_vectored())
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

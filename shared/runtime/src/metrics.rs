@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use mimeo_core::engine::{Durations, Numbers};
+use mimeo_engine::{Durations, Numbers};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelValue, NoLabelSet, text::encode},
@@ -18,7 +18,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-use crate::{certificates::ServingMaterial, driver::Handle, watch::Health};
+use crate::{handle::Handle, tls::ServingMaterial, watch::Health};
 
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -37,8 +37,15 @@ impl Metrics {
     /// With `mimeo_build_info` in it.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mimeo");
-        registry.register("build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        let this = Self { registry: Arc::new(Mutex::new(registry)), certificates: Arc::default() };
+        registry.register(
+            "build",
+            "What is running",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        let this = Self {
+            registry: Arc::new(Mutex::new(registry)),
+            certificates: Arc::default(),
+        };
         let certificates = this.certificates.clone();
         this.read_off(move |page| {
             let certificates = certificates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,8 +98,15 @@ impl Metrics {
     }
 
     /// When this certificate expires.
-    pub fn of_certificate(&self, of: &'static str, material: watch::Receiver<Option<Arc<ServingMaterial>>>) {
-        self.certificates.lock().unwrap_or_else(PoisonError::into_inner).push((of, material));
+    pub fn of_certificate(
+        &self,
+        of: &'static str,
+        material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    ) {
+        self.certificates
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((of, material));
     }
 
     /// What an engine has under way, and how long things took it.
@@ -116,7 +130,11 @@ impl Metrics {
         let handle = handle.clone();
         self.read_off(move |page| {
             let leads = *leading.borrow();
-            page.gauges("leader", "Whether this replica leads: 1 or 0", [(NO_LABELS, i64::from(leads))])?;
+            page.gauges(
+                "leader",
+                "Whether this replica leads: 1 or 0",
+                [(NO_LABELS, i64::from(leads))],
+            )?;
             let numbers = leads.then(|| handle.look(|engine, _| engine.numbers()));
             page.rules(numbers.as_ref())
         });
@@ -143,7 +161,9 @@ impl Page<'_> {
         help: &str,
         rows: impl IntoIterator<Item = ([(&'static str, V); N], impl EncodeGaugeValue)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in rows {
             match N {
                 0 => metric.encode_gauge(&value)?,
@@ -160,9 +180,13 @@ impl Page<'_> {
         help: &str,
         rows: impl IntoIterator<Item = ([(&'static str, V); N], u64)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
-            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+            metric
+                .encode_family(&labels)?
+                .encode_counter::<NoLabelSet, _, u64>(&value, None)?;
         }
         Ok(())
     }
@@ -174,40 +198,86 @@ impl Page<'_> {
         help: &str,
         rows: impl IntoIterator<Item = ([(&'static str, V); N], &'d Durations)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        let bound = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let bound =
+            |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
         for (labels, durations) in rows {
-            let buckets: Vec<(f64, u64)> = durations.buckets().map(|(most, count)| (bound(most), count)).collect();
+            let buckets: Vec<(f64, u64)> = durations
+                .buckets()
+                .map(|(most, count)| (bound(most), count))
+                .collect();
             let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
             match N {
                 0 => metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
-                _ => metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
+                _ => metric
+                    .encode_family(&labels)?
+                    .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
             }
         }
         Ok(())
     }
 
     fn rules(&mut self, numbers: Option<&Numbers>) -> fmt::Result {
-        let rules = numbers.iter().flat_map(|numbers| &numbers.rules).map(|((kind, ready, reason), count)| {
-            let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
-            ([("kind", kind.to_string()), ("ready", ready.to_owned()), ("reason", (*reason).to_owned())], *count)
-        });
-        self.gauges("rules", "Rules, by kind and by status and reason of their condition Ready", rules)?;
-        let stalled = numbers
-            .iter()
-            .flat_map(|numbers| &numbers.stalled)
-            .map(|((kind, reason), count)| ([("kind", kind.to_string()), ("reason", (*reason).to_owned())], *count));
-        self.gauges("rules_stalled", "Rules that wait for a person, by kind and reason", stalled)?;
-        let copies = || numbers.iter().flat_map(|numbers| &numbers.copies);
-        let desired = copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.desired));
-        self.gauges("copies_desired", "Copies that should exist, by the kind of their rule", desired)?;
-        let synced = copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.synced));
-        self.gauges("copies_synced", "Copies that are as they should be, by the kind of their rule", synced)?;
-        let failed = copies().flat_map(|(kind, copies)| {
-            copies
-                .failed
+        let rules = numbers.iter().flat_map(|numbers| &numbers.rules).map(
+            |((kind, ready, reason), count)| {
+                let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
+                (
+                    [
+                        ("kind", kind.to_string()),
+                        ("ready", ready.to_owned()),
+                        ("reason", (*reason).to_owned()),
+                    ],
+                    *count,
+                )
+            },
+        );
+        self.gauges(
+            "rules",
+            "Rules, by kind and by status and reason of their condition Ready",
+            rules,
+        )?;
+        let stalled =
+            numbers
                 .iter()
-                .map(|(reason, count)| ([("rule_kind", kind.to_string()), ("reason", reason.to_string())], *count))
+                .flat_map(|numbers| &numbers.stalled)
+                .map(|((kind, reason), count)| {
+                    (
+                        [("kind", kind.to_string()), ("reason", (*reason).to_owned())],
+                        *count,
+                    )
+                });
+        self.gauges(
+            "rules_stalled",
+            "Rules that wait for a person, by kind and reason",
+            stalled,
+        )?;
+        let copies = || numbers.iter().flat_map(|numbers| &numbers.copies);
+        let desired =
+            copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.desired));
+        self.gauges(
+            "copies_desired",
+            "Copies that should exist, by the kind of their rule",
+            desired,
+        )?;
+        let synced =
+            copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.synced));
+        self.gauges(
+            "copies_synced",
+            "Copies that are as they should be, by the kind of their rule",
+            synced,
+        )?;
+        let failed = copies().flat_map(|(kind, copies)| {
+            copies.failed.iter().map(|(reason, count)| {
+                (
+                    [
+                        ("rule_kind", kind.to_string()),
+                        ("reason", reason.to_string()),
+                    ],
+                    *count,
+                )
+            })
         });
         self.gauges(
             "copies_failed",
@@ -217,7 +287,8 @@ impl Page<'_> {
         let one = |count: fn(&Numbers) -> usize| numbers.map(|numbers| (NO_LABELS, count(numbers)));
         let held = numbers.iter().flat_map(|numbers| &numbers.held);
         let held = held.map(|(kind, count)| ([("rule_kind", kind.to_string())], *count));
-        let help = "Copies whose deletion is held until a person confirms it, by the kind of their rule";
+        let help =
+            "Copies whose deletion is held until a person confirms it, by the kind of their rule";
         self.gauges("deletions_held", help, held)?;
         let help = "Namespaces that wait for their first copies";
         self.gauges("namespaces_waiting", help, one(|numbers| numbers.waiting))?;
@@ -243,10 +314,11 @@ impl<F: Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static> Collector for 
 
 #[cfg(test)]
 mod tests {
-    use mimeo_core::engine::{Engine, Role, Settings};
+    use mimeo_engine::{Engine, Settings};
+    use mimeo_model::role::Role;
 
     use super::*;
-    use crate::{driver::CopyRequests, trace::Traces};
+    use crate::{handle::CopyRequests, trace::Traces};
 
     #[test]
     fn metrics_carry_the_prefix_and_end_as_the_format_asks() {
@@ -265,19 +337,29 @@ mod tests {
         metrics.of_leader(&handle, leading);
         let text = metrics.text().expect("it encodes");
         assert!(
-            text.contains("\nmimeo_leader 0\n") && text.contains("\n# TYPE mimeo_deletions_held gauge\n"),
+            text.contains("\nmimeo_leader 0\n")
+                && text.contains("\n# TYPE mimeo_deletions_held gauge\n"),
             "{text}"
         );
         assert!(!text.contains("\nmimeo_deletions_held{"), "{text}");
-        assert!(text.contains("\nmimeo_namespace_lag_seconds_bucket{le=\"+Inf\"} 0\n"), "{text}");
+        assert!(
+            text.contains("\nmimeo_namespace_lag_seconds_bucket{le=\"+Inf\"} 0\n"),
+            "{text}"
+        );
         lead.send_replace(true);
         let text = metrics.text().expect("it encodes");
         assert!(text.contains("\nmimeo_leader 1\n"), "{text}");
         for kind in ["ClusterReplication", "Replication"] {
             for metric in ["deletions_held", "copy_lag_seconds_count"] {
-                assert!(text.contains(&format!("\nmimeo_{metric}{{rule_kind=\"{kind}\"}} 0\n")), "{metric}: {text}");
+                assert!(
+                    text.contains(&format!("\nmimeo_{metric}{{rule_kind=\"{kind}\"}} 0\n")),
+                    "{metric}: {text}"
+                );
             }
         }
-        assert!(text.contains("\nmimeo_queue_depth{queue=\"Rules\"} 0\n"), "{text}");
+        assert!(
+            text.contains("\nmimeo_queue_depth{queue=\"Rules\"} 0\n"),
+            "{text}"
+        );
     }
 }

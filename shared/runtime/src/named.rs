@@ -1,7 +1,8 @@
 //! Reads and patches one object by a name that somebody else gave.
 //!
-//! [`kube::Api`] puts a name into the URL as it is: by `a/configmaps/b` another kind of object would be read, or written. Here a name
-//! is one segment of the path or no request is made, and no answer counts that is about another object.
+//! [`kube::Api`] puts a name into the URL as it is: by `a/configmaps/b` another kind of object
+//! would be read, or written. Here a name is one segment of the path or no request is made, and no
+//! answer counts that is about another object.
 
 use std::{fmt::Debug, io};
 
@@ -11,7 +12,7 @@ use kube::{
     api::{GetParams, Patch, PatchParams},
     core::{Request, request},
 };
-use mimeo_core::review::is_name;
+use mimeo_model::review::is_name;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -29,15 +30,21 @@ where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     let found = api.get_opt(&segment(name)?).await?;
-    found.map(|object| meant(name, object.meta()).map(|()| object)).transpose()
+    found
+        .map(|object| meant(name, object.meta()).map(|()| object))
+        .transpose()
 }
 
 /// Its metadata alone.
 ///
 /// # Errors
 /// As for [`read`].
-pub async fn read_metadata<K: Resource + Clone>(api: &Api<K>, name: &str) -> kube::Result<Option<ObjectMeta>> {
-    let request = Request::new(api.resource_url()).get_metadata(&segment(name)?, &GetParams::default());
+pub async fn read_metadata<K: Resource + Clone>(
+    api: &Api<K>,
+    name: &str,
+) -> kube::Result<Option<ObjectMeta>> {
+    let request =
+        Request::new(api.resource_url()).get_metadata(&segment(name)?, &GetParams::default());
     match metadata(api, name, request).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
         found => found.map(Some),
@@ -48,7 +55,12 @@ pub async fn read_metadata<K: Resource + Clone>(api: &Api<K>, name: &str) -> kub
 ///
 /// # Errors
 /// As for [`read`].
-pub async fn patch<K, P>(api: &Api<K>, name: &str, params: &PatchParams, patch: &Patch<P>) -> kube::Result<ObjectMeta>
+pub async fn patch<K, P>(
+    api: &Api<K>,
+    name: &str,
+    params: &PatchParams,
+    patch: &Patch<P>,
+) -> kube::Result<ObjectMeta>
 where
     K: Resource + Clone,
     P: Serialize,
@@ -57,23 +69,30 @@ where
     metadata(api, name, request).await
 }
 
-/// Sends a request whose answer is the metadata of the object of that name. It is read whatever somebody wrote into it: a namespace
-/// that couldn't be would be guarded by nobody.
+/// Sends a request whose answer is the metadata of the object of that name. It is read whatever
+/// somebody wrote into it: a namespace that couldn't be would be guarded by nobody.
 async fn metadata<K: Clone>(
     api: &Api<K>,
     name: &str,
     request: Result<http::Request<Vec<u8>>, request::Error>,
 ) -> kube::Result<ObjectMeta> {
-    let answer = Client::from(api.clone()).request_text(request.map_err(kube::Error::BuildRequest)?).await?;
+    let answer = Client::from(api.clone())
+        .request_text(request.map_err(kube::Error::BuildRequest)?)
+        .await?;
     let Some(Decoded::Whole(Meta { metadata })) = object::decode(answer.as_bytes()) else {
         return Err(refused("the answer can't be decoded"));
     };
     meant(name, &metadata).map(|()| metadata)
 }
 
-/// A name as it stands in a path. A slash can't be written in it: API servers look at the path as it is once decoded.
+/// A name as it stands in a path. A slash can't be written in it: API servers look at the path as
+/// it is once decoded.
 fn segment(name: &str) -> kube::Result<String> {
-    if is_name(name) { Ok(encode(name)) } else { Err(refused("nothing can have that name")) }
+    if is_name(name) {
+        Ok(encode(name))
+    } else {
+        Err(refused("nothing can have that name"))
+    }
 }
 
 fn meant(name: &str, found: &ObjectMeta) -> kube::Result<()> {
@@ -105,10 +124,21 @@ mod tests {
             let answer = || Script::text(200, text_of("team", 7, &[&bad], ""));
             let server = Server::start([answer(), answer()]).await;
             let api: Api<Namespace> = Api::all(server.client());
-            let read = read_metadata(&api, "team").await.expect("read").expect("there");
+            let read = read_metadata(&api, "team")
+                .await
+                .expect("read")
+                .expect("there");
             let change: Patch<Value> = Patch::Merge(json!({}));
-            let written = patch(&api, "team", &PatchParams::default(), &change).await.expect("written");
-            assert_eq!((read.resource_version.as_deref(), written.resource_version.as_deref()), (Some("7"), Some("7")));
+            let written = patch(&api, "team", &PatchParams::default(), &change)
+                .await
+                .expect("written");
+            assert_eq!(
+                (
+                    read.resource_version.as_deref(),
+                    written.resource_version.as_deref()
+                ),
+                (Some("7"), Some("7"))
+            );
         }
     }
 
@@ -121,15 +151,40 @@ mod tests {
         let scripts = ["team", "other", "other", "x"].map(|name| Script::json(200, &object(name)));
         let server = Server::start(scripts).await;
         let api: Api<Namespace> = Api::all(server.client());
-        assert_eq!(read_metadata(&api, "team").await.expect("read").expect("there").name.as_deref(), Some("team"));
+        assert_eq!(
+            read_metadata(&api, "team")
+                .await
+                .expect("read")
+                .expect("there")
+                .name
+                .as_deref(),
+            Some("team")
+        );
         assert!(read(&api, "team").await.is_err(), "another object");
         let change: Patch<Value> = Patch::Merge(json!({}));
-        assert!(patch(&api, "team", &PatchParams::default(), &change).await.is_err(), "another object");
+        assert!(
+            patch(&api, "team", &PatchParams::default(), &change)
+                .await
+                .is_err(),
+            "another object"
+        );
         let maps: Api<ConfigMap> = Api::namespaced(server.client(), "team");
         assert!(read(&maps, "x?y#z").await.is_err(), "another object");
-        for name in ["", ".", "..", "team/configmaps/x", "team%2Fconfigmaps%2Fx", "../nodes/x"] {
+        for name in [
+            "",
+            ".",
+            "..",
+            "team/configmaps/x",
+            "team%2Fconfigmaps%2Fx",
+            "../nodes/x",
+        ] {
             assert!(read_metadata(&api, name).await.is_err(), "{name:?}");
-            assert!(patch(&api, name, &PatchParams::default(), &change).await.is_err(), "{name:?}");
+            assert!(
+                patch(&api, name, &PatchParams::default(), &change)
+                    .await
+                    .is_err(),
+                "{name:?}"
+            );
         }
         assert_eq!(
             server.requests(),

@@ -1,9 +1,10 @@
 //! Objects as the API server sends them, of which a client may have made what no decoder takes.
 //!
-//! Whoever may write an object may write its `managedFields`, and the API server keeps them as they are: fields nested deeper than
-//! JSON is read here, times later than any that there is here. And the schema of a custom resource may leave the rest to its
-//! author. What is wrong with one object must be no matter for any other: it is decoded with what can be made of it, or
-//! nothing but it is told to be undecodable.
+//! Whoever may write an object may write its `managedFields`, and the API server keeps them as they
+//! are: fields nested deeper than JSON is read here, times later than any that there is here. And
+//! the schema of a custom resource may leave the rest to its author. What is wrong with one object
+//! must be no matter for any other: it is decoded with what can be made of it, or nothing but it is
+//! told to be undecodable.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -34,8 +35,8 @@ impl Decoded<Value> {
     }
 }
 
-/// Reads an object; none if not even its metadata can be decoded. How deep it stands in what it came with makes no difference: what
-/// becomes of it depends on nothing but its own text.
+/// Reads an object; none if not even its metadata can be decoded. How deep it stands in what it
+/// came with makes no difference: what becomes of it depends on nothing but its own text.
 pub(crate) fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     match serde_json::from_slice(json) {
         Ok(object) => Some(Decoded::Whole(object)),
@@ -43,49 +44,68 @@ pub(crate) fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     }
 }
 
-/// Text is looked into no deeper than it must be: where it isn't, [`RawValue`] and [`IgnoredAny`] take any depth without recursion.
+/// Text is looked into no deeper than it must be: where it isn't, [`RawValue`] and [`IgnoredAny`]
+/// take any depth without recursion.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     let mut object: Fields<'_> = serde_json::from_slice(json).ok()?;
     let mut metadata: Fields<'_> = serde_json::from_str(object.get("metadata")?.get()).ok()?;
-    let managers = metadata.get("managedFields").map(|managers| to_raw_value(&entries(managers)));
+    let managers = metadata
+        .get("managedFields")
+        .map(|managers| to_raw_value(&entries(managers)));
     let managers = managers.transpose().ok()?;
-    metadata.extend(managers.as_deref().map(|managers| ("managedFields".to_owned(), managers)));
+    metadata.extend(
+        managers
+            .as_deref()
+            .map(|managers| ("managedFields".to_owned(), managers)),
+    );
     let metadata = to_raw_value(&metadata).ok()?;
     object.insert("metadata".into(), &metadata);
     if let Ok(whole) = serde_json::from_slice(&serde_json::to_vec(&object).ok()?) {
         return Some(Decoded::Whole(whole));
     }
     let part: Map<String, Value> = decodable(object).collect();
-    part.contains_key("metadata").then(|| Decoded::Part(part.into()))
+    part.contains_key("metadata")
+        .then(|| Decoded::Part(part.into()))
 }
 
 fn decodable(fields: Fields<'_>) -> impl Iterator<Item = (String, Value)> {
-    fields.into_iter().filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
+    fields
+        .into_iter()
+        .filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
 }
 
-/// The entries of `managedFields`, each by itself: that of our own manager must be found beside any other.
+/// The entries of `managedFields`, each by itself: that of our own manager must be found beside any
+/// other.
 fn entries(managers: &RawValue) -> Vec<Map<String, Value>> {
     let entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
     entries.into_iter().map(entry).collect()
 }
 
 fn entry(mut entry: Fields<'_>) -> Map<String, Value> {
-    if entry.get("time").is_some_and(|time| serde_json::from_str::<Time>(time.get()).is_err()) {
+    if entry
+        .get("time")
+        .is_some_and(|time| serde_json::from_str::<Time>(time.get()).is_err())
+    {
         entry.remove("time");
     }
     let fields = entry.remove("fieldsV1").and_then(|fields| {
-        FieldSet { levels: LEVELS }.deserialize(&mut serde_json::Deserializer::from_str(fields.get())).ok()
+        FieldSet { levels: LEVELS }
+            .deserialize(&mut serde_json::Deserializer::from_str(fields.get()))
+            .ok()
     });
-    decodable(entry).chain(fields.map(|fields| ("fieldsV1".to_owned(), fields.into()))).collect()
+    decodable(entry)
+        .chain(fields.map(|fields| ("fieldsV1".to_owned(), fields.into())))
+        .collect()
 }
 
-/// As deep as a set of fields can be in an object that is decoded as it is: 127 levels, of which object, metadata, list and entry
-/// take one each.
+/// As deep as a set of fields can be in an object that is decoded as it is: 127 levels, of which
+/// object, metadata, list and entry take one each.
 const LEVELS: usize = 123;
 
-/// A set of fields, which is a map of maps, down to so many levels; what is below belongs to the last.
+/// A set of fields, which is a map of maps, down to so many levels; what is below belongs to the
+/// last.
 struct FieldSet {
     levels: usize,
 }
@@ -112,7 +132,9 @@ impl<'de> Visitor<'de> for FieldSet {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut fields = Map::new();
         while let Some(field) = map.next_key()? {
-            let below = map.next_value_seed(Self { levels: self.levels - 1 })?;
+            let below = map.next_value_seed(Self {
+                levels: self.levels - 1,
+            })?;
             fields.insert(field, below.into());
         }
         Ok(fields)
@@ -128,7 +150,11 @@ pub(crate) mod tests {
 
     /// Fields in fields, so many levels of them, as text: not every decoder would print it.
     pub(crate) fn nested(levels: usize) -> String {
-        format!("{}{}", r#"{"f:x":"#.repeat(levels - 1) + "{", "}".repeat(levels))
+        format!(
+            "{}{}",
+            r#"{"f:x":"#.repeat(levels - 1) + "{",
+            "}".repeat(levels)
+        )
     }
 
     /// What a client can write into `managedFields`.
@@ -169,19 +195,26 @@ pub(crate) mod tests {
     fn an_entry_that_cannot_be_decoded_harms_no_other_and_nothing_else() {
         let data = r#","data":{"a":"aHVudGVyMg=="}"#;
         for bad in undecodable() {
-            assert!(serde_json::from_str::<Meta>(&object("a", 7, &[&bad], "")).is_err(), "no test of anything");
+            assert!(
+                serde_json::from_str::<Meta>(&object("a", 7, &[&bad], "")).is_err(),
+                "no test of anything"
+            );
             let alone: Meta = whole(&object("a", 7, &[OWN], data));
             for entries in [[&bad, OWN], [OWN, &bad]] {
                 let mended: Meta = whole(&object("a", 7, &entries, data));
                 let entries = mended.metadata.managed_fields.unwrap_or_default();
-                let (own, others): (Vec<_>, Vec<_>) =
-                    entries.into_iter().partition(|entry| entry.manager.as_deref() == Some("mimeo"));
+                let (own, others): (Vec<_>, Vec<_>) = entries
+                    .into_iter()
+                    .partition(|entry| entry.manager.as_deref() == Some("mimeo"));
                 assert_eq!(Some(own), alone.metadata.managed_fields);
                 assert_eq!((others.len(), others[0].manager.as_deref()), (1, Some("m")));
             }
             let object: Value = whole(&object("a", 7, &[&bad, OWN], data));
             assert_eq!(object["data"], json!({"a": "aHVudGVyMg=="}));
-            assert_eq!(object["metadata"]["managedFields"][1], serde_json::from_str::<Value>(OWN).expect("JSON"));
+            assert_eq!(
+                object["metadata"]["managedFields"][1],
+                serde_json::from_str::<Value>(OWN).expect("JSON")
+            );
         }
     }
 
@@ -191,20 +224,32 @@ pub(crate) mod tests {
         let fields = format!(r#"{{"f:data":{{"f:evil":{{}}}},"f:x":{}}}"#, nested(200));
         let entry = format!(r#"{{"manager":"m","operation":"Update","fieldsV1":{fields}}}"#);
         let object: Value = whole(&object("a", 7, &[&entry], ""));
-        assert_eq!(object.pointer("/metadata/managedFields/0/fieldsV1/f:data/f:evil"), Some(&json!({})));
+        assert_eq!(
+            object.pointer("/metadata/managedFields/0/fieldsV1/f:data/f:evil"),
+            Some(&json!({}))
+        );
     }
 
     /// An entry reads the same whatever stands beside it: of what is our own a hash is remembered.
     #[test]
     fn what_an_entry_reads_as_depends_on_itself_alone() {
         let [bad, ..] = undecodable();
-        for (levels, cut) in [(LEVELS - 1, false), (LEVELS, false), (LEVELS + 1, true), (LEVELS + 2, true), (500, true)]
-        {
-            let own = format!(r#"{{"manager":"mimeo","operation":"Apply","fieldsV1":{}}}"#, nested(levels));
+        for (levels, cut) in [
+            (LEVELS - 1, false),
+            (LEVELS, false),
+            (LEVELS + 1, true),
+            (LEVELS + 2, true),
+            (500, true),
+        ] {
+            let own = format!(
+                r#"{{"manager":"mimeo","operation":"Apply","fieldsV1":{}}}"#,
+                nested(levels)
+            );
             let strict = serde_json::from_str::<Value>(&object("a", 7, &[&own], ""));
             assert_eq!(strict.is_err(), cut, "{levels}");
-            let entry =
-                |entries: &[&str]| whole::<Value>(&object("a", 7, entries, ""))["metadata"]["managedFields"][0].take();
+            let entry = |entries: &[&str]| {
+                whole::<Value>(&object("a", 7, entries, ""))["metadata"]["managedFields"][0].take()
+            };
             let (alone, beside) = (entry(&[&own]), entry(&[&own, &bad]));
             assert!(alone == beside, "{levels}");
             assert_eq!(alone["fieldsV1"].to_string(), nested(levels.min(LEVELS)));
@@ -218,8 +263,13 @@ pub(crate) mod tests {
             let more = format!(r#","spec":{deep},"status":{{"is":"fine"}}"#);
             for entries in [&[OWN][..], &[&bad]] {
                 let text = object("a", 7, entries, &more);
-                let Some(Decoded::Part(part)) = decode::<Value>(text.as_bytes()) else { panic!("no part") };
-                assert_eq!((&part["metadata"]["name"], &part["status"]), (&json!("a"), &json!({"is": "fine"})));
+                let Some(Decoded::Part(part)) = decode::<Value>(text.as_bytes()) else {
+                    panic!("no part")
+                };
+                assert_eq!(
+                    (&part["metadata"]["name"], &part["status"]),
+                    (&json!("a"), &json!({"is": "fine"}))
+                );
                 assert_eq!(part.get("spec"), None);
                 // Whose metadata alone is looked at it is as good as any other.
                 assert_eq!(whole::<Meta>(&text).metadata.name.as_deref(), Some("a"));
@@ -227,12 +277,22 @@ pub(crate) mod tests {
         }
         let deep = nested(126);
         let object: Value = whole(&object("a", 7, &[&bad], &format!(r#","spec":{deep}"#)));
-        assert_eq!(object["spec"].to_string(), deep, "as deep as without that entry");
+        assert_eq!(
+            object["spec"].to_string(),
+            deep,
+            "as deep as without that entry"
+        );
     }
 
     #[test]
     fn what_is_no_object_is_none() {
-        for text in ["", "hunter2", "{", r#"{"metadata":7}"#, r#"{"metadata":{"name":7}"#] {
+        for text in [
+            "",
+            "hunter2",
+            "{",
+            r#"{"metadata":7}"#,
+            r#"{"metadata":{"name":7}"#,
+        ] {
             assert!(decode::<Meta>(text.as_bytes()).is_none(), "{text}");
         }
     }

@@ -1,4 +1,5 @@
-//! Tells an engine what the cluster shows: keeps exactly those watches open that the engine's demand asks for.
+//! Tells an engine what the cluster shows: keeps exactly those watches open that the engine's
+//! demand asks for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,29 +8,24 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, names::API_VERSION};
-use mimeo_core::{
-    engine::{CopyWatch, Engine, Observed},
-    grant::Grant,
+use mimeo_api::names::API_VERSION;
+use mimeo_engine::{CopyWatch, Engine};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     meta::version,
     names,
     outcome::Unreadable,
-    rule::{Refusal, Refused, Rule, RuleId, RuleKind},
 };
-use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use tokio::{
-    sync::{Notify, watch::Receiver},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     backoff::Backoff,
     discovery::{Discovery, resource_path},
-    driver::Handle,
+    handle::Handle,
     object::Decoded,
-    seal::Keyring,
+    stored::{parse_grant, parse_rule},
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
     writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
 };
@@ -57,7 +53,8 @@ pub struct Observer {
     pub noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
 
-/// Both must have been seen before the engine is told: half of it would read like a re-installed CRD.
+/// Both must have been seen before the engine is told: half of it would read like a re-installed
+/// CRD.
 #[derive(Debug, Default)]
 pub struct Crd {
     served: Sight,
@@ -73,37 +70,42 @@ enum Sight {
 }
 
 impl Observer {
-    /// Rules of a kind, as they come and go, with their authors as this key shows them. `also` sees each rule's resourceVersion as
-    /// it is taken in.
-    pub async fn rules(self, kind: RuleKind, mut keyring: Receiver<Keyring>, also: impl Fn(u64) + Send + Sync) {
-        // Without a look for the key nobody would be known for a moment, and that be said.
-        while keyring.wait_for(|ring| *ring != Keyring::Unread).await.is_ok() {
-            let ring = keyring.borrow_and_update().clone();
-            tokio::select! {
-                () = self.rules_sealed_by(&ring, kind, &also) => {}
-                _ = keyring.changed() => {}
-            }
-        }
-    }
-
-    async fn rules_sealed_by(&self, ring: &Keyring, kind: RuleKind, also: &(impl Fn(u64) + Send + Sync)) {
-        let spec = cluster_wide(&format!("/apis/{API_VERSION}/{}", kind.plural()), false, None, "rules");
+    /// Rules of a kind, as they come and go. `also` gets the resourceVersion of each rule that the
+    /// engine was told of.
+    pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
+        let spec = cluster_wide(
+            &format!("/apis/{API_VERSION}/{}", kind.plural()),
+            false,
+            None,
+            "rules",
+        );
         let mut listed = BTreeSet::new();
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => listed.clear(),
-            Event::Applied(object) => listed.extend(self.rule(ring, kind, Decoded::Whole(object), also)),
-            Event::Undecodable(part) => listed.extend(self.rule(ring, kind, Decoded::Part(part), also)),
+            Event::Applied(object) => listed.extend(self.rule(kind, Decoded::Whole(object), &also)),
+            Event::Undecodable(part) => listed.extend(self.rule(kind, Decoded::Part(part), &also)),
             Event::Deleted(Meta { metadata }) => {
-                let Some(id) = rule_id(kind, metadata.namespace.as_deref(), metadata.name.as_deref()) else { return };
+                let Some(id) = rule_id(
+                    kind,
+                    metadata.namespace.as_deref(),
+                    metadata.name.as_deref(),
+                ) else {
+                    return;
+                };
                 listed.remove(&id);
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
             }
             Event::Listed { version } => {
-                self.handle.with(|engine, now| engine.rules_listed(kind, &listed, now));
+                self.handle
+                    .with(|engine, now| engine.rules_listed(kind, &listed, now));
                 also(version);
             }
-            Event::NotServed => self.handle.with(|engine, now| engine.rules_unserved(kind, now)),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.rules_unreadable(kind, why, now)),
+            Event::NotServed => self
+                .handle
+                .with(|engine, now| engine.rules_unserved(kind, now)),
+            Event::Unreadable(why) => self
+                .handle
+                .with(|engine, now| engine.rules_unreadable(kind, why, now)),
         })
         .await;
     }
@@ -111,7 +113,6 @@ impl Observer {
     /// Tells of a rule as it is. Returns which it is.
     fn rule(
         &self,
-        ring: &Keyring,
         kind: RuleKind,
         object: Decoded<Value>,
         also: &(impl Fn(u64) + Send + Sync),
@@ -119,41 +120,59 @@ impl Observer {
         let text = |at| object.value().pointer(at).and_then(Value::as_str);
         let id = rule_id(kind, text("/metadata/namespace"), text("/metadata/name"))?;
         let at = version(text("/metadata/resourceVersion"));
-        let author = ring.author(&kind.to_string(), object.value());
-        let (parsed, status) = parse(kind, object);
-        self.handle.with(|engine, now| engine.rule_applied(id.clone(), parsed, author, status, now));
+        let (parsed, status) = parse_rule(kind, object);
+        self.handle
+            .with(|engine, now| engine.rule_applied(id.clone(), parsed, status, now));
         also(at);
         Some(id)
     }
 
     /// What namespaces grant each other's rules.
     pub async fn grants(self) {
-        let spec = cluster_wide(&format!("/apis/{API_VERSION}/replicationgrants"), false, None, "grants");
+        let spec = cluster_wide(
+            &format!("/apis/{API_VERSION}/replicationgrants"),
+            false,
+            None,
+            "grants",
+        );
         let mut listed: BTreeSet<(Box<str>, Box<str>)> = BTreeSet::new();
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => listed.clear(),
             Event::Applied(object) => listed.extend(self.grant(Decoded::Whole(object))),
             Event::Undecodable(part) => listed.extend(self.grant(Decoded::Part(part))),
             Event::Deleted(Meta { metadata }) => {
-                let Some((namespace, name)) = metadata.namespace.zip(metadata.name) else { return };
-                self.handle.with(|engine, now| engine.grant_gone(&namespace, &name, now));
+                let Some((namespace, name)) = metadata.namespace.zip(metadata.name) else {
+                    return;
+                };
+                self.handle
+                    .with(|engine, now| engine.grant_gone(&namespace, &name, now));
             }
             Event::Listed { .. } => {
-                self.handle.with(|engine, now| engine.grants_listed(&listed, now));
+                self.handle
+                    .with(|engine, now| engine.grants_listed(&listed, now));
                 listed.clear();
             }
             Event::NotServed => self.handle.with(Engine::grants_unserved),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.grants_unreadable(why, now)),
+            Event::Unreadable(why) => self
+                .handle
+                .with(|engine, now| engine.grants_unreadable(why, now)),
         })
         .await;
     }
 
     /// Tells of a grant as it is. Returns its namespace and name.
     fn grant(&self, object: Decoded<Value>) -> Option<(Box<str>, Box<str>)> {
-        let text = |at| object.value().pointer(at).and_then(Value::as_str).map(Box::<str>::from);
+        let text = |at| {
+            object
+                .value()
+                .pointer(at)
+                .and_then(Value::as_str)
+                .map(Box::<str>::from)
+        };
         let (namespace, name) = text("/metadata/namespace").zip(text("/metadata/name"))?;
         let grant = parse_grant(object);
-        self.handle.with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
+        self.handle
+            .with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
         Some((namespace, name))
     }
 
@@ -166,17 +185,22 @@ impl Observer {
             Event::Listing => listed = Some(BTreeSet::new()),
             Event::Applied(object) => {
                 let name = object.metadata.name.as_deref().unwrap_or_default();
-                listed.iter_mut().for_each(|listed| _ = listed.insert(name.into()));
-                self.handle.with(|engine, now| engine.namespace_applied(&object.metadata, now));
+                listed
+                    .iter_mut()
+                    .for_each(|listed| _ = listed.insert(name.into()));
+                self.handle
+                    .with(|engine, now| engine.namespace_applied(&object.metadata, now));
             }
             Event::Deleted(object) => {
                 let name = object.metadata.name.as_deref().unwrap_or_default();
                 listed.iter_mut().for_each(|listed| _ = listed.remove(name));
-                self.handle.with(|engine, now| engine.namespace_deleted(&object.metadata, now));
+                self.handle
+                    .with(|engine, now| engine.namespace_deleted(&object.metadata, now));
             }
             Event::Listed { .. } => {
                 let Some(listed) = listed.take() else { return };
-                self.handle.with(|engine, now| engine.namespaces_listed(&listed, now));
+                self.handle
+                    .with(|engine, now| engine.namespaces_listed(&listed, now));
             }
             // Whose metadata alone is watched can be decoded if anything can.
             Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => {}
@@ -184,7 +208,8 @@ impl Observer {
         .await;
     }
 
-    /// The kinds `ConfigMap`: which kinds may have copies, which CRD the rules lived under, and what a person confirmed.
+    /// The kinds `ConfigMap`: which kinds may have copies, which CRD the rules lived under, and
+    /// what a person confirmed.
     pub async fn kinds(self) {
         let path = format!("/api/v1/namespaces/{}/configmaps", self.namespace);
         let spec = WatchSpec {
@@ -211,9 +236,18 @@ impl Observer {
     }
 
     fn kinds_are(&self, map: Option<&ConfigMap>) {
-        let Kinds { kinds, mut crds, confirmed } = map.map(parse_kinds).unwrap_or_default();
-        let created = map.and_then(|map| map.metadata.creation_timestamp.as_ref()).map(|time| time.0);
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&kinds);
+        let Kinds {
+            kinds,
+            mut crds,
+            confirmed,
+        } = map.map(parse_kinds).unwrap_or_default();
+        let created = map
+            .and_then(|map| map.metadata.creation_timestamp.as_ref())
+            .map(|time| time.0);
+        self.noted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&kinds);
         self.handle.with(|engine, now| {
             engine.kinds_since(created, now);
             engine.kinds_recorded(&kinds, now);
@@ -229,8 +263,13 @@ impl Observer {
         let mut crds = self.crds.lock().unwrap_or_else(PoisonError::into_inner);
         let state = crds.entry(kind).or_default();
         change(state);
-        if let Crd { served: Sight::Looked(served), recorded: Sight::Looked(recorded) } = state {
-            self.handle.with(|engine, now| engine.crd(kind, served.clone(), recorded.clone(), now));
+        if let Crd {
+            served: Sight::Looked(served),
+            recorded: Sight::Looked(recorded),
+        } = state
+        {
+            self.handle
+                .with(|engine, now| engine.crd(kind, served.clone(), recorded.clone(), now));
         }
     }
 
@@ -261,17 +300,29 @@ impl Observer {
                 return;
             };
             let name = object.metadata.name.as_deref().unwrap_or_default();
-            if let Some(kind) = RuleKind::ALL.into_iter().find(|kind| kind.crd_name() == name) {
+            if let Some(kind) = RuleKind::ALL
+                .into_iter()
+                .find(|kind| kind.crd_name() == name)
+            {
                 // One that is being deleted takes its objects along: it serves nothing any more.
-                let stays = matches!(event, Event::Applied(_)) && object.metadata.deletion_timestamp.is_none();
+                let stays = matches!(event, Event::Applied(_))
+                    && object.metadata.deletion_timestamp.is_none();
                 served.remove(&kind);
-                served.extend(object.metadata.uid.as_deref().filter(|_| stays).map(|uid| (kind, uid.into())));
+                served.extend(
+                    object
+                        .metadata
+                        .uid
+                        .as_deref()
+                        .filter(|_| stays)
+                        .map(|uid| (kind, uid.into())),
+                );
             }
             if !listing {
                 // A CRD's name is its plural and its group.
                 let (plural, group) = name.split_once('.').unwrap_or_default();
                 self.discovery.forget_group(group);
-                self.handle.with(|engine, now| engine.defined(group, plural, now));
+                self.handle
+                    .with(|engine, now| engine.defined(group, plural, now));
                 self.crds_served(&served);
                 wake.notify_one();
             }
@@ -281,7 +332,9 @@ impl Observer {
 
     fn crds_served(&self, uids: &BTreeMap<RuleKind, Box<str>>) {
         for kind in RuleKind::ALL {
-            self.crd_is(kind, |state| state.served = Sight::Looked(uids.get(&kind).cloned()));
+            self.crd_is(kind, |state| {
+                state.served = Sight::Looked(uids.get(&kind).cloned());
+            });
         }
     }
 
@@ -289,21 +342,36 @@ impl Observer {
         let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
         let path = resource_path(&resource, copies.namespace.as_deref(), None);
         let kind = &copies.kind;
-        watch::<Meta>(self.watcher.clone(), cluster_wide(&path, true, Some(selector), "copies"), |event| match event {
-            Event::Undecodable(_) => {}
-            Event::Listing => self.handle.with(|engine, now| engine.copies_listing(&copies, now)),
-            Event::Applied(object) => self.handle.with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
-            Event::Deleted(object) => self.handle.with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
-            Event::Listed { version } => self.handle.with(|engine, now| engine.copies_listed(&copies, version, now)),
-            Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.copies_unreadable(&copies, why, now)),
-        })
+        watch::<Meta>(
+            self.watcher.clone(),
+            cluster_wide(&path, true, Some(selector), "copies"),
+            |event| match event {
+                Event::Undecodable(_) => {}
+                Event::Listing => self
+                    .handle
+                    .with(|engine, now| engine.copies_listing(&copies, now)),
+                Event::Applied(object) => self
+                    .handle
+                    .with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
+                Event::Deleted(object) => self
+                    .handle
+                    .with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
+                Event::Listed { version } => self
+                    .handle
+                    .with(|engine, now| engine.copies_listed(&copies, version, now)),
+                Event::NotServed => self.gone(&resource),
+                Event::Unreadable(why) => self
+                    .handle
+                    .with(|engine, now| engine.copies_unreadable(&copies, why, now)),
+            },
+        )
         .await;
     }
 
     fn gone(&self, resource: &Resource) {
         self.discovery.forget();
-        self.handle.with(|engine, now| engine.kind(&resource.gvk, None, now));
+        self.handle
+            .with(|engine, now| engine.kind(&resource.gvk, None, now));
     }
 }
 
@@ -318,57 +386,47 @@ struct Failing {
 impl Default for Failing {
     fn default() -> Self {
         let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
-        Self { since: Instant::now(), backoff, told: false }
+        Self {
+            since: Instant::now(),
+            backoff,
+            told: false,
+        }
     }
 }
 
 impl Failing {
-    /// What it means for whoever waits, once that is more than a passing trouble; and whether that is news.
+    /// What it means for whoever waits, once that is more than a passing trouble; and whether that
+    /// is news.
     fn despair(&mut self, denied: bool) -> Option<(Unreadable, bool)> {
-        let why = if denied { Unreadable::Forbidden { verb: "get" } } else { Unreadable::Unavailable };
+        let why = if denied {
+            Unreadable::Forbidden { verb: "get" }
+        } else {
+            Unreadable::Unavailable
+        };
         let lasts = denied || self.since.elapsed() >= LASTING;
         lasts.then(|| (why, !std::mem::replace(&mut self.told, true)))
     }
 }
 
-fn cluster_wide(path: &str, metadata_only: bool, label_selector: Option<String>, what: &str) -> WatchSpec {
-    WatchSpec { path: path.into(), metadata_only, label_selector, name: None, what: what.into() }
+fn cluster_wide(
+    path: &str,
+    metadata_only: bool,
+    label_selector: Option<String>,
+    what: &str,
+) -> WatchSpec {
+    WatchSpec {
+        path: path.into(),
+        metadata_only,
+        label_selector,
+        name: None,
+        what: what.into(),
+    }
 }
 
 fn rule_id(kind: RuleKind, namespace: Option<&str>, name: Option<&str>) -> Option<RuleId> {
-    Some(RuleId { kind, namespace: namespace.map(Box::from), name: name?.into() })
-}
-
-/// One that can't even be decoded, as a newer version may have stored it, is that rule's trouble alone. Its status is read by
-/// itself, so that what is already said isn't said again and again.
-fn parse(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
-    let observed = object.value().get("status").and_then(|status| Deserialize::deserialize(status).ok());
-    let generation = object.value().pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-    let parsed = match kind {
-        RuleKind::ClusterReplication => decode(object).and_then(|object: ClusterReplication| Rule::parse(&object)),
-        RuleKind::Replication => decode(object).and_then(|object: Replication| Rule::parse_replication(&object)),
-    };
-    (parsed.map_err(|refusals| Refused { generation, refusals }), observed)
-}
-
-/// A grant, as the API server has it.
-pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, Vec<Refusal>> {
-    decode::<ReplicationGrant>(object).and_then(|object| Grant::parse(&object))
-}
-
-fn decode<T: DeserializeOwned>(object: Decoded<Value>) -> Result<T, Vec<Refusal>> {
-    let message = match object {
-        Decoded::Whole(mut object) => {
-            // Nobody asks who manages a rule or a grant, and a client may have put there what isn't to be decoded.
-            if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-                metadata.remove("managedFields");
-            }
-            match serde_json::from_value(object) {
-                Ok(object) => return Ok(object),
-                Err(error) => error.to_string(),
-            }
-        }
-        Decoded::Part(_) => "can't be decoded: it is nested too deeply".into(),
-    };
-    Err(vec![Refusal { field: "spec".into(), message }])
+    Some(RuleId {
+        kind,
+        namespace: namespace.map(Box::from),
+        name: name?.into(),
+    })
 }

@@ -1,34 +1,41 @@
-//! The operations server: `/healthz`, `/readyz` and `/metrics` on a port of their own, in plain HTTP or in TLS.
+//! The operations server: `/healthz`, `/readyz` and `/metrics` on a port of their own, in plain
+//! HTTP or in TLS.
 //!
-//! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the rest.
+//! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the
+//! rest.
 //!
-//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the program drains. A
-//! connection is for one request and lasts no longer than one may take, and makes way before that if it asks nothing
-//! (`Connections`): nobody must keep probes out.
+//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the
+//! program drains. A connection is for one request, and each of its steps has a time limit. Whoever
+//! keeps opening connections can keep probes out: a `NetworkPolicy` prevents that.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    extract::State,
+    extract::{Request, State},
     http::{StatusCode, header::CONTENT_TYPE},
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
 use clap::{Args, ValueEnum};
 use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use kube::Client;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info};
 
 use crate::{
     certificates::{CertificateError, mounted, unverified},
-    connections::{Connections, Stay},
+    connections::Connections,
     debug::DebugPages,
     guard::{Guard, Peer},
     listen::listen,
@@ -37,9 +44,13 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// From the accepted connection to its request, from there to the answer, and from there to its end, or to the next piece of it.
+/// For the TLS handshake, for the head of the request, and for its body and the begin of the
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// At once.
+/// For a whole connection, whether its client takes the answer or not. A page that is followed
+/// longer connects again.
+const LIFETIME: Duration = Duration::from_mins(5);
+/// Connections at once.
 const CONNECTIONS: usize = 64;
 /// How long the head of a request may be, in bytes.
 const HEAD: usize = 32 << 10;
@@ -48,18 +59,33 @@ const HEAD: usize = 32 << 10;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
-    /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0 takes a free one, which is logged
-    #[arg(long, env = "MIMEO_OPS_LISTEN", value_name = "ADDRESS", default_value = "[::]:8080")]
+    /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0
+    /// takes a free one, which is logged
+    #[arg(
+        long,
+        env = "MIMEO_OPS_LISTEN",
+        value_name = "ADDRESS",
+        default_value = "[::]:8080"
+    )]
     pub ops_listen: SocketAddr,
-    /// Who may ask for /metrics, /log-level and /debug there; /healthz and /readyz are for everybody
-    #[arg(long, env = "MIMEO_OPS_AUTH", value_name = "WHO", value_enum, default_value = "none")]
+    /// Who may ask for /metrics, /log-level and /debug there; /healthz and /readyz are for
+    /// everybody
+    #[arg(
+        long,
+        env = "MIMEO_OPS_AUTH",
+        value_name = "WHO",
+        value_enum,
+        default_value = "none"
+    )]
     pub ops_auth: OpsAuth,
-    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS, until they are there with a certificate made
-    /// at start, which clients can't verify. Default: plain HTTP, or with `--ops-auth token` such a certificate
+    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS,
+    /// until they are there with a certificate made at start, which clients can't verify. Default:
+    /// plain HTTP, or with `--ops-auth token` such a certificate
     #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
     pub ops_cert_dir: Option<PathBuf>,
-    /// Serve /debug/state (what the program has inside, in numbers) there, beside /log-level (GET, PUT), which there always is; both
-    /// without `--ops-auth token` only to connections from the same machine or Pod
+    /// Serve /debug/state (what the program has inside, in numbers) there, beside /log-level (GET,
+    /// PUT), which there always is; both without `--ops-auth token` only to connections from the
+    /// same machine or Pod
     #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
     pub debug_endpoints: bool,
 }
@@ -117,8 +143,8 @@ impl OpsArgs {
     }
 }
 
-/// Binds the address and serves in the background; returns the address that was bound, which is logged too. What isn't for
-/// everybody is behind the guard; `more` brings its own.
+/// Binds the address and serves in the background; returns the address that was bound, which is
+/// logged too. What isn't for everybody is behind the guard; `more` brings its own.
 ///
 /// Needs a Tokio runtime.
 pub fn serve(
@@ -141,36 +167,48 @@ pub fn serve(
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, router: Router) {
+    let router = router.layer(from_fn(in_time));
     let mut connections = Connections::new(CONNECTIONS);
     loop {
         let (stream, peer) = connections.accept(&listener).await;
-        let (acceptor, router) = (acceptor.clone(), router.clone().layer(Extension(Peer(peer))));
-        connections.serve(|stay| connection(stream, acceptor, router, stay));
+        let router = router.clone().layer(Extension(Peer(peer)));
+        let connection = connection(stream, acceptor.clone(), router);
+        connections.serve(async move {
+            if timeout(LIFETIME, connection).await.is_err() {
+                debug!("connection dropped at the end of its time");
+            }
+        });
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router, stay: Stay) {
-    let router = router.layer(Extension(stay.clone()));
-    let connection = async {
-        match acceptor {
-            None => answer(stream, router, &stay).await,
-            Some(acceptor) => match acceptor.accept(stream).await {
-                Ok(stream) => answer(stream, router, &stay).await,
-                Err(error) => debug!(%error, "TLS handshake failed"),
-            },
-        }
+async fn in_time(request: Request, next: Next) -> Response {
+    timeout(PATIENCE, next.run(request))
+        .await
+        .unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
+}
+
+async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router) {
+    let Some(acceptor) = acceptor else {
+        return answer(stream, router).await;
     };
-    tokio::select! {
-        () = connection => {}
-        () = stay.silent(PATIENCE) => debug!("connection timed out"),
-        () = stay.over() => debug!("connection made way for another one"),
+    match timeout(PATIENCE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => answer(stream, router).await,
+        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+        Err(_) => debug!("TLS handshake timed out"),
     }
 }
 
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, stay: &Stay) {
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     let mut builder = http1::Builder::new();
-    builder.keep_alive(false).max_buf_size(HEAD);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), stay.answers(router)).await {
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(false)
+        .max_buf_size(HEAD);
+    if let Err(error) = builder
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await
+    {
         debug!(%error, "connection failed");
     }
 }
@@ -187,7 +225,11 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
     if missing.is_empty() {
         return "ok\n".into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, format!("missing: {}\n", missing.join(", "))).into_response()
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        format!("missing: {}\n", missing.join(", ")),
+    )
+        .into_response()
 }
 
 async fn measured(State(metrics): State<Metrics>) -> Response {

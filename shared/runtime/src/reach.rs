@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use clap::Args;
-use mimeo_core::{
+use mimeo_model::{
     kind::GroupKind,
     reach::{Reach, namespace},
 };
@@ -12,10 +12,12 @@ use mimeo_core::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Reach")]
 pub struct ReachArgs {
-    /// The only namespaces in which sources are read, where rights are given by Roles in these. Default: all
+    /// The only namespaces in which sources are read, where rights are given by Roles in these.
+    /// Default: all
     #[arg(long, env = "MIMEO_SOURCE_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',', value_parser = namespace)]
     source_namespaces: Vec<Box<str>>,
-    /// The only namespaces that get copies, whatever rules select, where rights are given by Roles in these. Default: all
+    /// The only namespaces that get copies, whatever rules select, where rights are given by Roles
+    /// in these. Default: all
     #[arg(long, env = "MIMEO_TARGET_NAMESPACES", value_name = "NAMESPACES", value_delimiter = ',', value_parser = namespace)]
     target_namespaces: Vec<Box<str>>,
     /// The only kinds that are copied, as in Secret,Certificate.cert-manager.io. Default: all
@@ -58,10 +60,21 @@ mod tests {
     #[test]
     fn what_is_left_out_is_no_limit() {
         assert_eq!(parse(&[]).unwrap(), Reach::default());
-        let reach = parse(&["--target-namespaces", "a,b", "--kinds", "Secret,Certificate.cert-manager.io"]).unwrap();
+        let reach = parse(&[
+            "--target-namespaces",
+            "a,b",
+            "--kinds",
+            "Secret,Certificate.cert-manager.io",
+        ])
+        .unwrap();
         assert_eq!(reach.sources, None);
         assert_eq!(*reach.targets.unwrap(), ["a".into(), "b".into()].into());
-        let kinds: Vec<String> = reach.kinds.unwrap().iter().map(ToString::to_string).collect();
+        let kinds: Vec<String> = reach
+            .kinds
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(kinds, ["Secret", "Certificate.cert-manager.io"]);
     }
 

@@ -7,7 +7,8 @@ use tracing::{info, warn};
 
 use crate::shutdown::Shutdown;
 
-/// How long something must be missing before it is logged: about as long as the kubelet takes to notice.
+/// How long something must be missing before it is logged: about as long as the kubelet takes to
+/// notice.
 const UNREADY: Duration = Duration::from_secs(5);
 
 /// Whether the program is ready: all of its named checks hold and no shutdown has begun.
@@ -20,12 +21,18 @@ pub struct Readiness {
 impl Readiness {
     /// Ready at once as long as no check is added.
     pub fn new(shutdown: Shutdown) -> Self {
-        Self { checks: Arc::default(), shutdown }
+        Self {
+            checks: Arc::default(),
+            shutdown,
+        }
     }
 
     /// Adds a check that doesn't hold yet. Adding it again resets it.
     pub fn check(&self, name: &'static str) -> Check {
-        let check = Check { name, readiness: self.clone() };
+        let check = Check {
+            name,
+            readiness: self.clone(),
+        };
         check.set(false);
         check
     }
@@ -34,11 +41,16 @@ impl Readiness {
     pub fn missing(&self) -> Vec<&'static str> {
         let checks = self.checks.borrow();
         let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
-        checks.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).chain(shutdown).collect()
+        checks
+            .iter()
+            .filter(|(_, holds)| !**holds)
+            .map(|(name, _)| *name)
+            .chain(shutdown)
+            .collect()
     }
 
-    /// Logs what is missing when that has changed, until a shutdown begins. What passes before a probe has given the program up is no
-    /// news: a start is made of such moments.
+    /// Logs what is missing when that has changed, until a shutdown begins. What passes before a
+    /// probe has given the program up is no news: a start is made of such moments.
     pub(crate) async fn tell(self) {
         let mut changes = self.checks.subscribe();
         let mut told = None;
@@ -71,7 +83,11 @@ impl Readiness {
     /// Returns as soon as all checks hold. Cancel safe.
     pub async fn complete(&self) {
         // An error would mean that the sender is gone, and `self` holds it.
-        let _ = self.checks.subscribe().wait_for(|checks| checks.values().all(|holds| *holds)).await;
+        let _ = self
+            .checks
+            .subscribe()
+            .wait_for(|checks| checks.values().all(|holds| *holds))
+            .await;
     }
 }
 
@@ -85,7 +101,9 @@ pub struct Check {
 impl Check {
     /// Says whether it holds now.
     pub fn set(&self, holds: bool) {
-        self.readiness.checks.send_if_modified(|checks| checks.insert(self.name, holds) != Some(holds));
+        self.readiness
+            .checks
+            .send_if_modified(|checks| checks.insert(self.name, holds) != Some(holds));
     }
 }
 
@@ -101,7 +119,10 @@ mod tests {
 
     impl io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("nobody panics").extend_from_slice(bytes);
+            self.0
+                .lock()
+                .expect("nobody panics")
+                .extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -116,7 +137,11 @@ mod tests {
             let log = Log::default();
             (log.clone(), move || log.clone())
         };
-        let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).without_time().finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(writer)
+            .with_ansi(false)
+            .without_time()
+            .finish();
         let _log = tracing::subscriber::set_default(subscriber);
         let shutdown = Shutdown::new();
         let readiness = Readiness::new(shutdown.clone());
@@ -140,8 +165,19 @@ mod tests {
         shutdown.trigger();
         telling.await.expect("it ends");
         let log = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
-        let lines: Vec<&str> =
-            log.lines().filter_map(|line| line.split_once("readiness: ")).map(|(_, said)| said).collect();
-        assert_eq!(lines, ["not ready missing=\"caches\"", "ready", "not ready missing=\"certificate\""], "{log}");
+        let lines: Vec<&str> = log
+            .lines()
+            .filter_map(|line| line.split_once("readiness: "))
+            .map(|(_, said)| said)
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "not ready missing=\"caches\"",
+                "ready",
+                "not ready missing=\"certificate\""
+            ],
+            "{log}"
+        );
     }
 }

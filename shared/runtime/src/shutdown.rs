@@ -18,13 +18,15 @@ impl Shutdown {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// A token that SIGTERM and SIGINT trigger; a second one of them ends the process at once, with 128 plus the
-    /// signal's number as its exit code.
+    /// A token that SIGTERM and SIGINT trigger; a second one of them ends the process at once, with
+    /// 128 plus the signal's number as its exit code.
     ///
     /// Needs a Tokio runtime.
     pub fn on_signals() -> io::Result<Self> {
-        let mut signals =
-            Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+        let mut signals = Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        };
         let shutdown = Self::new();
         let token = shutdown.clone();
         tokio::spawn(async move {
@@ -32,7 +34,10 @@ impl Shutdown {
             info!(signal = first.as_raw_value(), "shutting down");
             token.trigger();
             let second = signals.recv().await;
-            warn!(signal = second.as_raw_value(), "second signal, exiting at once");
+            warn!(
+                signal = second.as_raw_value(),
+                "second signal, exiting at once"
+            );
             std::process::exit(128 + second.as_raw_value());
         });
         Ok(shutdown)

@@ -26,9 +26,16 @@ pub enum LogFormat {
 #[command(next_help_heading = "Logs")]
 pub struct TelemetryArgs {
     /// Format of the log on standard error
-    #[arg(long, env = "MIMEO_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value = "text")]
+    #[arg(
+        long,
+        env = "MIMEO_LOG_FORMAT",
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text"
+    )]
     pub log_format: LogFormat,
-    /// What is logged: a level (error, warn, info, debug, trace) or directives per module, as in `info,mimeo_runtime=debug`
+    /// What is logged: a level (error, warn, info, debug, trace) or directives per module, as in
+    /// `info,mimeo_runtime=debug`
     #[arg(long, env = "MIMEO_LOG", value_name = "FILTER", default_value = "info")]
     pub log_level: String,
 }
@@ -50,21 +57,29 @@ pub enum TelemetryError {
 impl TelemetryArgs {
     /// Installs the subscriber of the whole process. What is logged can be changed later on.
     pub fn init(&self) -> Result<LogFilter, TelemetryError> {
-        let (filter, handle) = reload::Layer::new(parse(&self.log_level).map_err(TelemetryError::Filter)?);
-        // Kube's client logs an answer that it can't decode in full, at `warn`; the answer may be a Secret.
+        let (filter, handle) =
+            reload::Layer::new(parse(&self.log_level).map_err(TelemetryError::Filter)?);
+        // Kube's client logs an answer that it can't decode in full, at `warn`; the answer may be a
+        // Secret.
         let silent = filter_fn(|metadata| !metadata.target().starts_with("kube_client"));
         let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
         let layer = match self.log_format {
-            LogFormat::Text => layer.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).boxed(),
+            LogFormat::Text => layer
+                .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+                .boxed(),
             LogFormat::Json => layer.json().flatten_event(true).boxed(),
         };
-        tracing_subscriber::registry().with(layer.with_filter(silent).with_filter(filter)).try_init()?;
+        tracing_subscriber::registry()
+            .with(layer.with_filter(silent).with_filter(filter))
+            .try_init()?;
         Ok(handle.into())
     }
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, ParseError> {
-    EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse(filter)
+    EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .parse(filter)
 }
 
 /// What is logged. Cheap to clone.
@@ -79,7 +94,9 @@ impl LogFilter {
 
     /// Changes it, from the next line on.
     pub fn set(&self, filter: &str) -> Result<(), TelemetryError> {
-        self.0.reload(parse(filter).map_err(TelemetryError::Filter)?).map_err(TelemetryError::from)
+        self.0
+            .reload(parse(filter).map_err(TelemetryError::Filter)?)
+            .map_err(TelemetryError::from)
     }
 }
 

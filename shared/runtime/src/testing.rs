@@ -1,4 +1,5 @@
-//! A scripted HTTP server for tests, which injects what a real API server can't be made to do on demand; and a TLS client.
+//! A scripted HTTP server for tests, which injects what a real API server can't be made to do on
+//! demand; and a TLS client.
 
 use std::{
     collections::VecDeque,
@@ -31,9 +32,9 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use crate::{
     body::{Outgoing, unpack},
-    certificates::ServingMaterial,
     debug::DebugPages,
     telemetry::LogFilter,
+    tls::ServingMaterial,
 };
 
 /// One answer.
@@ -51,7 +52,12 @@ enum Step {
 impl Script {
     /// An answer of this text.
     pub(crate) fn text(code: u16, text: impl Into<Bytes>) -> Self {
-        Self { code, headers: Vec::new(), steps: Vec::new() }.send(text)
+        Self {
+            code,
+            headers: Vec::new(),
+            steps: Vec::new(),
+        }
+        .send(text)
     }
 
     /// An answer of this JSON.
@@ -97,11 +103,13 @@ impl Script {
                 }
             }
         });
-        let response = self
-            .headers
-            .into_iter()
-            .fold(Response::builder().status(self.code), |response, (name, value)| response.header(name, value));
-        response.body(axum::body::Body::from_stream(body)).expect("scripts are well-formed")
+        let response = self.headers.into_iter().fold(
+            Response::builder().status(self.code),
+            |response, (name, value)| response.header(name, value),
+        );
+        response
+            .body(axum::body::Body::from_stream(body))
+            .expect("scripts are well-formed")
     }
 }
 
@@ -126,10 +134,13 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start(scripts: impl IntoIterator<Item = Script>) -> Self {
         let shared: Shared = Arc::new(Mutex::new((scripts.into_iter().collect(), Vec::new())));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a free port");
         let uri = format!("http://{}", listener.local_addr().expect("an address"));
         let router = Router::new().fallback(answer).with_state(shared.clone());
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("a server") });
+        let task =
+            tokio::spawn(async move { axum::serve(listener, router).await.expect("a server") });
         Self { uri, shared, task }
     }
 
@@ -173,8 +184,16 @@ async fn answer(State(shared): State<Shared>, request: Request) -> Response {
     let body = axum::body::to_bytes(body, 16 << 20).await.expect("a body");
     let script = {
         let mut shared = shared.lock().expect("no panic");
-        let path = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-        shared.1.push(Came { line: format!("{} {path}", head.method), headers: head.headers, body });
+        let path = head
+            .uri
+            .path_and_query()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        shared.1.push(Came {
+            line: format!("{} {path}", head.method),
+            headers: head.headers,
+            body,
+        });
         shared.0.pop_front()
     };
     match script {
@@ -194,7 +213,10 @@ pub(crate) fn debug_pages() -> DebugPages {
 /// A client that trusts this material's CA and nothing else.
 pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector {
     let mut roots = RootCertStore::empty();
-    let bundle = trusted.ca_bundle.as_deref().expect("issued material has a CA");
+    let bundle = trusted
+        .ca_bundle
+        .as_deref()
+        .expect("issued material has a CA");
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(certificate.expect("PEM")).expect("a CA");
     }
@@ -208,11 +230,39 @@ pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector
 }
 
 /// Connects it to what calls itself `localhost`.
-pub(crate) async fn tls_connect(address: SocketAddr, client: TlsConnector) -> io::Result<TlsStream<TcpStream>> {
+pub(crate) async fn tls_connect(
+    address: SocketAddr,
+    client: TlsConnector,
+) -> io::Result<TlsStream<TcpStream>> {
     tls_upgrade(TcpStream::connect(address).await?, client).await
 }
 
 /// The same over a connection that there is.
-pub(crate) async fn tls_upgrade(stream: TcpStream, client: TlsConnector) -> io::Result<TlsStream<TcpStream>> {
-    client.connect(ServerName::try_from("localhost").expect("a name"), stream).await
+pub(crate) async fn tls_upgrade(
+    stream: TcpStream,
+    client: TlsConnector,
+) -> io::Result<TlsStream<TcpStream>> {
+    client
+        .connect(ServerName::try_from("localhost").expect("a name"), stream)
+        .await
+}
+
+/// Lets this much time pass at once. Around it time runs as usual: on a clock that is paused a
+/// timer overtakes whatever a socket is about to bring.
+pub(crate) async fn skip(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+/// Waits for something while time passes in such steps, one each moment.
+pub(crate) async fn hurry<F: Future>(step: Duration, awaited: F) -> F::Output {
+    let mut awaited = std::pin::pin!(awaited);
+    loop {
+        tokio::select! {
+            biased;
+            output = awaited.as_mut() => return output,
+            () = tokio::time::sleep(Duration::from_millis(20)) => skip(step).await,
+        }
+    }
 }

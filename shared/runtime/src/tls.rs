@@ -1,21 +1,21 @@
 //! What TLS servers are configured with: a certificate that changes while they run.
 //!
-//! Where certificates come from is the business of [`crate::certificates`].
+//! Certificates come from [`crate::certificates`].
 
 use std::{fmt, sync::Arc};
 
+use jiff::Timestamp;
 use rustls::{
     ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::{
-        ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier,
+        ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+        danger::ClientCertVerifier,
     },
     sign::CertifiedKey,
 };
 use tokio::sync::watch;
-
-use crate::certificates::ServingMaterial;
 
 /// Why a certificate and a key can't be served.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,8 @@ pub enum TlsError {
     Config(#[source] rustls::Error),
 }
 
-/// Makes ring the process's TLS cryptography where nothing else was chosen; for libraries that ask the process for it.
+/// Makes ring the process's TLS cryptography where nothing else was chosen; for libraries that ask
+/// the process for it.
 pub fn install_provider() {
     // An error says that there is one already.
     let _ = ring::default_provider().install_default();
@@ -42,8 +43,9 @@ pub fn install_provider() {
 
 /// Parses a certificate chain and its private key, both PEM, and checks that they belong together.
 pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, TlsError> {
-    let chain: Vec<_> =
-        CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().map_err(|_| TlsError::Certificate)?;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate)
+        .collect::<Result<_, _>>()
+        .map_err(|_| TlsError::Certificate)?;
     if chain.is_empty() {
         return Err(TlsError::Certificate);
     }
@@ -52,9 +54,37 @@ pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, Tls
     CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Pair)
 }
 
-/// A TLS server's configuration that serves whatever certificate is the current one, for HTTP/2 and HTTP/1.1. Before
-/// there is one, handshakes fail.
-pub fn server_config(material: watch::Receiver<Option<Arc<ServingMaterial>>>) -> Result<ServerConfig, TlsError> {
+/// The certificate that a server serves, and the CAs by which clients verify it.
+#[derive(Clone)]
+pub struct ServingMaterial {
+    /// Certificate chain and key.
+    pub certified_key: Arc<CertifiedKey>,
+    /// CAs in PEM, for `caBundle`; `None` if somebody else takes care of that.
+    pub ca_bundle: Option<String>,
+    /// When the certificate expires.
+    pub not_after: Timestamp,
+}
+
+impl ServingMaterial {
+    /// Whether the other one would be served and trusted alike.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.certified_key.cert == other.certified_key.cert && self.ca_bundle == other.ca_bundle
+    }
+}
+
+impl fmt::Debug for ServingMaterial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServingMaterial")
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A TLS server's configuration that serves whatever certificate is the current one, for HTTP/2 and
+/// HTTP/1.1. Before there is one, handshakes fail.
+pub fn server_config(
+    material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+) -> Result<ServerConfig, TlsError> {
     server_config_for(WebPkiClientVerifier::no_client_auth(), material)
 }
 
@@ -80,7 +110,10 @@ struct Current(watch::Receiver<Option<Arc<ServingMaterial>>>);
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.borrow().as_ref().map(|material| Arc::clone(&material.certified_key))
+        self.0
+            .borrow()
+            .as_ref()
+            .map(|material| Arc::clone(&material.certified_key))
     }
 }
 
@@ -98,13 +131,27 @@ mod tests {
     #[test]
     fn a_key_must_fit_its_certificate() {
         let names = ServingNames::new(["localhost"]);
-        let issue = || Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle");
+        let issue = || {
+            Bundle::issue(&names, &Lifetimes::default(), jiff::Timestamp::now()).expect("a bundle")
+        };
         let (one, two) = (issue(), issue());
-        let (certificate, key) = (one.serving().certificate().as_bytes(), one.serving().key().expose().as_bytes());
+        let (certificate, key) = (
+            one.serving().certificate().as_bytes(),
+            one.serving().key().expose().as_bytes(),
+        );
         assert!(certified_key(certificate, key).is_ok());
         let other = two.serving().key().expose().as_bytes();
-        assert!(matches!(certified_key(certificate, other), Err(TlsError::Pair(_))));
-        assert!(matches!(certified_key(certificate, b"?"), Err(TlsError::Key)));
-        assert!(matches!(certified_key(b"?", key), Err(TlsError::Certificate)));
+        assert!(matches!(
+            certified_key(certificate, other),
+            Err(TlsError::Pair(_))
+        ));
+        assert!(matches!(
+            certified_key(certificate, b"?"),
+            Err(TlsError::Key)
+        ));
+        assert!(matches!(
+            certified_key(b"?", key),
+            Err(TlsError::Certificate)
+        ));
     }
 }

@@ -1,8 +1,9 @@
-//! Traces, for whoever has a collector: a span for each review that is answered and each write of a copy, sent by OTLP over HTTP.
+//! Traces, for whoever has a collector: a span for each review that is answered and each write of a
+//! copy, sent by OTLP over HTTP.
 //!
-//! The protocol's JSON takes a few lines; the usual libraries for it would weigh as much as the rest of a program. Spans are
-//! best effort: what a collector can't take is dropped, and holds up nothing. They name objects, which is what they are for, and have
-//! nothing of what is in them.
+//! The protocol's JSON takes a few lines; the usual libraries for it would weigh as much as the
+//! rest of a program. Spans are best effort: what a collector can't take is dropped, and holds up
+//! nothing. They name objects, which is what they are for, and have nothing of what is in them.
 
 use std::{
     fmt::{self, Write},
@@ -41,8 +42,8 @@ const LARGEST_ANSWER: usize = 64 << 10;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
-    /// Collector that gets a span of each review and each write, by OTLP over HTTP (as in `http://collector.monitoring:4318`). Default: no
-    /// traces
+    /// Collector that gets a span of each review and each write, by OTLP over HTTP (as in
+    /// `http://collector.monitoring:4318`). Default: no traces
     #[arg(long, env = "MIMEO_OTLP_ENDPOINT", value_name = "http://HOST:PORT", value_parser = endpoint)]
     pub otlp_endpoint: Option<Uri>,
 }
@@ -50,11 +51,17 @@ pub struct TraceArgs {
 impl TraceArgs {
     /// Begins to send, under the program's name, if there is anybody to send to.
     pub fn start(&self, program: &'static str, replica: &str) -> Traces {
-        let Some(endpoint) = &self.otlp_endpoint else { return Traces(None) };
+        let Some(endpoint) = &self.otlp_endpoint else {
+            return Traces(None);
+        };
         info!(%endpoint, "sending traces");
         let (send, spans) = channel(WAITING);
-        let exporter =
-            Exporter { uri: endpoint.clone(), resource: resource(program, replica), client: client(), failing: false };
+        let exporter = Exporter {
+            uri: endpoint.clone(),
+            resource: resource(program, replica),
+            client: client(),
+            failing: false,
+        };
         tokio::spawn(exporter.run(spans));
         Traces(Some(send))
     }
@@ -64,11 +71,14 @@ impl TraceArgs {
 fn endpoint(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
     let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
-    let authority =
-        authority.ok_or("expected http://HOST:PORT (for TLS have a collector on the node or beside the program)")?;
+    let authority = authority.ok_or(
+        "expected http://HOST:PORT (for TLS have a collector on the node or beside the program)",
+    )?;
     let path = uri.path().trim_end_matches('/');
     let path = if path.is_empty() { "/v1/traces" } else { path };
-    format!("http://{authority}{path}").parse().map_err(|error| format!("{error}"))
+    format!("http://{authority}{path}")
+        .parse()
+        .map_err(|error| format!("{error}"))
 }
 
 /// Takes spans. Cheap to clone; where nobody wants any it does nothing.
@@ -82,17 +92,36 @@ impl Traces {
     }
 
     /// Something ends now that began then; `describe` says what it was.
-    pub fn record(&self, name: &'static str, parent: Parent, began: Began, describe: impl FnOnce(&mut Span)) {
-        let Some(spans) = self.0.as_ref().filter(|_| parent != Parent::Unsampled) else { return };
+    pub fn record(
+        &self,
+        name: &'static str,
+        parent: Parent,
+        began: Began,
+        describe: impl FnOnce(&mut Span),
+    ) {
+        let Some(spans) = self.0.as_ref().filter(|_| parent != Parent::Unsampled) else {
+            return;
+        };
         let parent = match parent {
             Parent::Sampled { trace, span } => Some((trace, span)),
             Parent::None | Parent::Unsampled => None,
         };
         let trace = parent.map(|(trace, _)| trace).or_else(random);
-        let (Some(trace), Some(id)) = (trace, random()) else { return };
+        let (Some(trace), Some(id)) = (trace, random()) else {
+            return;
+        };
         let took = began.clock.elapsed();
         let parent = parent.map(|(_, span)| span);
-        let mut span = Span { name, trace, id, parent, began: began.at, took, attributes: Vec::new(), failed: false };
+        let mut span = Span {
+            name,
+            trace,
+            id,
+            parent,
+            began: began.at,
+            took,
+            attributes: Vec::new(),
+            failed: false,
+        };
         describe(&mut span);
         // Full: a collector that is too slow doesn't slow down what it looks at.
         let _ = spans.try_send(span);
@@ -110,7 +139,10 @@ pub struct Began {
 impl Began {
     /// Just now.
     pub fn now() -> Self {
-        Self { at: Timestamp::now(), clock: Instant::now() }
+        Self {
+            at: Timestamp::now(),
+            clock: Instant::now(),
+        }
     }
 }
 
@@ -133,7 +165,9 @@ pub enum Parent {
 impl Parent {
     /// As the headers of a request say. What can't be read counts as nothing.
     pub fn of(headers: &HeaderMap) -> Self {
-        let header = headers.get("traceparent").and_then(|value| value.to_str().ok());
+        let header = headers
+            .get("traceparent")
+            .and_then(|value| value.to_str().ok());
         header.and_then(Self::parse).unwrap_or(Self::None)
     }
 
@@ -145,13 +179,19 @@ impl Parent {
         // Later versions may have more parts; of this one there are four.
         let known = version != 0xff && (version != 0 || parts.next().is_none());
         let real = trace != [0; 16] && span != [0; 8];
-        (known && real).then_some(if flags & 1 == 1 { Self::Sampled { trace, span } } else { Self::Unsampled })
+        (known && real).then_some(if flags & 1 == 1 {
+            Self::Sampled { trace, span }
+        } else {
+            Self::Unsampled
+        })
     }
 }
 
 /// Bytes of lower-case hexadecimal digits.
 fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
-    let digits = hex.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let digits = hex
+        .bytes()
+        .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     if !digits || hex.len() != 2 * N {
         return None;
     }
@@ -192,7 +232,10 @@ impl Span {
     }
 
     fn encode(&self) -> Value {
-        let end = self.began.as_nanosecond().saturating_add_unsigned(self.took.as_nanos());
+        let end = self
+            .began
+            .as_nanosecond()
+            .saturating_add_unsigned(self.took.as_nanos());
         json!({
             "traceId": hex(&self.trace), "spanId": hex(&self.id), "parentSpanId": self.parent.map(|id| hex(&id)).unwrap_or_default(),
             "name": self.name, "kind": if self.parent.is_some() { SERVER } else { INTERNAL },
@@ -209,15 +252,20 @@ const UNSET: u8 = 0;
 const ERROR: u8 = 2;
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-        // Writing to a String can't fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+            // Writing to a String can't fail.
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
 }
 
 fn attributes(attributes: &[(&'static str, String)]) -> Value {
-    attributes.iter().map(|(key, value)| json!({"key": key, "value": {"stringValue": value}})).collect()
+    attributes
+        .iter()
+        .map(|(key, value)| json!({"key": key, "value": {"stringValue": value}}))
+        .collect()
 }
 
 fn resource(program: &'static str, replica: &str) -> Value {
@@ -253,10 +301,14 @@ impl Exporter {
                 batch.push(span.encode());
             }
             let count = batch.len();
-            let sent = timeout(TIMEOUT, self.send(batch)).await.unwrap_or_else(|_| Err("no answer in time".into()));
+            let sent = timeout(TIMEOUT, self.send(batch))
+                .await
+                .unwrap_or_else(|_| Err("no answer in time".into()));
             match &sent {
                 Ok(()) if self.failing => info!("traces are taken again"),
-                Err(error) if !self.failing => warn!(endpoint = %self.uri, error, count, "traces are lost"),
+                Err(error) if !self.failing => {
+                    warn!(endpoint = %self.uri, error, count, "traces are lost");
+                }
                 _ => {}
             }
             self.failing = sent.is_err();
@@ -265,14 +317,26 @@ impl Exporter {
 
     async fn send(&self, spans: Vec<Value>) -> Result<(), String> {
         let scope = json!({"scope": {"name": "mimeo"}, "spans": spans});
-        let body = json!({"resourceSpans": [{"resource": self.resource, "scopeSpans": [scope]}]}).to_string();
-        let request = Request::post(&self.uri).header(CONTENT_TYPE, "application/json").body(Full::from(body));
-        let answer = self.client.request(request.map_err(|error| error.to_string())?).await;
+        let body = json!({"resourceSpans": [{"resource": self.resource, "scopeSpans": [scope]}]})
+            .to_string();
+        let request = Request::post(&self.uri)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::from(body));
+        let answer = self
+            .client
+            .request(request.map_err(|error| error.to_string())?)
+            .await;
         let answer = answer.map_err(|error| error.to_string())?;
         let code = answer.status();
         // Read to its end, so that the connection serves again.
-        let _ = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
-        if code.is_success() { Ok(()) } else { Err(code.to_string()) }
+        let _ = Limited::new(answer.into_body(), LARGEST_ANSWER)
+            .collect()
+            .await;
+        if code.is_success() {
+            Ok(())
+        } else {
+            Err(code.to_string())
+        }
     }
 }
 
@@ -290,11 +354,23 @@ mod tests {
             headers.insert("traceparent", header.parse().expect("a header"));
             Parent::of(&headers)
         };
-        let Parent::Sampled { trace, span } = of(HEADER) else { panic!("{:?}", of(HEADER)) };
-        assert_eq!((hex(&trace), hex(&span)), (HEADER[3..35].to_owned(), HEADER[36..52].to_owned()));
+        let Parent::Sampled { trace, span } = of(HEADER) else {
+            panic!("{:?}", of(HEADER))
+        };
+        assert_eq!(
+            (hex(&trace), hex(&span)),
+            (HEADER[3..35].to_owned(), HEADER[36..52].to_owned())
+        );
         assert_eq!(of(&HEADER.replace("-01", "-00")), Parent::Unsampled);
-        assert_eq!(of(&HEADER.replacen("00", "cc", 1)), of(HEADER), "of a version to come");
-        assert_eq!(of(&format!("{}-more", HEADER.replacen("00", "cc", 1))), of(HEADER));
+        assert_eq!(
+            of(&HEADER.replacen("00", "cc", 1)),
+            of(HEADER),
+            "of a version to come"
+        );
+        assert_eq!(
+            of(&format!("{}-more", HEADER.replacen("00", "cc", 1))),
+            of(HEADER)
+        );
         for bad in [
             "",
             "00",
@@ -320,7 +396,10 @@ mod tests {
         let uri = |text| endpoint(text).map(|uri| uri.to_string());
         assert_eq!(uri("http://c:4318"), Ok("http://c:4318/v1/traces".into()));
         assert_eq!(uri("http://c:4318/"), Ok("http://c:4318/v1/traces".into()));
-        assert_eq!(uri("http://c/tenant/v1/traces"), Ok("http://c/tenant/v1/traces".into()));
+        assert_eq!(
+            uri("http://c/tenant/v1/traces"),
+            Ok("http://c/tenant/v1/traces".into())
+        );
         for bad in ["https://c:4318", "c:4318", "/x", ""] {
             assert!(uri(bad).is_err(), "{bad}");
         }
@@ -329,13 +408,22 @@ mod tests {
     #[tokio::test]
     async fn spans_are_sent_together_and_one_that_nobody_follows_is_not() {
         let server = Server::start([Script::text(200, "{}")]).await;
-        let args = TraceArgs { otlp_endpoint: Some(endpoint(server.uri()).expect("an address")) };
+        let args = TraceArgs {
+            otlp_endpoint: Some(endpoint(server.uri()).expect("an address")),
+        };
         let traces = args.start("mimeo-test", "one");
-        traces.record("unsampled", Parent::Unsampled, Began::now(), |_| panic!("nobody follows it"));
-        traces.record("child", Parent::parse(HEADER).expect("a parent"), Began::now(), |span| {
-            span.set("namespace", "team");
-            span.fail();
+        traces.record("unsampled", Parent::Unsampled, Began::now(), |_| {
+            panic!("nobody follows it")
         });
+        traces.record(
+            "child",
+            Parent::parse(HEADER).expect("a parent"),
+            Began::now(),
+            |span| {
+                span.set("namespace", "team");
+                span.fail();
+            },
+        );
         traces.record("root", Parent::None, Began::now(), |_| {});
         let came = tokio::time::timeout(Duration::from_secs(20), async {
             loop {
@@ -351,19 +439,49 @@ mod tests {
         let spans = &body["resourceSpans"][0]["scopeSpans"][0]["spans"];
         assert_eq!(spans.as_array().map(Vec::len), Some(2), "{body}");
         let (child, root) = (&spans[0], &spans[1]);
-        assert_eq!((&child["traceId"], &child["parentSpanId"]), (&json!(HEADER[3..35]), &json!(HEADER[36..52])));
-        assert_eq!(child["attributes"], json!([{"key": "namespace", "value": {"stringValue": "team"}}]));
-        assert_eq!((&child["status"]["code"], &root["status"]["code"]), (&json!(2), &json!(0)));
-        assert_eq!((root["traceId"].as_str().map(str::len), &root["parentSpanId"]), (Some(32), &json!("")));
-        let time = |at: &str| child[at].as_str().and_then(|time| time.parse::<u128>().ok()).expect("nanoseconds");
+        assert_eq!(
+            (&child["traceId"], &child["parentSpanId"]),
+            (&json!(HEADER[3..35]), &json!(HEADER[36..52]))
+        );
+        assert_eq!(
+            child["attributes"],
+            json!([{"key": "namespace", "value": {"stringValue": "team"}}])
+        );
+        assert_eq!(
+            (&child["status"]["code"], &root["status"]["code"]),
+            (&json!(2), &json!(0))
+        );
+        assert_eq!(
+            (
+                root["traceId"].as_str().map(str::len),
+                &root["parentSpanId"]
+            ),
+            (Some(32), &json!(""))
+        );
+        let time = |at: &str| {
+            child[at]
+                .as_str()
+                .and_then(|time| time.parse::<u128>().ok())
+                .expect("nanoseconds")
+        };
         assert!(time("startTimeUnixNano") <= time("endTimeUnixNano"));
         let name = &body["resourceSpans"][0]["resource"]["attributes"][0];
-        assert_eq!(*name, json!({"key": "service.name", "value": {"stringValue": "mimeo-test"}}));
+        assert_eq!(
+            *name,
+            json!({"key": "service.name", "value": {"stringValue": "mimeo-test"}})
+        );
     }
 
     #[test]
     fn without_a_collector_nothing_is_made() {
-        Traces::off()
-            .record("x", Parent::None, Began { at: Timestamp::UNIX_EPOCH, clock: Instant::now() }, |_| panic!("made"));
+        Traces::off().record(
+            "x",
+            Parent::None,
+            Began {
+                at: Timestamp::UNIX_EPOCH,
+                clock: Instant::now(),
+            },
+            |_| panic!("made"),
+        );
     }
 }

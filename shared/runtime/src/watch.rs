@@ -1,7 +1,9 @@
-//! One watch of the API server that stays up: lists by streaming, resumes where it broke, lists again only when it must.
+//! One watch of the API server that stays up: lists by streaming, resumes where it broke, lists
+//! again only when it must.
 //!
-//! No store behind it: each event goes to the sink as it comes, and is gone. What a loss of the watch means for copies is
-//! decided in `mimeo-core`; this file only takes care that no loss passes for a deletion.
+//! No store behind it: each event goes to the sink as it comes, and is gone. What a loss of the
+//! watch means for copies is decided in `mimeo-engine`; this file only takes care that no loss
+//! passes for a deletion.
 
 mod health;
 mod wire;
@@ -12,7 +14,7 @@ use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
-use mimeo_core::{meta, outcome::Unreadable};
+use mimeo_model::{meta, outcome::Unreadable};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
@@ -26,11 +28,12 @@ use self::{
 use crate::{
     backoff::{Backoff, random},
     call::{self, encode},
-    client::Fault,
+    fault::Fault,
     object::Decoded,
 };
 
-/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer is dead.
+/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer
+/// is dead.
 const SILENCE: Duration = Duration::from_secs(90);
 /// How long the read ahead of a listing may delay it.
 const READ: Duration = Duration::from_secs(2);
@@ -41,8 +44,8 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
 /// A watch that held this long was fine; what ended it is no reason to wait.
 const SETTLED: Duration = Duration::from_secs(10);
-/// A watch that has been answered with nothing but errors for this long is as good as forbidden: whoever waits for what it would
-/// show waits for somebody to mend that.
+/// A watch that has been answered with nothing but errors for this long is as good as forbidden:
+/// whoever waits for what it would show waits for somebody to mend that.
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page where the server can't stream its list.
 const PAGE: u32 = 500;
@@ -59,7 +62,10 @@ pub struct Watcher {
 
 impl From<Client> for Watcher {
     fn from(client: Client) -> Self {
-        Self { client, health: Health::default() }
+        Self {
+            client,
+            health: Health::default(),
+        }
     }
 }
 
@@ -72,14 +78,15 @@ impl fmt::Debug for Watcher {
 /// What to watch.
 #[derive(Debug, Clone)]
 pub struct WatchSpec {
-    /// Path of the collection, as [`resource_path`](crate::discovery::resource_path) builds it: `/api/v1/namespaces/x/secrets`.
+    /// Path of the collection, as [`resource_path`](crate::discovery::resource_path) builds it:
+    /// `/api/v1/namespaces/x/secrets`.
     pub path: String,
     /// Whether objects come as metadata alone; for [`Meta`].
     pub metadata_only: bool,
     /// Selector as in a query, `key=value,…`, not encoded.
     pub label_selector: Option<String>,
-    /// Only the object of this name. It is read first: the streamed list of a kind in which little happens takes 100 ms, for so
-    /// long may the API server's cache not know that it is up to date.
+    /// Only the object of this name. It is read first: the streamed list of a kind in which little
+    /// happens takes 100 ms, for so long may the API server's cache not know that it is up to date.
     pub name: Option<String>,
     /// What logs call it.
     pub what: String,
@@ -89,14 +96,17 @@ pub struct WatchSpec {
 #[allow(clippy::large_enum_variant)] // There is one at a time, and what is applied is mostly as large.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
-    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off begins again. A named object
-    /// may have been shown before.
+    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off
+    /// begins again. A named object may have been shown before.
     Listing,
-    /// The object is there, new or changed, or shown again. What its `managedFields` have that can't be decoded isn't in it.
+    /// The object is there, new or changed, or shown again. What its `managedFields` have that
+    /// can't be decoded isn't in it.
     Applied(T),
-    /// The same of an object that can't be decoded: its metadata, and which of its other fields can be.
+    /// The same of an object that can't be decoded: its metadata, and which of its other fields can
+    /// be.
     Undecodable(Value),
-    /// The object was deleted, or the selectors no longer match it. This is the metadata of its last state.
+    /// The object was deleted, or the selectors no longer match it. This is the metadata of its
+    /// last state.
     Deleted(Meta),
     /// The listing is complete: what wasn't shown since [`Event::Listing`] wasn't there.
     Listed {
@@ -105,8 +115,8 @@ pub enum Event<T> {
     },
     /// 404: the kind isn't served. Said once; when it comes back there is a new listing.
     NotServed,
-    /// 401 or 403, or nothing but errors for 20 s: what was shown is all that is known, and nothing is known to be gone. Said
-    /// once; afterwards there is a new listing.
+    /// 401 or 403, or nothing but errors for 20 s: what was shown is all that is known, and nothing
+    /// is known to be gone. Said once; afterwards there is a new listing.
     Unreadable(Unreadable),
 }
 
@@ -120,15 +130,29 @@ pub struct Meta {
 
 /// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
 ///
-/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a back-off (of at
-/// most 0.75 s first, 30 s last) and the watch goes on from where it was, without a listing: there is a new one only after the server
-/// has forgotten that version (410) or, restored from a backup, has yet to reach it, after [`Event::NotServed`] and
-/// [`Event::Unreadable`], and after what is no event at all. An object that can't be decoded is no reason for one: whoever may
+/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a
+/// back-off (of at most 0.75 s first, 30 s last) and the watch goes on from where it was, without a
+/// listing: there is a new one only after the server has forgotten that version (410) or, restored
+/// from a backup, has yet to reach it, after [`Event::NotServed`] and [`Event::Unreadable`], and
+/// after what is no event at all. An object that can't be decoded is no reason for one: whoever may
 /// write one could keep everybody from hearing of theirs.
 ///
 /// Events that follow a break may repeat what was said before it, never take it back.
-pub async fn watch<T: DeserializeOwned>(watcher: Watcher, spec: WatchSpec, sink: impl FnMut(Event<T>) + Send) {
-    watch_within(watcher, spec, Patience { silence: SILENCE, lasting: LASTING }, sink).await;
+pub async fn watch<T: DeserializeOwned>(
+    watcher: Watcher,
+    spec: WatchSpec,
+    sink: impl FnMut(Event<T>) + Send,
+) {
+    watch_within(
+        watcher,
+        spec,
+        Patience {
+            silence: SILENCE,
+            lasting: LASTING,
+        },
+        sink,
+    )
+    .await;
 }
 
 /// How long a watch takes what for a passing trouble.
@@ -199,8 +223,8 @@ enum End {
     Closed(String),
     /// Nothing came for too long.
     Silent,
-    /// The same from the beginning: a server that has yet to reach the version, as one restored from a backup, says nothing of
-    /// what happens meanwhile.
+    /// The same from the beginning: a server that has yet to reach the version, as one restored
+    /// from a backup, says nothing of what happens meanwhile.
     Mute,
     /// The server no longer knows the version.
     Expired,
@@ -217,18 +241,29 @@ enum End {
 }
 
 impl<S> Watch<S> {
-    /// Shows the named object ahead of its listing, if it is there. Anything else the listing will tell.
+    /// Shows the named object ahead of its listing, if it is there. Anything else the listing will
+    /// tell.
     async fn read<T>(&mut self)
     where
         T: DeserializeOwned,
         S: FnMut(Event<T>) + Send,
     {
         let Some(name) = &self.spec.name else { return };
-        let accept = if self.spec.metadata_only { call::METADATA } else { call::JSON };
-        let Ok(request) = call::read(Method::GET, &format!("{}/{}", self.spec.path, encode(name)), accept) else {
+        let accept = if self.spec.metadata_only {
+            call::METADATA
+        } else {
+            call::JSON
+        };
+        let Ok(request) = call::read(
+            Method::GET,
+            &format!("{}/{}", self.spec.path, encode(name)),
+            accept,
+        ) else {
             return;
         };
-        let Ok(answer) = call::call(&self.client, request, READ).await else { return };
+        let Ok(answer) = call::call(&self.client, request, READ).await else {
+            return;
+        };
         if let Some(object) = answer.code.is_success().then(|| answer.parse()).flatten() {
             (self.sink)(Event::Applied(object));
         }
@@ -285,7 +320,8 @@ impl<S> Watch<S> {
                 }
                 Line::Error(Refusal { code }) => return Err(refused(code, None)),
             }
-            // The events of a streamed list come in no order of time, so they are no place to go on from.
+            // The events of a streamed list come in no order of time, so they are no place to go on
+            // from.
             if let Some(version) = &mut self.version {
                 // From an earlier one the watch goes on as well: it shows some of it again.
                 if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(line) {
@@ -296,7 +332,8 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Tells of an object. That it can't be decoded is no secret, what the decoder has to say of it may be: it quotes.
+    /// Tells of an object. That it can't be decoded is no secret, what the decoder has to say of it
+    /// may be: it quotes.
     fn show<T>(&mut self, object: Option<Decoded<T>>)
     where
         S: FnMut(Event<T>) + Send,
@@ -335,7 +372,9 @@ impl<S> Watch<S> {
                 // Servers from before streaming lists would ignore that we asked for one.
                 return Err(End::NoStreams);
             }
-            (self.sink)(Event::Listed { version: meta::version(Some(&bookmark.resource_version)) });
+            (self.sink)(Event::Listed {
+                version: meta::version(Some(&bookmark.resource_version)),
+            });
         }
         self.version = Some(bookmark.resource_version);
         Ok(())
@@ -350,19 +389,28 @@ impl<S> Watch<S> {
         let mut next = String::new();
         let mut first = true;
         loop {
-            let response = self.open(&self.list_query(&next), call::METADATA_LIST).await?;
+            let response = self
+                .open(&self.list_query(&next), call::METADATA_LIST)
+                .await?;
             let body = timeout(self.patience.silence, response.into_body().collect()).await;
-            let body = body.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
+            let body = body
+                .map_err(|_| End::Silent)?
+                .map_err(|error| broken(&error))?;
             self.pulse.beat();
-            let Page { metadata, items } = Page::read(&body.to_bytes()).ok_or(End::Undecodable("a list"))?;
+            let Page { metadata, items } =
+                Page::read(&body.to_bytes()).ok_or(End::Undecodable("a list"))?;
             if std::mem::take(&mut first) {
                 (self.sink)(Event::Listing);
             }
             items.into_iter().for_each(|item| self.show(item));
             next = metadata.continue_.unwrap_or_default();
             if next.is_empty() {
-                let version = metadata.resource_version.ok_or(End::Undecodable("a list's version"))?;
-                (self.sink)(Event::Listed { version: meta::version(Some(&version)) });
+                let version = metadata
+                    .resource_version
+                    .ok_or(End::Undecodable("a list's version"))?;
+                (self.sink)(Event::Listed {
+                    version: meta::version(Some(&version)),
+                });
                 self.version = Some(version);
                 self.thrive();
                 return Ok(());
@@ -372,52 +420,76 @@ impl<S> Watch<S> {
 
     /// Sends a request; the answer is a 200 whose body is yet to be read.
     async fn open(&self, query: &str, metadata: &str) -> Result<Response<Body>, End> {
-        let accept = if self.spec.metadata_only { metadata } else { call::JSON };
+        let accept = if self.spec.metadata_only {
+            metadata
+        } else {
+            call::JSON
+        };
         let request = call::read(Method::GET, &format!("{}?{query}", self.spec.path), accept)
             .map_err(|error| End::Closed(error.to_string()))?;
         let response = timeout(self.patience.silence, self.client.send(request)).await;
-        let response = response.map_err(|_| End::Silent)?.map_err(|error| broken(&error))?;
+        let response = response
+            .map_err(|_| End::Silent)?
+            .map_err(|error| broken(&error))?;
         let code = response.status();
         if code == StatusCode::OK {
             return Ok(response);
         }
         let retry_after = call::retry_after(response.headers());
-        let listing_refused = matches!(code.as_u16(), 400 | 422) && self.version.is_none() && self.streams;
+        let listing_refused =
+            matches!(code.as_u16(), 400 | 422) && self.version.is_none() && self.streams;
         if listing_refused && self.refuses_streams(response.into_body()).await {
             return Err(End::NoStreams);
         }
         Err(refused(code.as_u16(), retry_after))
     }
 
-    /// Whether a refusal is about streaming the list. Servers from before it forbid the parameters that ask for it.
+    /// Whether a refusal is about streaming the list. Servers from before it forbid the parameters
+    /// that ask for it.
     async fn refuses_streams(&self, body: Body) -> bool {
         const LARGEST: usize = 64 << 10;
         let body = timeout(self.patience.silence, Limited::new(body, LARGEST).collect()).await;
         let Ok(Ok(body)) = body else { return false };
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        ["sendInitialEvents", "WatchList", "resourceVersionMatch"].iter().any(|word| text.contains(word))
+        ["sendInitialEvents", "WatchList", "resourceVersionMatch"]
+            .iter()
+            .any(|word| text.contains(word))
     }
 
     fn watch_query(&self) -> String {
-        // The server would choose a time of its own; this one keeps many watches from ending together.
+        // The server would choose a time of its own; this one keeps many watches from ending
+        // together.
         let seconds = 290 + random(30);
         let from = match &self.version {
             Some(version) => format!("resourceVersion={}", encode(version)),
             None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".into(),
         };
-        format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}{}", self.selectors())
+        format!(
+            "watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}{}",
+            self.selectors()
+        )
     }
 
     fn list_query(&self, next: &str) -> String {
-        let next = if next.is_empty() { String::new() } else { format!("&continue={}", encode(next)) };
+        let next = if next.is_empty() {
+            String::new()
+        } else {
+            format!("&continue={}", encode(next))
+        };
         format!("limit={PAGE}{next}{}", self.selectors())
     }
 
     fn selectors(&self) -> String {
-        let parameter =
-            |key, value: Option<&str>| value.map_or_else(String::new, |value| format!("&{key}={}", encode(value)));
-        let name = self.spec.name.as_ref().map(|name| format!("metadata.name={name}"));
-        parameter("labelSelector", self.spec.label_selector.as_deref()) + &parameter("fieldSelector", name.as_deref())
+        let parameter = |key, value: Option<&str>| {
+            value.map_or_else(String::new, |value| format!("&{key}={}", encode(value)))
+        };
+        let name = self
+            .spec
+            .name
+            .as_ref()
+            .map(|name| format!("metadata.name={name}"));
+        parameter("labelSelector", self.spec.label_selector.as_deref())
+            + &parameter("fieldSelector", name.as_deref())
     }
 
     /// Draws the consequences of the end of what was begun at `started`. Returns how long to wait.
@@ -429,21 +501,36 @@ impl<S> Watch<S> {
         let what = &*self.spec.what;
         let settled = started.elapsed() >= SETTLED;
         self.pulse.end(&end, settled);
-        if !matches!(end, End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)) {
+        if !matches!(
+            end,
+            End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)
+        ) {
             self.version = None;
         }
         match end {
             End::Closed(why) => {
                 debug!(what, why, "watch ended, going on");
-                if settled { Duration::ZERO } else { self.backoff.pause() }
+                if settled {
+                    Duration::ZERO
+                } else {
+                    self.backoff.pause()
+                }
             }
             End::Silent | End::Mute => {
                 debug!(what, "watch was silent for too long, going on");
-                if settled { Duration::ZERO } else { self.backoff.pause() }
+                if settled {
+                    Duration::ZERO
+                } else {
+                    self.backoff.pause()
+                }
             }
             End::Expired => {
                 debug!(what, "watch is too old for the server, listing again");
-                if settled { Duration::ZERO } else { self.backoff.pause() }
+                if settled {
+                    Duration::ZERO
+                } else {
+                    self.backoff.pause()
+                }
             }
             End::NoStreams => {
                 info!(what, "the server does not stream lists, listing in pages");
@@ -462,7 +549,11 @@ impl<S> Watch<S> {
                 self.backoff.pause()
             }
             End::Busy(code, retry_after) => {
-                debug!(what, code = code.as_u16(), "the server can't be watched now");
+                debug!(
+                    what,
+                    code = code.as_u16(),
+                    "the server can't be watched now"
+                );
                 self.backoff.pause().max(retry_after.unwrap_or_default())
             }
             End::Refused(code) => {
@@ -470,7 +561,10 @@ impl<S> Watch<S> {
                 self.backoff.pause()
             }
             End::Undecodable(part) => {
-                warn!(what, part, "watch brought what can't be decoded, listing again");
+                warn!(
+                    what,
+                    part, "watch brought what can't be decoded, listing again"
+                );
                 self.backoff.pause()
             }
         }
@@ -483,14 +577,21 @@ impl<S> Watch<S> {
     {
         let why = match end {
             // A listing in pages asks with another verb than a watch.
-            End::Denied(_) if !self.streams && self.version.is_none() => Unreadable::Forbidden { verb: "list" },
+            End::Denied(_) if !self.streams && self.version.is_none() => {
+                Unreadable::Forbidden { verb: "list" }
+            }
             End::Denied(_) => Unreadable::Forbidden { verb: "watch" },
             // While the server is away what it showed holds: it is no news of this kind alone.
             End::Closed(_) | End::Silent | End::Mute if self.version.is_some() => {
                 self.failing = None;
                 return;
             }
-            End::Closed(_) | End::Silent | End::Mute | End::Busy(..) | End::Refused(_) | End::Undecodable(_)
+            End::Closed(_)
+            | End::Silent
+            | End::Mute
+            | End::Busy(..)
+            | End::Refused(_)
+            | End::Undecodable(_)
                 if self.failing.get_or_insert(started).elapsed() >= self.patience.lasting =>
             {
                 Unreadable::Unavailable
@@ -513,7 +614,8 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
         StatusCode::NOT_FOUND => End::NotServed,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => End::Denied(code),
         StatusCode::TOO_MANY_REQUESTS => End::Busy(code, retry_after),
-        // A server that starts asks for seconds that it doesn't need: for a watch the back-off is patience enough.
+        // A server that starts asks for seconds that it doesn't need: for a watch the back-off is
+        // patience enough.
         code if code.is_server_error() => End::Busy(code, None),
         code => End::Refused(code),
     }

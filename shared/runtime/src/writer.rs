@@ -1,15 +1,16 @@
-//! Carries out what the engine decided: one request about one cell each, and the errands beside them.
+//! Carries out what the engine decided: one request about one cell each, and the errands beside
+//! them.
 //!
-//! Nothing is decided, retried or repeated here. Requests carry and answers bring Secrets: only metadata is read from an
-//! answer, and of an error no more than `mimeo-core` keeps.
+//! Nothing is decided, retried or repeated here. Requests carry and answers bring Secrets: only
+//! metadata is read from an answer, and of an error no more than `mimeo-model` keeps.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Method, Request};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
-use mimeo_core::{
-    engine::{self, Verb},
+use mimeo_engine::{self, Verb};
+use mimeo_model::{
     meta::Uid,
     names,
     outcome::{FailureReason, Outcome},
@@ -56,25 +57,36 @@ struct Written {
 }
 
 impl Writer {
-    /// `client` must have [`unpack`](crate::body::unpack) as its innermost layer; without it copies would be sent empty, and
-    /// refused. Each request is given up after `deadline`. `namespace` is Mimeo's own.
+    /// `client` must have [`unpack`](crate::body::unpack) as its innermost layer; without it copies
+    /// would be sent empty, and refused. Each request is given up after `deadline`. `namespace` is
+    /// Mimeo's own.
     pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
-        Self { client, limiter, deadline, namespace: namespace.into() }
+        Self {
+            client,
+            limiter,
+            deadline,
+            namespace: namespace.into(),
+        }
     }
 
     /// Carries out one request of the engine; the permit's limiter learns how it went.
-    pub async fn carry_out(&self, request: &engine::Request, permit: Permit) -> Outcome {
+    pub async fn carry_out(&self, request: &mimeo_engine::Request, permit: Permit) -> Outcome {
         let Some(message) = message(request) else {
-            // A write of nothing. The engine makes none, and "look again" is what it would have to do.
+            // A write of nothing. The engine makes none, and "look again" is what it would have to
+            // do.
             return Outcome::Conflict;
         };
-        let (outcome, verdict) = match (request.ticket.verb, self.exchange(request, message).await) {
-            // What was read may be large. It is written under the same permit: as many as wait for one would keep it.
+        let (outcome, verdict) = match (request.ticket.verb, self.exchange(request, message).await)
+        {
+            // What was read may be large. It is written under the same permit: as many as wait for
+            // one would keep it.
             (Verb::Claim(uid, version), (Outcome::Object(meta), verdict)) => {
-                match ownership::claim(&meta, &request.resource.gvk.group_kind(), request.exclusive) {
+                match ownership::claim(&meta, &request.resource.gvk.group_kind(), request.exclusive)
+                {
                     Some(managers) => {
                         drop(meta);
-                        self.exchange(request, claim(request, uid, version, &managers)).await
+                        self.exchange(request, claim(request, uid, version, &managers))
+                            .await
                     }
                     None => (Outcome::Object(meta), verdict),
                 }
@@ -88,7 +100,11 @@ impl Writer {
     }
 
     /// Sends one message and reads its answer.
-    async fn exchange(&self, request: &engine::Request, message: Message) -> (Outcome, Option<Verdict>) {
+    async fn exchange(
+        &self,
+        request: &mimeo_engine::Request,
+        message: Message,
+    ) -> (Outcome, Option<Verdict>) {
         match message {
             Ok(message) => {
                 let (answer, verdict) = self.measure(message).await;
@@ -108,7 +124,10 @@ impl Writer {
     }
 
     /// Sends one request; also tells what the answer says of the server's load.
-    async fn measure(&self, message: Request<Body>) -> (Result<call::Answer, Silence>, Option<Verdict>) {
+    async fn measure(
+        &self,
+        message: Request<Body>,
+    ) -> (Result<call::Answer, Silence>, Option<Verdict>) {
         let started = Instant::now();
         let answer = call::call(&self.client, message, self.deadline).await;
         let verdict = verdict(&answer, started.elapsed());
@@ -119,46 +138,63 @@ impl Writer {
 type Message = Result<Request<Body>, Silence>;
 
 /// Where the request's object is.
-fn path(request: &engine::Request) -> String {
-    resource_path(&request.resource, Some(&request.ticket.namespace), Some(&request.ticket.name))
+fn path(request: &mimeo_engine::Request) -> String {
+    resource_path(
+        &request.resource,
+        Some(&request.ticket.namespace),
+        Some(&request.ticket.name),
+    )
 }
 
 /// The request as it goes out; none if there is nothing to write.
-fn message(request: &engine::Request) -> Option<Message> {
+fn message(request: &mimeo_engine::Request) -> Option<Message> {
     let ticket = &request.ticket;
     let path = path(request);
     let rendering = request.rendering.as_ref();
     let apply = |pieces, how: &str| {
         let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
-        let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", Body::empty());
+        let message = call::write(
+            Method::PATCH,
+            &uri,
+            "application/apply-patch+yaml",
+            Body::empty(),
+        );
         message.map(|mut message| {
             message.extensions_mut().insert(Pieces(pieces));
             message
         })
     };
-    let write = |precondition, how| rendering.map(|rendering| apply(rendering.body(precondition), how));
+    let write =
+        |precondition, how| rendering.map(|rendering| apply(rendering.body(precondition), how));
     match ticket.verb {
         Verb::Create => write(Precondition::Absent, "&force=true"),
         Verb::Apply(uid) => write(Precondition::Is(uid), "&force=true"),
         Verb::Take(uid, version) => write(Precondition::Unchanged(uid, version), "&force=true"),
         Verb::Learn(uid) => write(Precondition::Is(uid), "&force=true&dryRun=All"),
-        Verb::Compare(uid, version) => {
-            rendering.map(|rendering| apply(rendering.unmarked(&request.ticket.name, uid, version), "&dryRun=All"))
-        }
-        // Without a resourceVersion it is answered by the storage, not by a cache. The entries of a claim may be large: they are
-        // read only now, and kept by nobody.
+        Verb::Compare(uid, version) => rendering.map(|rendering| {
+            apply(
+                rendering.unmarked(&request.ticket.name, uid, version),
+                "&dryRun=All",
+            )
+        }),
+        // Without a resourceVersion it is answered by the storage, not by a cache. The entries of a
+        // claim may be large: they are read only now, and kept by nobody.
         Verb::Look | Verb::Claim(..) => Some(call::read(Method::GET, &path, METADATA)),
-        Verb::Delete(uid, version) => {
-            Some(call::write(Method::DELETE, &path, call::JSON, delete_options(uid, version)))
-        }
+        Verb::Delete(uid, version) => Some(call::write(
+            Method::DELETE,
+            &path,
+            call::JSON,
+            delete_options(uid, version),
+        )),
     }
 }
 
 /// Writes nothing but `managedFields`: a field that no apply can write.
-fn claim(request: &engine::Request, uid: Uid, version: u64, managers: &str) -> Message {
+fn claim(request: &mimeo_engine::Request, uid: Uid, version: u64, managers: &str) -> Message {
     const MERGE_PATCH: &str = "application/merge-patch+json";
     let uri = format!("{}?fieldManager={}", path(request), names::MANAGER);
-    let metadata = format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
+    let metadata =
+        format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
     let body = Body::from(format!(r#"{{"metadata":{{{metadata}}}}}"#).into_bytes());
     call::write(Method::PATCH, &uri, MERGE_PATCH, body)
 }
@@ -174,45 +210,74 @@ fn delete_options(uid: Uid, version: u64) -> Body {
 }
 
 /// What an answer came to, for its cell.
-fn outcome(request: &engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
+fn outcome(request: &mimeo_engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
     let answer = match answer {
         Ok(answer) => answer,
-        Err(Silence::Late) => return Outcome::of_silence(FailureReason::Timeout, Silence::Late.to_string()),
-        Err(Silence::Broken(why)) => return Outcome::of_silence(FailureReason::ClusterUnreachable, why),
+        Err(Silence::Late) => {
+            return Outcome::of_silence(FailureReason::Timeout, Silence::Late.to_string());
+        }
+        Err(Silence::Broken(why)) => {
+            return Outcome::of_silence(FailureReason::ClusterUnreachable, why);
+        }
     };
     if !answer.code.is_success() {
         let (code, status) = (answer.code.as_u16(), answer.status());
-        return Outcome::of_error(code, &status, answer.retry_after, &request.resource, &request.ticket.name);
+        return Outcome::of_error(
+            code,
+            &status,
+            answer.retry_after,
+            &request.resource,
+            &request.ticket.name,
+        );
     }
     match answer.parse::<Written>() {
-        Some(written) if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&written) => {
+        Some(written)
+            if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&written) =>
+        {
             Outcome::Absent
         }
         Some(written) => Outcome::Object(Box::new(written.metadata)),
-        None => Outcome::of_silence(FailureReason::ClusterUnreachable, "the API server's answer can't be decoded"),
+        None => Outcome::of_silence(
+            FailureReason::ClusterUnreachable,
+            "the API server's answer can't be decoded",
+        ),
     }
 }
 
-/// A delete is answered by a Status or, for some kinds, by the object as it was last. It is still there if something holds it.
+/// A delete is answered by a Status or, for some kinds, by the object as it was last. It is still
+/// there if something holds it.
 fn outlives_deletion(written: &Written) -> bool {
-    let ObjectMeta { deletion_timestamp, finalizers, deletion_grace_period_seconds, .. } = &written.metadata;
+    let ObjectMeta {
+        deletion_timestamp,
+        finalizers,
+        deletion_grace_period_seconds,
+        ..
+    } = &written.metadata;
     written.kind != "Status"
         && deletion_timestamp.is_some()
-        && (finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
+        && (finalizers
+            .as_ref()
+            .is_some_and(|finalizers| !finalizers.is_empty())
             || deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0))
 }
 
 /// What an answer says of the server's load; none if it says nothing.
 fn verdict(answer: &Result<call::Answer, Silence>, latency: Duration) -> Option<Verdict> {
-    let Ok(answer) = answer else { return Some(Verdict::Overload { retry_after: None }) };
+    let Ok(answer) = answer else {
+        return Some(Verdict::Overload { retry_after: None });
+    };
     let code = answer.code.as_u16();
     if !matches!(code, 429 | 500..) {
         return Some(Verdict::Ok(latency));
     }
-    // Somebody's admission webhook, or a schema: one kind's or one namespace's trouble, which must not slow down the others.
+    // Somebody's admission webhook, or a schema: one kind's or one namespace's trouble, which must
+    // not slow down the others.
     let message = answer.status().message.unwrap_or_default();
-    let elsewhere = message.contains("webhook \"") || message.contains("failed to create typed patch object");
-    (!elsewhere).then_some(Verdict::Overload { retry_after: answer.retry_after })
+    let elsewhere =
+        message.contains("webhook \"") || message.contains("failed to create typed patch object");
+    (!elsewhere).then_some(Verdict::Overload {
+        retry_after: answer.retry_after,
+    })
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ impl Program {
     }
 }
 
-/// An installation on the node. What its pods have logged is printed when it goes, which the harness shows for a failed test.
+/// An installation on the node. What its pods have logged is printed when it goes, which the
+/// harness shows for a failed test.
 pub struct Mimeo {
     /// Where it is installed.
     pub node: Node,
@@ -60,7 +61,8 @@ pub struct Mimeo {
 enum By {
     /// The kustomization in this folder.
     Kustomize(TempDir),
-    /// The chart in this folder, as the release `mimeo`, with the image of this tag and these values.
+    /// The chart in this folder, as the release `mimeo`, with the image of this tag and these
+    /// values.
     Chart(PathBuf, &'static str, Value),
 }
 
@@ -75,14 +77,25 @@ impl Mimeo {
         Self::installed(kustomization(fields)?).await
     }
 
-    /// As `helm install` does with these values, and the image's name set; ready. A release that is there is upgraded.
+    /// As `helm install` does with these values, and the image's name set; ready. A release that is
+    /// there is upgraded.
     pub async fn by_chart(values: &Value) -> Result<Self> {
-        Self::installed(By::Chart(workspace().join("manifests/chart"), TODAY, values.clone())).await
+        Self::installed(By::Chart(
+            workspace().join("manifests/chart"),
+            TODAY,
+            values.clone(),
+        ))
+        .await
     }
 
     /// The same with chart and programs of the commit before this one.
     pub async fn by_the_last_commit_s_chart(values: &Value) -> Result<Self> {
-        Self::installed(By::Chart(Node::get().await?.last_chart(), "before", values.clone())).await
+        Self::installed(By::Chart(
+            Node::get().await?.last_chart(),
+            "before",
+            values.clone(),
+        ))
+        .await
     }
 
     /// Removes what is installed, by the chart or not: the names are the same.
@@ -92,22 +105,40 @@ impl Mimeo {
 
     async fn new(by: By) -> Result<Self> {
         let node = Node::get().await?;
-        Ok(Self { client: node.client().await?, node, by })
+        Ok(Self {
+            client: node.client().await?,
+            node,
+            by,
+        })
     }
 
     async fn installed(by: By) -> Result<Self> {
         let mimeo = Self::new(by).await?;
         match &mimeo.by {
             By::Kustomize(folder) => {
-                mimeo.node.kubectl(["apply".as_ref(), "-k".as_ref(), folder.path().as_os_str()]).await?;
+                mimeo
+                    .node
+                    .kubectl(["apply".as_ref(), "-k".as_ref(), folder.path().as_os_str()])
+                    .await?;
             }
             By::Chart(chart, tag, values) => {
                 let mut file = NamedTempFile::new()?;
                 file.write_all(values.to_string().as_bytes())?;
-                let (chart, values) = (chart.display().to_string(), file.path().display().to_string());
+                let (chart, values) = (
+                    chart.display().to_string(),
+                    file.path().display().to_string(),
+                );
                 let image = format!("image.repository={IMAGE},image.tag={tag}");
-                let upgrade = ["upgrade", "--install", "--create-namespace", RELEASE, &chart];
-                mimeo.helm(&[&upgrade[..], &["--values", &values, "--set", &image]].concat()).await?;
+                let upgrade = [
+                    "upgrade",
+                    "--install",
+                    "--create-namespace",
+                    RELEASE,
+                    &chart,
+                ];
+                mimeo
+                    .helm(&[&upgrade[..], &["--values", &values, "--set", &image]].concat())
+                    .await?;
             }
         }
         mimeo.ready().await?;
@@ -120,80 +151,125 @@ impl Mimeo {
         build.arg("helm");
         let program = run(build).await?;
         let mut helm = Command::new(program.trim());
-        helm.env("KUBECONFIG", self.node.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
+        helm.env("KUBECONFIG", self.node.kubeconfig())
+            .args(["--namespace", NAMESPACE])
+            .args(args);
         run(helm).await
     }
 
-    /// `kubectl delete -k`; or `helm uninstall`, and what that leaves on purpose. Returns once all is gone.
+    /// `kubectl delete -k`; or `helm uninstall`, and what that leaves on purpose. Returns once all
+    /// is gone.
     pub async fn delete(&self) -> Result<()> {
         let delete = ["delete", "--ignore-not-found", "--timeout=120s"];
         match &self.by {
             By::Kustomize(folder) => {
                 let folder = folder.path().display().to_string();
-                self.node.kubectl([&delete[..], &["-k", &folder]].concat()).await?;
+                self.node
+                    .kubectl([&delete[..], &["-k", &folder]].concat())
+                    .await?;
             }
             By::Chart(..) => {
-                self.helm(&["uninstall", RELEASE, "--wait", "--ignore-not-found"]).await?;
+                self.helm(&["uninstall", RELEASE, "--wait", "--ignore-not-found"])
+                    .await?;
                 let definitions = workspace().join("manifests/crds").display().to_string();
-                self.node.kubectl([&delete[..], &["-k", &definitions]].concat()).await?;
-                self.node.kubectl([&delete[..], &["namespace", NAMESPACE]].concat()).await?;
+                self.node
+                    .kubectl([&delete[..], &["-k", &definitions]].concat())
+                    .await?;
+                self.node
+                    .kubectl([&delete[..], &["namespace", NAMESPACE]].concat())
+                    .await?;
             }
         }
         Ok(())
     }
 
-    /// Waits until both programs have as many ready pods of their present template as they want, and no other, and until the
-    /// webhook is reached: a Service leads to its pods a moment after they are ready.
+    /// Waits until both programs have as many ready pods of their present template as they want,
+    /// and no other, and until the webhook is reached: a Service leads to its pods a moment after
+    /// they are ready.
     pub async fn ready(&self) -> Result<()> {
         for program in PROGRAMS {
             self.rolled_out(program).await?;
         }
         rights_added_up(&self.client).await?;
-        let question = rule("reached").secret("default", "none").target(json!({"namespaces": ["none"]}));
-        let (rules, question) =
-            (Api::<ClusterReplication>::all(self.client.clone()), serde_json::from_value(question.object())?);
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        eventually(SOON, "the webhook to be reached", || async { Ok(Some(rules.create(&dry_run, &question).await?)) })
-            .await
-            .map(drop)
+        let question = rule("reached")
+            .secret("default", "none")
+            .target(json!({"namespaces": ["none"]}));
+        let (rules, question) = (
+            Api::<ClusterReplication>::all(self.client.clone()),
+            serde_json::from_value(question.object())?,
+        );
+        let dry_run = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        eventually(SOON, "the webhook to be reached", || async {
+            Ok(Some(rules.create(&dry_run, &question).await?))
+        })
+        .await
+        .map(drop)
     }
 
     /// The same of one program.
     pub async fn rolled_out(&self, program: Program) -> Result<()> {
         let deployments: Api<Deployment> = of(&self.client, NAMESPACE);
-        eventually(SOON, format!("{} to be rolled out", program.name()), || async {
-            let deployment = deployments.get(program.name()).await?;
-            let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
-            let status = deployment.status.unwrap_or_default();
-            ensure!(status.observed_generation == deployment.metadata.generation, "not seen yet");
-            let counts =
-                [status.replicas, status.updated_replicas, status.available_replicas].map(Option::unwrap_or_default);
-            ensure!(counts == [wanted; 3], "{counts:?} of {wanted}");
-            // Those that are still ending count no more there.
-            let pods = self.pods(program).await?;
-            ensure!(pods.len() == usize::try_from(wanted)?, "{} pods", pods.len());
-            Ok(Some(()))
-        })
+        eventually(
+            SOON,
+            format!("{} to be rolled out", program.name()),
+            || async {
+                let deployment = deployments.get(program.name()).await?;
+                let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+                let status = deployment.status.unwrap_or_default();
+                ensure!(
+                    status.observed_generation == deployment.metadata.generation,
+                    "not seen yet"
+                );
+                let counts = [
+                    status.replicas,
+                    status.updated_replicas,
+                    status.available_replicas,
+                ]
+                .map(Option::unwrap_or_default);
+                ensure!(counts == [wanted; 3], "{counts:?} of {wanted}");
+                // Those that are still ending count no more there.
+                let pods = self.pods(program).await?;
+                ensure!(
+                    pods.len() == usize::try_from(wanted)?,
+                    "{} pods",
+                    pods.len()
+                );
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
     /// The pods of a program, also those that are ending.
     pub async fn pods(&self, program: Program) -> Result<Vec<Pod>> {
         let label = format!("app.kubernetes.io/name={}", program.name());
-        Ok(of::<Pod>(&self.client, NAMESPACE).list(&ListParams::default().labels(&label)).await?.items)
+        Ok(of::<Pod>(&self.client, NAMESPACE)
+            .list(&ListParams::default().labels(&label))
+            .await?
+            .items)
     }
 
     /// `kubectl rollout restart`, and waits until nothing of before runs any more.
     pub async fn restart(&self, program: Program) -> Result<()> {
         let deployment = format!("deployment/{}", program.name());
-        self.node.kubectl(["-n", NAMESPACE, "rollout", "restart", &deployment]).await?;
+        self.node
+            .kubectl(["-n", NAMESPACE, "rollout", "restart", &deployment])
+            .await?;
         self.rolled_out(program).await
     }
 
     /// Sets how many pods a program has, and waits until it has them.
     pub async fn scale(&self, program: Program, replicas: u32) -> Result<()> {
-        let (deployment, replicas) = (format!("deployment/{}", program.name()), format!("--replicas={replicas}"));
-        self.node.kubectl(["-n", NAMESPACE, "scale", &deployment, &replicas]).await?;
+        let (deployment, replicas) = (
+            format!("deployment/{}", program.name()),
+            format!("--replicas={replicas}"),
+        );
+        self.node
+            .kubectl(["-n", NAMESPACE, "scale", &deployment, &replicas])
+            .await?;
         self.rolled_out(program).await
     }
 
@@ -202,10 +278,19 @@ impl Mimeo {
         let leases: Api<Lease> = of(&self.client, NAMESPACE);
         eventually(SOON, "a leader", || async {
             let lease = leases.get(Program::Reconciler.name()).await?;
-            let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
+            let holder = lease
+                .spec
+                .and_then(|spec| spec.holder_identity)
+                .filter(|holder| !holder.is_empty());
             let pods = self.pods(Program::Reconciler).await?;
             match holder {
-                Some(holder) if pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(&holder)) => Ok(Some(holder)),
+                Some(holder)
+                    if pods
+                        .iter()
+                        .any(|pod| pod.metadata.name.as_ref() == Some(&holder)) =>
+                {
+                    Ok(Some(holder))
+                }
                 other => bail!("the holder is {other:?}"),
             }
         })
@@ -218,14 +303,20 @@ impl Drop for Mimeo {
         let mut kubectl = self.node.kubectl_command();
         let logs = kubectl
             .args(["-n", NAMESPACE, "logs", "--prefix", "--tail=40"])
-            .args(["-l", "app.kubernetes.io/name in (mimeo-webhook, mimeo-reconciler)"])
+            .args([
+                "-l",
+                "app.kubernetes.io/name in (mimeo-webhook, mimeo-reconciler)",
+            ])
             .output();
-        let logs = logs.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let logs = logs
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .unwrap_or_default();
         eprintln!("--- what Mimeo's pods have logged last ---\n{logs}");
     }
 }
 
-/// A kustomization of one's own over the shipped one, as an operator has it, with these fields besides.
+/// A kustomization of one's own over the shipped one, as an operator has it, with these fields
+/// besides.
 fn kustomization(fields: &Value) -> Result<By> {
     let folder = tempfile::tempdir()?;
     // Paths have to be relative.
@@ -241,9 +332,16 @@ fn kustomization(fields: &Value) -> Result<By> {
         kustomization[name] = value.clone();
     }
     // Components are named by their folders in the shipped one.
-    for component in kustomization["components"].as_array_mut().into_iter().flatten() {
+    for component in kustomization["components"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+    {
         *component = json!(format!("{base}/{}", component.as_str().context("no name")?));
     }
-    fs::write(folder.path().join("kustomization.yaml"), kustomization.to_string())?;
+    fs::write(
+        folder.path().join("kustomization.yaml"),
+        kustomization.to_string(),
+    )?;
     Ok(By::Kustomize(folder))
 }

@@ -30,8 +30,13 @@ impl Node {
     /// # Errors
     /// When no machine runs.
     pub async fn get() -> Result<Self> {
-        let node = Self { state: PathBuf::from(STATE) };
-        ensure!(node.state.join("ready").exists(), "no machine runs: use `make e2e`, or tests/node/machine.sh");
+        let node = Self {
+            state: PathBuf::from(STATE),
+        };
+        ensure!(
+            node.state.join("ready").exists(),
+            "no machine runs: use `make e2e`, or tests/node/machine.sh"
+        );
         node.is_ready().await?;
         Ok(node)
     }
@@ -55,7 +60,8 @@ impl Node {
 
     async fn config(&self) -> Result<Config> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig())?;
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let mut config =
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         Ok(config)
@@ -75,7 +81,10 @@ impl Node {
     ///
     /// # Errors
     /// When it ends badly, with what it wrote.
-    pub async fn kubectl<A: Into<OsString>>(&self, args: impl IntoIterator<Item = A>) -> Result<String> {
+    pub async fn kubectl<A: Into<OsString>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<String> {
         let mut command = self.kubectl_command();
         command.args(args.into_iter().map(Into::into));
         run(command).await
@@ -84,7 +93,9 @@ impl Node {
     /// `kubectl` as the admin, without arguments.
     pub fn kubectl_command(&self) -> Command {
         let mut command = Command::new(self.state.join("bin/kubectl"));
-        command.env("KUBECONFIG", self.kubeconfig()).env("KUBECACHEDIR", self.state.join("kubectl-cache"));
+        command
+            .env("KUBECONFIG", self.kubeconfig())
+            .env("KUBECACHEDIR", self.state.join("kubectl-cache"));
         command
     }
 
@@ -98,11 +109,14 @@ impl Node {
         self.machine(&["start", program]).await
     }
 
-    /// Cuts the power, boots, and waits until the node is ready. All processes are new then, those of pods too.
+    /// Cuts the power, boots, and waits until the node is ready. All processes are new then, those
+    /// of pods too.
     pub async fn reboot(&self) -> Result<()> {
         self.machine(&["reboot"]).await?;
-        eventually(SOON, "the machine to boot", || async { Ok(self.state.join("ready").exists().then_some(())) })
-            .await?;
+        eventually(SOON, "the machine to boot", || async {
+            Ok(self.state.join("ready").exists().then_some(()))
+        })
+        .await?;
         self.is_ready().await
     }
 
@@ -116,8 +130,14 @@ impl Node {
         let nodes: Api<core::Node> = Api::all(self.client().await?);
         eventually(SOON, "the node to be ready", || async {
             let node = nodes.get(NAME).await?;
-            let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
-            let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
+            let conditions = node
+                .status
+                .unwrap_or_default()
+                .conditions
+                .unwrap_or_default();
+            let ready = conditions
+                .iter()
+                .find(|condition| condition.type_ == "Ready");
             match ready {
                 Some(condition) if condition.status == "True" => Ok(Some(())),
                 other => bail!("{other:?}"),
@@ -126,7 +146,8 @@ impl Node {
         .await
     }
 
-    /// The containers' processes of this command, as this machine sees them: their folders in `/proc`.
+    /// The containers' processes of this command, as this machine sees them: their folders in
+    /// `/proc`.
     pub fn processes(program: &str) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
@@ -144,7 +165,9 @@ impl Node {
 /// Runs a command off this task; returns what it wrote on stdout.
 pub(crate) async fn run(mut command: Command) -> Result<String> {
     tokio::task::spawn_blocking(move || {
-        let output = command.output().with_context(|| format!("failed to run {command:?}"))?;
+        let output = command
+            .output()
+            .with_context(|| format!("failed to run {command:?}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         ensure!(output.status.success(), "{command:?}: {stdout}{stderr}");

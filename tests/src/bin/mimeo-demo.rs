@@ -1,9 +1,10 @@
-//! `make demo`: Mimeo on a control plane of its own, as a story that a person can follow and that checks itself.
+//! `make demo`: Mimeo on a control plane of its own, as a story that a person can follow and that
+//! checks itself.
 //!
-//! Every step is a deed and a look at what the cluster then holds; its time is that of both. The first step that does not
-//! hold ends the story: with what was seen, the end of the programs' logs, and exit code 1. After the story the control
-//! plane keeps running until Ctrl-C, unless `--once` is given. With `--on KUBECONFIG` it is told on a cluster that has
-//! Mimeo, and nothing is started.
+//! Every step is a deed and a look at what the cluster then holds; its time is that of both. The
+//! first step that does not hold ends the story: with what was seen, the end of the programs' logs,
+//! and exit code 1. After the story the control plane keeps running until Ctrl-C, unless `--once`
+//! is given. With `--on KUBECONFIG` it is told on a cluster that has Mimeo, and nothing is started.
 //!
 //! How anything is started is the library's; this file only tells what happens.
 
@@ -36,7 +37,8 @@ use mimeo_tests::{
 };
 use serde_json::json;
 
-/// For any one step; each takes some milliseconds, but for the barrier (5 s) and the namespaces' end.
+/// For any one step; each takes some milliseconds, but for the pod gate (5 s) and the namespaces'
+/// end.
 const WITHIN: Duration = Duration::from_mins(2);
 
 /// Namespace of the source.
@@ -63,7 +65,7 @@ spec:
     type: kubernetes.io/dockerconfigjson
     labels: {set: {team-visible: "true"}}
     finalizers: [demo.example/registry]
-  barrier: Required
+  podGate: Required
 "#;
 
 /// What [`RULE`] makes of a copy.
@@ -73,7 +75,8 @@ const COPY: Looks = Looks {
     finalizer: "demo.example/registry",
 };
 
-/// Copies of another tool, kubed, which knows nothing of the type, the label and the finalizer that they need.
+/// Copies of another tool, kubed, which knows nothing of the type, the label and the finalizer that
+/// they need.
 const POLICY: &str = "apiVersion: mimeo.dev/v1alpha1
 kind: TransformPolicy
 metadata: {name: devops-credentials}
@@ -107,7 +110,12 @@ spec:
 #[tokio::main]
 async fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    let outcome = match args
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .as_slice()
+    {
         [] => Box::pin(run(false)).await,
         ["--once"] => Box::pin(run(true)).await,
         ["--on", kubeconfig] => Box::pin(run_on(kubeconfig)).await,
@@ -125,7 +133,8 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes, down to what the API server said; its whole Status would only say it again.
+/// The error and its causes, down to what the API server said; its whole Status would only say it
+/// again.
 fn told(error: &anyhow::Error) -> String {
     let mut told = Vec::new();
     for cause in error.chain() {
@@ -143,17 +152,26 @@ async fn run(once: bool) -> Result<()> {
     story.chapter("Mimeo, on a control plane of its own")?;
     let start = async {
         let control_plane = ControlPlane::start().await?;
-        let version = control_plane.client().await?.apiserver_version().await?.git_version;
+        let version = control_plane
+            .client()
+            .await?
+            .apiserver_version()
+            .await?
+            .git_version;
         Ok((control_plane, version))
     };
-    let (control_plane, version) = story.step("etcd, kube-apiserver, kube-controller-manager", start).await?;
+    let (control_plane, version) = story
+        .step("etcd, kube-apiserver, kube-controller-manager", start)
+        .await?;
     story.note(format!("Kubernetes {version}"))?;
     let start = async {
         let pair = Pair::builder().quiet().start(&control_plane).await?;
         settle(&control_plane).await?;
         Ok(pair)
     };
-    let pair = story.step("CRDs, mimeo-webhook, mimeo-reconciler", start).await?;
+    let pair = story
+        .step("CRDs, mimeo-webhook, mimeo-reconciler", start)
+        .await?;
     let config = control_plane.admin().config_for(0).await?;
     if let Err(error) = Box::pin(tell(&mut story, config)).await {
         logs(&pair);
@@ -167,7 +185,9 @@ async fn run(once: bool) -> Result<()> {
     let rule = directory.path().join("rule.yaml");
     std::fs::write(&rule, TRY)?;
     story.invite(&control_plane, &rule)?;
-    tokio::signal::ctrl_c().await.context("failed to wait for Ctrl-C")
+    tokio::signal::ctrl_c()
+        .await
+        .context("failed to wait for Ctrl-C")
 }
 
 /// On a cluster of somebody else's making.
@@ -179,20 +199,35 @@ async fn run_on(kubeconfig: &str) -> Result<()> {
     story.end()
 }
 
-/// An API server keeps the first create of a kind waiting for about 2 s after its CRD came, whatever Mimeo does. That is
-/// not to be among the times of the story.
+/// An API server keeps the first create of a kind waiting for about 2 s after its CRD came,
+/// whatever Mimeo does. That is not to be among the times of the story.
 async fn settle(control_plane: &ControlPlane) -> Result<()> {
     let rule: ClusterReplication = serde_yaml::from_str(RULE)?;
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    Api::all(control_plane.client().await?).create(&dry_run, &rule).await?;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    Api::all(control_plane.client().await?)
+        .create(&dry_run, &rule)
+        .await?;
     Ok(())
 }
 
 /// What the programs said last; on stderr, where the error will be.
 fn logs(pair: &Pair) {
-    let programs = pair.webhooks.iter().map(|replica| ("mimeo-webhook", replica));
-    for (name, replica) in programs.chain(pair.reconciler.iter().map(|replica| ("mimeo-reconciler", replica))) {
-        let log = replica.program.log().unwrap_or_else(|error| format!("(no log: {error})"));
+    let programs = pair
+        .webhooks
+        .iter()
+        .map(|replica| ("mimeo-webhook", replica));
+    for (name, replica) in programs.chain(
+        pair.reconciler
+            .iter()
+            .map(|replica| ("mimeo-reconciler", replica)),
+    ) {
+        let log = replica
+            .program
+            .log()
+            .unwrap_or_else(|error| format!("(no log: {error})"));
         let lines: Vec<&str> = log.lines().collect();
         eprintln!("\n--- the log of {name} ends with ---");
         for line in &lines[lines.len().saturating_sub(25)..] {
@@ -204,7 +239,9 @@ fn logs(pair: &Pair) {
 async fn tell(story: &mut Story, mut config: Config) -> Result<()> {
     // As kubectl does: a 429 with Retry-After is waited for.
     config.default_retry = true;
-    let cluster = Cluster { client: Client::try_from(config)? };
+    let cluster = Cluster {
+        client: Client::try_from(config)?,
+    };
     old_namespaces(story, &cluster).await?;
     Box::pin(new_namespaces(story, &cluster)).await?;
     other_tools(story, &cluster).await?;
@@ -220,16 +257,31 @@ async fn old_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
             create_namespace(&cluster.client, name, &[]).await?;
         }
         create_secret(&cluster.client, OLD[0], FOREIGN, &[("theirs", "untouched")]).await?;
-        create_secret(&cluster.client, PLATFORM, REGISTRY, &[(KEY, &credentials(1))]).await
+        create_secret(
+            &cluster.client,
+            PLATFORM,
+            REGISTRY,
+            &[(KEY, &credentials(1))],
+        )
+        .await
     };
-    story.step("namespaces team-blue, team-green, team-red; Secret platform/registry", setup).await?;
+    story
+        .step(
+            "namespaces team-blue, team-green, team-red; Secret platform/registry",
+            setup,
+        )
+        .await?;
     story.text(RULE)?;
     let backfill = async {
         let rule: ClusterReplication = serde_yaml::from_str(RULE)?;
-        Api::all(cluster.client.clone()).create(&PostParams::default(), &rule).await?;
+        Api::all(cluster.client.clone())
+            .create(&PostParams::default(), &rule)
+            .await?;
         cluster.copies_hold(1, OLD.len()).await
     };
-    story.step("rule created; all three have their copy", backfill).await?;
+    story
+        .step("rule created; all three have their copy", backfill)
+        .await?;
     let status = cluster.rule_says("Ready", "True", OLD.len());
     let message = story.step("the rule's status says so", status).await?;
     story.note(message)
@@ -237,10 +289,17 @@ async fn old_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
 
 async fn new_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
     story.chapter("A new namespace, and a pod in it at once")?;
-    let active = cluster.rule_says("BarrierActive", "True", OLD.len());
-    let message = story.step("every API server and webhook knows the rule", active).await?;
+    let active = cluster.rule_says("PodGateActive", "True", OLD.len());
+    let message = story
+        .step("every API server and webhook knows the rule", active)
+        .await?;
     story.note(message)?;
-    let seen = story.step("namespace team-new, then a pod: the copy was there first", cluster.race("team-new")).await?;
+    let seen = story
+        .step(
+            "namespace team-new, then a pod: the copy was there first",
+            cluster.race("team-new"),
+        )
+        .await?;
     story.note(seen)?;
     let source = cluster.secrets(PLATFORM).get(REGISTRY).await?;
     let copy = cluster.secrets("team-new").get(REGISTRY).await?;
@@ -251,13 +310,25 @@ async fn new_namespaces(story: &mut Story, cluster: &Cluster) -> Result<()> {
         let (mut selected, mut others) = (Vec::with_capacity(MORE), Vec::with_capacity(MORE));
         for number in 1..=MORE {
             selected.push(cluster.race(&format!("team-{number:02}")).await?.pod_after);
-            others.push(cluster.first_pod(&format!("other-{number:02}")).await?.pod_after);
+            others.push(
+                cluster
+                    .first_pod(&format!("other-{number:02}"))
+                    .await?
+                    .pod_after,
+            );
         }
         Ok((selected, others))
     };
-    let (mut selected, mut others) =
-        story.step(&format!("{MORE} more, one after another: 0 pods without their copy"), more).await?;
-    for (pods, whose) in [(&mut selected, "a pod there"), (&mut others, "where no rule applies")] {
+    let (mut selected, mut others) = story
+        .step(
+            &format!("{MORE} more, one after another: 0 pods without their copy"),
+            more,
+        )
+        .await?;
+    for (pods, whose) in [
+        (&mut selected, "a pod there"),
+        (&mut others, "where no rule applies"),
+    ] {
         pods.sort_unstable();
         story.note(format!(
             "{whose:21}  {:>6} in the middle, {:>6} at most",
@@ -278,7 +349,11 @@ async fn other_tools(story: &mut Story, cluster: &Cluster) -> Result<()> {
         let policies: Api<TransformPolicy> = Api::all(cluster.client.clone());
         policies.create(&PostParams::default(), &policy).await?;
         eventually(WITHIN, "the policy", || async {
-            let status = policies.get("devops-credentials").await?.status.unwrap_or_default();
+            let status = policies
+                .get("devops-credentials")
+                .await?
+                .status
+                .unwrap_or_default();
             condition(&status.conditions, "Ready", "True").map(Some)
         })
         .await
@@ -297,29 +372,48 @@ async fn other_tools(story: &mut Story, cluster: &Cluster) -> Result<()> {
         story.note(line)?;
     }
     let replace = async {
-        secrets.replace("credential", &PostParams::default(), &sent).await?;
+        secrets
+            .replace("credential", &PostParams::default(), &sent)
+            .await?;
         CREDENTIAL.check(secrets.get("credential").await?)
     };
-    story.step("the tool writes it again, with its old type: all is kept", replace).await?;
+    story
+        .step(
+            "the tool writes it again, with its old type: all is kept",
+            replace,
+        )
+        .await?;
     let delete = async {
-        secrets.delete("credential", &DeleteParams::default()).await?;
+        secrets
+            .delete("credential", &DeleteParams::default())
+            .await?;
         let Some(deleting) = secrets.get_opt("credential").await? else {
             bail!("it went without its finalizer's owner")
         };
         cluster.release(&deleting).await?;
         cluster.gone(namespace, "credential").await
     };
-    story.step("it is deleted; the finalizer's owner lets it go", delete).await
+    story
+        .step("it is deleted; the finalizer's owner lets it go", delete)
+        .await
 }
 
 async fn drift(story: &mut Story, cluster: &Cluster) -> Result<()> {
     story.chapter("Copies stay as they should be")?;
     let edit = async {
         let patch = json!({"data": {KEY: ByteString(credentials(666).into_bytes())}, "metadata": {"labels": {"team-visible": null}}});
-        cluster.secrets(OLD[2]).patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        cluster
+            .secrets(OLD[2])
+            .patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
         cluster.copies_hold(1, OLD.len() + 1 + MORE).await
     };
-    story.step("a hand edits data and label of team-red's copy: repaired", edit).await?;
+    story
+        .step(
+            "a hand edits data and label of team-red's copy: repaired",
+            edit,
+        )
+        .await?;
 
     let secrets = cluster.secrets(OLD[1]);
     let old = secrets.get(REGISTRY).await?.metadata.uid;
@@ -327,10 +421,18 @@ async fn drift(story: &mut Story, cluster: &Cluster) -> Result<()> {
         secrets.delete(REGISTRY, &DeleteParams::default()).await?;
         cluster.release(&secrets.get(REGISTRY).await?).await?;
         cluster.copies_hold(1, OLD.len() + 1 + MORE).await?;
-        ensure!(secrets.get(REGISTRY).await?.metadata.uid != old, "the deleted copy never went");
+        ensure!(
+            secrets.get(REGISTRY).await?.metadata.uid != old,
+            "the deleted copy never went"
+        );
         Ok(())
     };
-    story.step("team-green's copy is deleted, its finalizer's owner lets it go: restored", delete).await
+    story
+        .step(
+            "team-green's copy is deleted, its finalizer's owner lets it go: restored",
+            delete,
+        )
+        .await
 }
 
 /// Returns the source as it is from then on.
@@ -339,12 +441,25 @@ async fn rotation(story: &mut Story, cluster: &Cluster) -> Result<Secret> {
     story.chapter("A rotation")?;
     let rotate = async {
         let patch = json!({"data": {KEY: ByteString(credentials(2).into_bytes())}});
-        let source = cluster.secrets(PLATFORM).patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let source = cluster
+            .secrets(PLATFORM)
+            .patch(REGISTRY, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
         cluster.copies_hold(2, count).await?;
         Ok(source)
     };
-    let source = story.step(&format!("the source gets new credentials: all {count} copies have them"), rotate).await?;
-    let message = story.step("the rule's status says so", cluster.rule_says("Ready", "True", count)).await?;
+    let source = story
+        .step(
+            &format!("the source gets new credentials: all {count} copies have them"),
+            rotate,
+        )
+        .await?;
+    let message = story
+        .step(
+            "the rule's status says so",
+            cluster.rule_says("Ready", "True", count),
+        )
+        .await?;
     story.note(message)?;
     Ok(source)
 }
@@ -354,19 +469,43 @@ async fn clean_up(story: &mut Story, cluster: &Cluster, source: &Secret) -> Resu
     let delete = async {
         let rules: Api<ClusterReplication> = Api::all(cluster.client.clone());
         rules.delete(REGISTRY, &DeleteParams::default()).await?;
-        ensure!(rules.get_opt(REGISTRY).await?.is_none(), "the rule is still there: Mimeo sets no finalizers");
+        ensure!(
+            rules.get_opt(REGISTRY).await?.is_none(),
+            "the rule is still there: Mimeo sets no finalizers"
+        );
         cluster.release_all().await
     };
-    story.step("rule deleted; the finalizer's owner lets the copies go: all are gone", delete).await?;
+    story
+        .step(
+            "rule deleted; the finalizer's owner lets the copies go: all are gone",
+            delete,
+        )
+        .await?;
     let untouched = async {
         let now = cluster.secrets(PLATFORM).get(REGISTRY).await?;
-        ensure!(now.metadata.resource_version == source.metadata.resource_version, "somebody wrote the source");
+        ensure!(
+            now.metadata.resource_version == source.metadata.resource_version,
+            "somebody wrote the source"
+        );
         let foreign = cluster.secrets(OLD[0]).get(FOREIGN).await?;
-        ensure!(foreign.metadata.labels.is_none(), "somebody marked a Secret of a team's own");
+        ensure!(
+            foreign.metadata.labels.is_none(),
+            "somebody marked a Secret of a team's own"
+        );
         Ok(())
     };
-    story.step("the source and a team's own Secret are untouched", untouched).await?;
-    story.step("all namespaces deleted: nothing holds them up", cluster.delete_namespaces()).await?;
+    story
+        .step(
+            "the source and a team's own Secret are untouched",
+            untouched,
+        )
+        .await?;
+    story
+        .step(
+            "all namespaces deleted: nothing holds them up",
+            cluster.delete_namespaces(),
+        )
+        .await?;
     story.note("5 s of it are the namespace controller's own, which then begins")
 }
 
@@ -384,12 +523,19 @@ impl Cluster {
     async fn copies(&self) -> Result<BTreeMap<String, Secret>> {
         let named = ListParams::default().fields(&format!("metadata.name={REGISTRY}"));
         let found = Api::<Secret>::all(self.client.clone()).list(&named).await?;
-        let by_namespace =
-            found.items.into_iter().map(|secret| (secret.metadata.namespace.clone().unwrap_or_default(), secret));
-        Ok(by_namespace.filter(|(namespace, _)| namespace != PLATFORM).collect())
+        let by_namespace = found.items.into_iter().map(|secret| {
+            (
+                secret.metadata.namespace.clone().unwrap_or_default(),
+                secret,
+            )
+        });
+        Ok(by_namespace
+            .filter(|(namespace, _)| namespace != PLATFORM)
+            .collect())
     }
 
-    /// Waits until there are that many copies, each of these credentials and looking as the rule says.
+    /// Waits until there are that many copies, each of these credentials and looking as the rule
+    /// says.
     async fn copies_hold(&self, version: u32, count: usize) -> Result<()> {
         eventually(WITHIN, format!("{count} copies"), || async {
             let copies = self.copies().await?;
@@ -402,14 +548,18 @@ impl Cluster {
         .await
     }
 
-    /// Waits for a condition of the rule, with so many copies desired and synced; returns its message.
+    /// Waits for a condition of the rule, with so many copies desired and synced; returns its
+    /// message.
     async fn rule_says(&self, type_: &str, status: &str, copies: usize) -> Result<String> {
         let rules: Api<ClusterReplication> = Api::all(self.client.clone());
         eventually(WITHIN, format!("condition {type_} {status}"), || async {
             let seen = rules.get(REGISTRY).await?.status.unwrap_or_default();
             let counts = seen.copies.unwrap_or_default();
             let copies = i32::try_from(copies)?;
-            ensure!((counts.desired, counts.synced, counts.failed) == (copies, copies, 0), "{counts:?}");
+            ensure!(
+                (counts.desired, counts.synced, counts.failed) == (copies, copies, 0),
+                "{counts:?}"
+            );
             condition(&seen.conditions, type_, status).map(Some)
         })
         .await
@@ -434,29 +584,57 @@ impl Cluster {
         };
         let pod = pod.context("the pod was refused")?;
         let pod_after = begun.elapsed().saturating_sub(namespace);
-        Ok(FirstPod { namespace, pod_after, revision: revision(&pod.metadata)? })
+        Ok(FirstPod {
+            namespace,
+            pod_after,
+            revision: revision(&pod.metadata)?,
+        })
     }
 
     /// The copy must be there when the first pod is, and be the older of the two.
     async fn race(&self, name: &str) -> Result<Race> {
-        let FirstPod { namespace, pod_after, revision: pod } = self.first_pod(name).await?;
-        let copy = self.secrets(name).get_opt(REGISTRY).await?.context("a pod was admitted without its copy")?;
-        let race = Race { namespace, pod_after, copy: revision(&copy.metadata)?, pod };
+        let FirstPod {
+            namespace,
+            pod_after,
+            revision: pod,
+        } = self.first_pod(name).await?;
+        let copy = self
+            .secrets(name)
+            .get_opt(REGISTRY)
+            .await?
+            .context("a pod was admitted without its copy")?;
+        let race = Race {
+            namespace,
+            pod_after,
+            copy: revision(&copy.metadata)?,
+            pod,
+        };
         ensure!(race.copy < race.pod, "the copy came after the pod: {race}");
         holds(copy, 1)?;
         Ok(race)
     }
 
-    /// Removes the finalizers of an object that is being deleted: the part of whoever asked for them in the rule.
+    /// Removes the finalizers of an object that is being deleted: the part of whoever asked for
+    /// them in the rule.
     async fn release(&self, secret: &Secret) -> Result<()> {
         let metadata = &secret.metadata;
-        let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) else { bail!("it has no name") };
-        ensure!(metadata.deletion_timestamp.is_some(), "{namespace}/{name} is not being deleted");
+        let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) else {
+            bail!("it has no name")
+        };
+        ensure!(
+            metadata.deletion_timestamp.is_some(),
+            "{namespace}/{name} is not being deleted"
+        );
         let patch = json!({"metadata": {"uid": metadata.uid, "finalizers": null}});
-        match self.secrets(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        match self
+            .secrets(namespace)
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(error).with_context(|| format!("failed to take the finalizer off {namespace}/{name}")),
+            Err(error) => Err(error)
+                .with_context(|| format!("failed to take the finalizer off {namespace}/{name}")),
         }
     }
 
@@ -464,18 +642,40 @@ impl Cluster {
     async fn release_all(&self) -> Result<()> {
         eventually(WITHIN, "the copies' end", || async {
             let copies = self.copies().await?;
-            let deleting = copies.values().filter(|copy| copy.metadata.deletion_timestamp.is_some());
-            stream::iter(deleting).map(|copy| self.release(copy)).buffer_unordered(8).try_collect::<Vec<()>>().await?;
+            let deleting = copies
+                .values()
+                .filter(|copy| copy.metadata.deletion_timestamp.is_some());
+            stream::iter(deleting)
+                .map(|copy| self.release(copy))
+                .buffer_unordered(8)
+                .try_collect::<Vec<()>>()
+                .await?;
             let left = self.copies().await?;
-            ensure!(left.is_empty(), "still there in {}", left.into_keys().collect::<Vec<_>>().join(", "));
+            ensure!(
+                left.is_empty(),
+                "still there in {}",
+                left.into_keys().collect::<Vec<_>>().join(", ")
+            );
             Ok(Some(()))
         })
         .await
     }
 
     async fn gone(&self, namespace: &str, name: &str) -> Result<()> {
-        let gone = || async { Ok(self.secrets(namespace).get_opt(name).await?.is_none().then_some(())) };
-        eventually(WITHIN, format!("the end of Secret {namespace}/{name}"), gone).await
+        let gone = || async {
+            Ok(self
+                .secrets(namespace)
+                .get_opt(name)
+                .await?
+                .is_none()
+                .then_some(()))
+        };
+        eventually(
+            WITHIN,
+            format!("the end of Secret {namespace}/{name}"),
+            gone,
+        )
+        .await
     }
 
     /// Deletes the namespaces of the story but the source's, and waits until they are gone.
@@ -483,9 +683,15 @@ impl Cluster {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let ours = || async {
             let all = namespaces.list_metadata(&ListParams::default()).await?;
-            let names = all.items.into_iter().filter_map(|namespace| namespace.metadata.name);
-            let of_the_story =
-                |name: &String| ["team-", "other-", "devops-"].iter().any(|prefix| name.starts_with(prefix));
+            let names = all
+                .items
+                .into_iter()
+                .filter_map(|namespace| namespace.metadata.name);
+            let of_the_story = |name: &String| {
+                ["team-", "other-", "devops-"]
+                    .iter()
+                    .any(|prefix| name.starts_with(prefix))
+            };
             anyhow::Ok(names.filter(of_the_story).collect::<Vec<_>>())
         };
         for name in ours().await? {
@@ -518,9 +724,17 @@ struct Race {
 
 impl Display for Race {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, pod_after, copy, pod } = self;
+        let Self {
+            namespace,
+            pod_after,
+            copy,
+            pod,
+        } = self;
         let (namespace, pod_after) = (Took(*namespace), Took(*pod_after));
-        write!(f, "namespace {namespace}, pod {pod_after}; the copy is revision {copy} of the store, the pod {pod}")
+        write!(
+            f,
+            "namespace {namespace}, pod {pod_after}; the copy is revision {copy} of the store, the pod {pod}"
+        )
     }
 }
 
@@ -533,12 +747,28 @@ struct Looks {
 
 impl Looks {
     fn check(&self, secret: Secret) -> Result<Secret> {
-        let Self { type_, label: (key, value), finalizer } = self;
+        let Self {
+            type_,
+            label: (key, value),
+            finalizer,
+        } = self;
         let labels = secret.metadata.labels.as_ref();
         let finalizers = secret.metadata.finalizers.as_deref().unwrap_or_default();
-        ensure!(secret.type_.as_deref() == Some(type_), "its type is {:?}", secret.type_);
-        ensure!(labels.and_then(|labels| labels.get(*key)).is_some_and(|v| v == value), "no label {key}: {value}");
-        ensure!(finalizers.iter().any(|name| name == finalizer), "its finalizers are {finalizers:?}");
+        ensure!(
+            secret.type_.as_deref() == Some(type_),
+            "its type is {:?}",
+            secret.type_
+        );
+        ensure!(
+            labels
+                .and_then(|labels| labels.get(*key))
+                .is_some_and(|v| v == value),
+            "no label {key}: {value}"
+        );
+        ensure!(
+            finalizers.iter().any(|name| name == finalizer),
+            "its finalizers are {finalizers:?}"
+        );
         Ok(secret)
     }
 
@@ -572,7 +802,10 @@ fn credentials(version: u32) -> String {
 
 /// A Secret as the other tool sends it, each time.
 fn synced_by_kubed() -> Secret {
-    let label = ("kubed.appscode.com/origin.namespace".to_owned(), "kubesphere-devops-system".to_owned());
+    let label = (
+        "kubed.appscode.com/origin.namespace".to_owned(),
+        "kubesphere-devops-system".to_owned(),
+    );
     Secret {
         metadata: ObjectMeta {
             name: Some("credential".to_owned()),
@@ -590,7 +823,9 @@ fn condition(conditions: &[Condition], type_: &str, status: &str) -> Result<Stri
     match conditions.iter().find(|condition| condition.type_ == type_) {
         Some(condition) if condition.status == status => Ok(condition.message.clone()),
         _ => {
-            let seen = conditions.iter().map(|c| format!("{}={} ({}: {})", c.type_, c.status, c.reason, c.message));
+            let seen = conditions
+                .iter()
+                .map(|c| format!("{}={} ({}: {})", c.type_, c.status, c.reason, c.message));
             bail!("conditions: {}", seen.collect::<Vec<_>>().join("; "))
         }
     }
@@ -598,7 +833,11 @@ fn condition(conditions: &[Condition], type_: &str, status: &str) -> Result<Stri
 
 /// resourceVersions of one server's store are one sequence over all kinds.
 fn revision(metadata: &ObjectMeta) -> Result<u64> {
-    Ok(metadata.resource_version.as_deref().context("it has no resourceVersion")?.parse()?)
+    Ok(metadata
+        .resource_version
+        .as_deref()
+        .context("it has no resourceVersion")?
+        .parse()?)
 }
 
 /// A duration, as people read it.
@@ -628,12 +867,22 @@ struct Story {
 impl Story {
     fn new() -> Self {
         let out = std::io::stdout();
-        let colours = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { out, colours, steps: 0, begun: Instant::now() }
+        let colours =
+            out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self {
+            out,
+            colours,
+            steps: 0,
+            begun: Instant::now(),
+        }
     }
 
     fn paint(&self, code: &str, text: impl Display) -> String {
-        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+        if self.colours {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_string()
+        }
     }
 
     fn chapter(&mut self, title: &str) -> Result<()> {
@@ -648,8 +897,16 @@ impl Story {
         let begun = Instant::now();
         let outcome = deed.await;
         let took = Took(begun.elapsed());
-        let verdict = if outcome.is_ok() { self.paint("32", "ok") } else { self.paint("31", "FAILED") };
-        writeln!(self.out, "{took:>width$}  {verdict}", width = WIDTH.saturating_sub(text.chars().count()))?;
+        let verdict = if outcome.is_ok() {
+            self.paint("32", "ok")
+        } else {
+            self.paint("31", "FAILED")
+        };
+        writeln!(
+            self.out,
+            "{took:>width$}  {verdict}",
+            width = WIDTH.saturating_sub(text.chars().count())
+        )?;
         self.steps += 1;
         outcome.with_context(|| format!("this did not hold: {text}"))
     }
@@ -676,7 +933,9 @@ impl Story {
 
     fn invite(&mut self, control_plane: &ControlPlane, rule: &Path) -> Result<()> {
         let (kubeconfig, rule) = (control_plane.kubeconfig().display(), rule.display());
-        let kubectl = control_plane.kubectl().map_or_else(|_| PathBuf::from("kubectl"), |it| it.get_program().into());
+        let kubectl = control_plane
+            .kubectl()
+            .map_or_else(|_| PathBuf::from("kubectl"), |it| it.get_program().into());
         let kubectl = kubectl.display();
         self.chapter("It keeps running until Ctrl-C. To try it, in another terminal:")?;
         Ok(write!(

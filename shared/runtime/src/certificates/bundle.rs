@@ -2,8 +2,9 @@
 //!
 //! # How a CA is replaced without anybody noticing
 //!
-//! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations, and see a new bundle a
-//! moment after it is published. So a CA is replaced in three steps, with the overlap time between them:
+//! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations, and see
+//! a new bundle a moment after it is published. So a CA is replaced in three steps, with the
+//! overlap time between them:
 //!
 //! | step | trusted (`caBundle`) | served certificate is signed by |
 //! | --- | --- | --- |
@@ -12,10 +13,11 @@
 //! | promote | A, B | B |
 //! | finish | B | B |
 //!
-//! Whoever still has the bundle of the step before can verify what is served now, and whoever has the bundle of now can
-//! verify a replica that still serves the certificate of the step before. The state is the bundle itself: a CA that
-//! waits is one that was introduced when it was issued, a CA that retires does so since the serving certificate was
-//! issued. So there is no second record that could disagree, and any replica can take the next step.
+//! Whoever still has the bundle of the step before can verify what is served now, and whoever has
+//! the bundle of now can verify a replica that still serves the certificate of the step before. The
+//! state is the bundle itself: a CA that waits is one that was introduced when it was issued, a CA
+//! that retires does so since the serving certificate was issued. So there is no second record that
+//! could disagree, and any replica can take the next step.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -37,7 +39,15 @@ pub(super) mod key {
     pub(in crate::certificates) const NEXT_CA: &str = "next-ca.crt";
     pub(in crate::certificates) const NEXT_CA_KEY: &str = "next-ca.key";
     pub(in crate::certificates) const OLD_CA: &str = "old-ca.crt";
-    pub(in crate::certificates) const ALL: [&str; 7] = [SERVING, SERVING_KEY, CA, CA_KEY, NEXT_CA, NEXT_CA_KEY, OLD_CA];
+    pub(in crate::certificates) const ALL: [&str; 7] = [
+        SERVING,
+        SERVING_KEY,
+        CA,
+        CA_KEY,
+        NEXT_CA,
+        NEXT_CA_KEY,
+        OLD_CA,
+    ];
 }
 
 /// Where the replacement of the CA stands.
@@ -69,8 +79,8 @@ pub enum Renewal {
     },
     /// A new serving certificate from the same CA, for exactly the wanted names.
     RenewServing,
-    /// A new serving certificate for the wanted names and those it has. Replicas with different flags would otherwise
-    /// undo each other's.
+    /// A new serving certificate for the wanted names and those it has. Replicas with different
+    /// flags would otherwise undo each other's.
     AddNames,
     /// A next CA is issued and trusted.
     IntroduceCa,
@@ -84,10 +94,18 @@ pub enum Renewal {
 
 impl Bundle {
     /// A new CA, and a serving certificate for `names` signed by it.
-    pub fn issue(names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Result<Self, CertificateError> {
+    pub fn issue(
+        names: &ServingNames,
+        lifetimes: &Lifetimes,
+        now: Timestamp,
+    ) -> Result<Self, CertificateError> {
         let ca = issue_ca(lifetimes, now)?;
         let serving = issue_serving(&ca, names, lifetimes, now)?;
-        Ok(Self { ca, serving, overlap: Overlap::None })
+        Ok(Self {
+            ca,
+            serving,
+            overlap: Overlap::None,
+        })
     }
 
     /// The CA that signs.
@@ -113,7 +131,11 @@ impl Bundle {
     /// What a server needs of it.
     pub fn material(&self) -> Result<ServingMaterial, TlsError> {
         let certified_key = Arc::new(self.serving.certified_key()?);
-        Ok(ServingMaterial { certified_key, ca_bundle: Some(self.ca_bundle()), not_after: self.serving.not_after() })
+        Ok(ServingMaterial {
+            certified_key,
+            ca_bundle: Some(self.ca_bundle()),
+            not_after: self.serving.not_after(),
+        })
     }
 
     /// What is due at `now`, for whoever wants to serve `names`.
@@ -123,10 +145,14 @@ impl Bundle {
         let step = match &self.overlap {
             Overlap::None => (Renewal::IntroduceCa, ca.due()),
             // The overlap can't outlast the CA that it replaces.
-            Overlap::Introduced(next) => {
-                (Renewal::PromoteCa, next.facts.issued.saturating_add(overlap).min(ca.not_after))
-            }
-            Overlap::Retiring(_) => (Renewal::FinishOverlap, serving.issued.saturating_add(overlap)),
+            Overlap::Introduced(next) => (
+                Renewal::PromoteCa,
+                next.facts.issued.saturating_add(overlap).min(ca.not_after),
+            ),
+            Overlap::Retiring(_) => (
+                Renewal::FinishOverlap,
+                serving.issued.saturating_add(overlap),
+            ),
         };
         let expired = match &self.overlap {
             Overlap::Introduced(next) => next.facts.not_after,
@@ -147,7 +173,9 @@ impl Bundle {
         if now >= step.1 {
             return step.0;
         }
-        Renewal::Keep { until: timestamp(step.1.min(serving.due())) }
+        Renewal::Keep {
+            until: timestamp(step.1.min(serving.due())),
+        }
     }
 
     /// The bundle after that step.
@@ -158,22 +186,35 @@ impl Bundle {
         lifetimes: &Lifetimes,
         now: Timestamp,
     ) -> Result<Self, CertificateError> {
-        let serving = |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
+        let serving =
+            |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
         let this = self.clone();
         Ok(match (step, &self.overlap) {
             (Renewal::Keep { .. }, _) => this,
-            (Renewal::RenewServing, _) => Self { serving: serving(&self.ca, names)?, ..this },
+            (Renewal::RenewServing, _) => Self {
+                serving: serving(&self.ca, names)?,
+                ..this
+            },
             (Renewal::AddNames, _) => {
                 let names = names.and(&ServingNames(self.serving.facts.names.clone()));
-                Self { serving: serving(&self.ca, &names)?, ..this }
+                Self {
+                    serving: serving(&self.ca, &names)?,
+                    ..this
+                }
             }
-            (Renewal::IntroduceCa, _) => Self { overlap: Overlap::Introduced(issue_ca(lifetimes, now)?), ..this },
+            (Renewal::IntroduceCa, _) => Self {
+                overlap: Overlap::Introduced(issue_ca(lifetimes, now)?),
+                ..this
+            },
             (Renewal::PromoteCa, Overlap::Introduced(next)) => Self {
                 serving: serving(next, names)?,
                 ca: next.clone(),
                 overlap: Overlap::Retiring(self.ca.certificate.clone()),
             },
-            (Renewal::FinishOverlap, _) => Self { overlap: Overlap::None, ..this },
+            (Renewal::FinishOverlap, _) => Self {
+                overlap: Overlap::None,
+                ..this
+            },
             (Renewal::Reissue | Renewal::PromoteCa, _) => Self::issue(names, lifetimes, now)?,
         })
     }
@@ -181,10 +222,14 @@ impl Bundle {
     /// Reads it from a Secret's data.
     pub fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
         let text = |name: &'static str| {
-            let bytes = data.get(name).filter(|bytes| !bytes.0.is_empty()).ok_or(CertificateError::Missing(name))?;
+            let bytes = data
+                .get(name)
+                .filter(|bytes| !bytes.0.is_empty())
+                .ok_or(CertificateError::Missing(name))?;
             String::from_utf8(bytes.0.clone()).map_err(|_| CertificateError::Unreadable(name))
         };
-        let credential = |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
+        let credential =
+            |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
         let overlap = if data.contains_key(key::NEXT_CA) {
             Overlap::Introduced(credential(key::NEXT_CA, key::NEXT_CA_KEY)?)
         } else if data.contains_key(key::OLD_CA) {
@@ -196,13 +241,19 @@ impl Bundle {
         };
         let ca = credential(key::CA, key::CA_KEY)?;
         let serving = credential(key::SERVING, key::SERVING_KEY)?;
-        Ok(Self { ca, serving, overlap })
+        Ok(Self {
+            ca,
+            serving,
+            overlap,
+        })
     }
 
     /// Writes it to a Secret's data; keys that aren't the bundle's stay.
     pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
         data.retain(|name, _| !key::ALL.contains(&name.as_str()));
-        let mut put = |name: &str, text: &str| data.insert(name.to_owned(), ByteString(text.as_bytes().to_vec()));
+        let mut put = |name: &str, text: &str| {
+            data.insert(name.to_owned(), ByteString(text.as_bytes().to_vec()))
+        };
         put(key::CA, &self.ca.certificate);
         put(key::CA_KEY, self.ca.key.expose());
         put(key::SERVING, &self.serving.certificate);

@@ -1,11 +1,13 @@
-//! Who may call: whoever shows a certificate of a CA in a file, as API servers do that have one for this webhook.
+//! Who may call: whoever shows a certificate of a CA in a file, as API servers do that have one for
+//! this webhook.
 //!
 //! The file is read again and again, like the mounted certificate, and for the same reason.
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    SignatureScheme,
     client::danger::HandshakeSignatureValid,
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, UnixTime, pem::PemObject},
@@ -19,7 +21,8 @@ use tracing::{info, warn};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Everybody, unless there is a file. It is read until nobody asks any more; what can't be used changes nothing and is warned of once.
+/// Everybody, unless there is a file. It is read until nobody asks any more; what can't be used
+/// changes nothing and is warned of once.
 pub fn start(file: Option<PathBuf>) -> Arc<dyn ClientCertVerifier> {
     match file {
         Some(file) => Arc::new(Callers::start(file)),
@@ -55,7 +58,10 @@ impl Callers {
                 sleep(PERIOD).await;
             }
         });
-        Self { cas, provider: ring::default_provider() }
+        Self {
+            cas,
+            provider: ring::default_provider(),
+        }
     }
 }
 
@@ -72,7 +78,8 @@ fn verifier(pem: &Result<Vec<u8>, io::ErrorKind>) -> Result<Arc<dyn ClientCertVe
 }
 
 impl ClientCertVerifier for Callers {
-    /// Clients choose their certificate by it. Who has several knows which one this webhook is to get.
+    /// Clients choose their certificate by it. Who has several knows which one this webhook is to
+    /// get.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -84,7 +91,8 @@ impl ClientCertVerifier for Callers {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verifier = self.cas.borrow().clone();
-        let verifier = verifier.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let verifier =
+            verifier.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         verifier.verify_client_cert(certificate, intermediates, now)
     }
 
@@ -94,7 +102,12 @@ impl ClientCertVerifier for Callers {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -103,11 +116,18 @@ impl ClientCertVerifier for Callers {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -120,7 +140,10 @@ impl fmt::Debug for Callers {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa,
+        KeyPair,
+    };
 
     use super::*;
 
@@ -135,7 +158,11 @@ mod tests {
     fn of(ca: &Ca, usage: ExtendedKeyUsagePurpose) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         params.extended_key_usages = vec![usage];
-        params.signed_by(&KeyPair::generate().unwrap(), ca).unwrap().der().clone()
+        params
+            .signed_by(&KeyPair::generate().unwrap(), ca)
+            .unwrap()
+            .der()
+            .clone()
     }
 
     #[tokio::test(start_paused = true)]
@@ -144,8 +171,11 @@ mod tests {
         let client = |ca| of(ca, ExtendedKeyUsagePurpose::ClientAuth);
         let file = tempfile::NamedTempFile::new().unwrap();
         let callers = Callers::start(file.path().to_owned());
-        let lets_in =
-            |certificate: &CertificateDer<'_>| callers.verify_client_cert(certificate, &[], UnixTime::now()).is_ok();
+        let lets_in = |certificate: &CertificateDer<'_>| {
+            callers
+                .verify_client_cert(certificate, &[], UnixTime::now())
+                .is_ok()
+        };
         assert!(callers.client_auth_mandatory());
         let mut cas = callers.cas.clone();
         assert!(!lets_in(&client(&one)), "there is no CA yet");

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
 use jiff::Timestamp;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose,
 };
 use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
@@ -58,11 +58,19 @@ impl Credential {
         timestamp(self.facts.not_after)
     }
 
-    pub(super) fn parse(certificate: String, key: String, what: &'static str) -> Result<Self, CertificateError> {
+    pub(super) fn parse(
+        certificate: String,
+        key: String,
+        what: &'static str,
+    ) -> Result<Self, CertificateError> {
         tls::certified_key(certificate.as_bytes(), key.as_bytes())
             .map_err(|error| CertificateError::Unusable(what, error))?;
         let facts = Facts::parse(&certificate).ok_or(CertificateError::Unreadable(what))?;
-        Ok(Self { certificate, key: PrivateKeyPem(key), facts })
+        Ok(Self {
+            certificate,
+            key: PrivateKeyPem(key),
+            facts,
+        })
     }
 
     pub(super) fn certified_key(&self) -> Result<CertifiedKey, TlsError> {
@@ -70,7 +78,8 @@ impl Credential {
     }
 }
 
-/// What a certificate says of itself. Times are in seconds of the Unix epoch, as exact as certificates are.
+/// What a certificate says of itself. Times are in seconds of the Unix epoch, as exact as
+/// certificates are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) issued: i64,
@@ -116,18 +125,26 @@ impl Facts {
 }
 
 fn names(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
-    let Ok(Some(extension)) = certificate.subject_alternative_name() else { return BTreeSet::new() };
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else {
+        return BTreeSet::new();
+    };
     let name = |name: &GeneralName<'_>| match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
         GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
         _ => None,
     };
-    extension.value.general_names.iter().filter_map(name).collect()
+    extension
+        .value
+        .general_names
+        .iter()
+        .filter_map(name)
+        .collect()
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }
 
 /// When a certificate in PEM expires.
@@ -135,13 +152,17 @@ pub(super) fn not_after(pem: &str) -> Option<Timestamp> {
     Facts::parse(pem).map(|facts| timestamp(facts.not_after))
 }
 
-pub(super) fn issue_ca(lifetimes: &Lifetimes, now: Timestamp) -> Result<Credential, CertificateError> {
+pub(super) fn issue_ca(
+    lifetimes: &Lifetimes,
+    now: Timestamp,
+) -> Result<Credential, CertificateError> {
     let mut params = CertificateParams::default();
     // Not the same name twice, so that nobody takes the old one for the new one's issuer.
     params.distinguished_name = common_name(&format!("mimeo-ca@{}", now.as_second()));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    (params.not_before, params.not_after) = validity(now.as_second(), seconds(lifetimes.ca), i64::MAX);
+    (params.not_before, params.not_after) =
+        validity(now.as_second(), seconds(lifetimes.ca), i64::MAX);
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?.pem();
     Credential::parse(certificate, key.serialize_pem(), key::CA)
@@ -158,7 +179,11 @@ pub(super) fn issue_serving(
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    (params.not_before, params.not_after) = validity(now.as_second(), seconds(lifetimes.serving), ca.facts.not_after);
+    (params.not_before, params.not_after) = validity(
+        now.as_second(),
+        seconds(lifetimes.serving),
+        ca.facts.not_after,
+    );
     let issuer = Issuer::from_ca_cert_pem(&ca.certificate, KeyPair::from_pem(&ca.key.0)?)?;
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?.pem();
@@ -174,9 +199,13 @@ fn common_name(name: &str) -> DistinguishedName {
 fn validity(now: i64, length: i64, latest: i64) -> (OffsetDateTime, OffsetDateTime) {
     // The year 9999 is the last one that certificates know; the library's own range ends there too.
     let time = |second: i64| {
-        OffsetDateTime::from_unix_timestamp(second.clamp(0, 253_402_300_799)).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+        OffsetDateTime::from_unix_timestamp(second.clamp(0, 253_402_300_799))
+            .unwrap_or(OffsetDateTime::UNIX_EPOCH)
     };
-    (time(now.saturating_sub(BACKDATED)), time(now.saturating_add(length).min(latest)))
+    (
+        time(now.saturating_sub(BACKDATED)),
+        time(now.saturating_add(length).min(latest)),
+    )
 }
 
 pub(super) fn seconds(duration: Duration) -> i64 {

@@ -1,11 +1,13 @@
 //! The certificate in a Secret of the cluster, shared by all replicas.
 //!
-//! Whoever is first creates it; every later write carries the resourceVersion it was decided on, and whoever comes
-//! second reads what the first one wrote. Replicas learn of a change by a watch on that one name, so all swap within
-//! moments, and an unchanged Secret costs nothing but that watch. A replica that stops writes nothing more: a Secret that is deleted
-//! while it finishes its work is to stay deleted, for a key that somebody has read is replaced that way.
+//! Whoever is first creates it; every later write carries the resourceVersion it was decided on,
+//! and whoever comes second reads what the first one wrote. Replicas learn of a change by a watch
+//! on that one name, so all swap within moments, and an unchanged Secret costs nothing but that
+//! watch. A replica that stops writes nothing more: a Secret that is deleted while it finishes its
+//! work is to stay deleted, for a key that somebody has read is replaced that way.
 //!
-//! Needs, in its namespace: `create` on Secrets, and `get`, `list`, `watch`, `update` on the one name.
+//! Needs, in its namespace: `create` on Secrets, and `get`, `list`, `watch`, `update` on the one
+//! name.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -21,21 +23,24 @@ use tracing::{error, info};
 use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
 use crate::{
     backoff::Backoff,
-    client::{Clients, Fault, status, within},
+    client::Clients,
+    fault::{Fault, status, within},
     follow::Follower,
     shutdown::Shutdown,
     tls::TlsError,
 };
 
-/// Not the value that copies have: whoever lists those by their label must not find this Secret among them.
+/// Not the value that copies have: whoever lists those by their label must not find this Secret
+/// among them.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "mimeo-webhook");
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-/// The clock is looked at again at least this often: sleeping counts no time in which the machine is suspended.
+/// The clock is looked at again at least this often: sleeping counts no time in which the machine
+/// is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_hours(1);
 const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Keeps the Secret due and its material published, until nobody receives it any more, or until the shutdown: what was received last
-/// stays then.
+/// Keeps the Secret due and its material published, until nobody receives it any more, or until the
+/// shutdown: what was received last stays then.
 pub fn start(
     clients: &Clients,
     namespace: &str,
@@ -90,12 +95,17 @@ struct Keeper {
     name: String,
     names: ServingNames,
     lifetimes: Lifetimes,
-    /// The last good one: a Secret that was deleted comes back as it was, so that nobody has to learn another CA.
+    /// The last good one: a Secret that was deleted comes back as it was, so that nobody has to
+    /// learn another CA.
     known: Option<Bundle>,
 }
 
 impl Keeper {
-    async fn keep(mut self, mut follower: Follower<Secret>, publish: &watch::Sender<Option<Arc<ServingMaterial>>>) {
+    async fn keep(
+        mut self,
+        mut follower: Follower<Secret>,
+        publish: &watch::Sender<Option<Arc<ServingMaterial>>>,
+    ) {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
         let mut seen = follower.next().await;
         loop {
@@ -128,14 +138,23 @@ impl Keeper {
         let mut secret = seen;
         loop {
             match self.plan(secret.as_ref(), Timestamp::now())? {
-                Plan::Keep(bundle, until) => return Ok(Settled { secret, bundle, until }),
+                Plan::Keep(bundle, until) => {
+                    return Ok(Settled {
+                        secret,
+                        bundle,
+                        until,
+                    });
+                }
                 Plan::Write(bundle, step) => secret = self.write(secret, &bundle, step).await?,
             }
         }
     }
 
     fn plan(&self, secret: Option<&Secret>, now: Timestamp) -> Result<Plan, KeepError> {
-        let read = match secret.and_then(|secret| secret.data.as_ref()).filter(|data| !data.is_empty()) {
+        let read = match secret
+            .and_then(|secret| secret.data.as_ref())
+            .filter(|data| !data.is_empty())
+        {
             None => None,
             Some(data) => match Bundle::from_data(data) {
                 Ok(bundle) => Some(bundle),
@@ -155,28 +174,40 @@ impl Keeper {
         match bundle.renewal(&self.names, &self.lifetimes, now) {
             Renewal::Keep { until } => Ok(Plan::Keep(bundle, until)),
             step => {
-                let next = bundle.renewed(step, &self.names, &self.lifetimes, now).map_err(KeepError::Renew)?;
+                let next = bundle
+                    .renewed(step, &self.names, &self.lifetimes, now)
+                    .map_err(KeepError::Renew)?;
                 Ok(Plan::Write(next, step))
             }
         }
     }
 
     /// Writes the bundle; if somebody else was faster, what they wrote is returned instead.
-    async fn write(&self, secret: Option<Secret>, bundle: &Bundle, step: Renewal) -> Result<Option<Secret>, KeepError> {
+    async fn write(
+        &self,
+        secret: Option<Secret>,
+        bundle: &Bundle,
+        step: Renewal,
+    ) -> Result<Option<Secret>, KeepError> {
         let new = secret.is_none();
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
         let params = PostParams::default();
         let written = if new {
             within(REQUEST_DEADLINE, self.api.create(&params, &body)).await
         } else {
-            within(REQUEST_DEADLINE, self.api.replace(&self.name, &params, &body)).await
+            within(
+                REQUEST_DEADLINE,
+                self.api.replace(&self.name, &params, &body),
+            )
+            .await
         };
         match written {
             Ok(secret) => {
                 info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
-            // It is there already or has changed; or it is gone (while 404 to a create is about the namespace).
+            // It is there already or has changed; or it is gone (while 404 to a create is about the
+            // namespace).
             Err(error) if status(&error) == Some(409) || (!new && status(&error) == Some(404)) => {
                 let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
                 read.map_err(|error| KeepError::Read(Box::new(error)))
@@ -187,7 +218,10 @@ impl Keeper {
 
     fn empty(&self) -> Secret {
         Secret {
-            metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            },
             type_: Some("kubernetes.io/tls".to_owned()),
             ..Secret::default()
         }
@@ -201,12 +235,17 @@ struct Settled {
 }
 
 fn is_ours(secret: &Secret) -> bool {
-    secret.labels().get(MANAGED_BY.0).is_some_and(|value| value == MANAGED_BY.1)
+    secret
+        .labels()
+        .get(MANAGED_BY.0)
+        .is_some_and(|value| value == MANAGED_BY.1)
 }
 
 /// Everything else of the Secret stays, its resourceVersion first of all.
 fn with_bundle(mut secret: Secret, bundle: &Bundle) -> Secret {
-    secret.labels_mut().insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+    secret
+        .labels_mut()
+        .insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
     let data: &mut BTreeMap<String, ByteString> = secret.data.get_or_insert_default();
     bundle.write_to(data);
     secret
@@ -214,7 +253,9 @@ fn with_bundle(mut secret: Secret, bundle: &Bundle) -> Secret {
 
 fn until(time: Timestamp) -> Duration {
     let left: SignedDuration = time.duration_since(Timestamp::now());
-    Duration::try_from(left).unwrap_or_default().clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
+    Duration::try_from(left)
+        .unwrap_or_default()
+        .clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
 }
 
 #[cfg(test)]
@@ -224,7 +265,9 @@ mod tests {
     fn keeper(known: Option<Bundle>) -> Keeper {
         crate::tls::install_provider();
         let service = tower::service_fn(async |_: http::Request<kube::client::Body>| {
-            Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(std::io::ErrorKind::NotConnected))
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
+                std::io::ErrorKind::NotConnected,
+            ))
         });
         Keeper {
             api: Api::namespaced(kube::Client::new(service, "here"), "here"),
@@ -236,15 +279,24 @@ mod tests {
     }
 
     fn bundle(now: Timestamp) -> Bundle {
-        Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), now).expect("a bundle")
+        Bundle::issue(
+            &ServingNames::new(["localhost"]),
+            &Lifetimes::default(),
+            now,
+        )
+        .expect("a bundle")
     }
 
     fn secret(label: bool, data: &[(&str, &str)]) -> Secret {
         let mut secret = Secret::default();
         if label {
-            secret.labels_mut().insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+            secret
+                .labels_mut()
+                .insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
         }
-        let data = data.iter().map(|(name, value)| ((*name).to_owned(), ByteString(value.as_bytes().to_vec())));
+        let data = data
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), ByteString(value.as_bytes().to_vec())));
         secret.data = Some(data.collect());
         secret
     }
@@ -255,16 +307,40 @@ mod tests {
         let issued = bundle(now);
         let good = with_bundle(Secret::default(), &issued);
         let fresh = keeper(None);
-        assert!(matches!(fresh.plan(None, now), Ok(Plan::Write(_, Renewal::Reissue))));
-        assert!(matches!(fresh.plan(Some(&secret(false, &[])), now), Ok(Plan::Write(..))), "an empty one is filled");
-        assert!(matches!(fresh.plan(Some(&secret(true, &[("tls.crt", "?")])), now), Ok(Plan::Write(..))));
+        assert!(matches!(
+            fresh.plan(None, now),
+            Ok(Plan::Write(_, Renewal::Reissue))
+        ));
+        assert!(
+            matches!(
+                fresh.plan(Some(&secret(false, &[])), now),
+                Ok(Plan::Write(..))
+            ),
+            "an empty one is filled"
+        );
+        assert!(matches!(
+            fresh.plan(Some(&secret(true, &[("tls.crt", "?")])), now),
+            Ok(Plan::Write(..))
+        ));
         let foreign = fresh.plan(Some(&secret(false, &[("tls.crt", "?")])), now);
-        assert!(matches!(foreign, Err(KeepError::Foreign(_))), "somebody else's is left alone");
-        assert!(matches!(fresh.plan(Some(&good), now), Ok(Plan::Keep(bundle, _)) if bundle == issued));
+        assert!(
+            matches!(foreign, Err(KeepError::Foreign(_))),
+            "somebody else's is left alone"
+        );
+        assert!(
+            matches!(fresh.plan(Some(&good), now), Ok(Plan::Keep(bundle, _)) if bundle == issued)
+        );
         let due = now + SignedDuration::from_hours(61 * 24);
-        assert!(matches!(fresh.plan(Some(&good), due), Ok(Plan::Write(_, Renewal::RenewServing))));
+        assert!(matches!(
+            fresh.plan(Some(&good), due),
+            Ok(Plan::Write(_, Renewal::RenewServing))
+        ));
         let known = keeper(Some(issued.clone()));
-        assert_eq!(known.plan(None, now).expect("a plan"), Plan::Write(issued, Renewal::Reissue), "back as it was");
+        assert_eq!(
+            known.plan(None, now).expect("a plan"),
+            Plan::Write(issued, Renewal::Reissue),
+            "back as it was"
+        );
     }
 
     #[test]

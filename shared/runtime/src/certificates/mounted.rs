@@ -1,10 +1,12 @@
 //! The certificate from mounted files, as cert-manager's Secret in a volume.
 //!
-//! Compares contents on a short period: kubelet swaps a symbolic link two levels above the files, which watching the
-//! files would miss, and what watching the folders would catch depends on the file system.
+//! Compares contents on a short period: kubelet swaps a symbolic link two levels above the files,
+//! which watching the files would miss, and what watching the folders would catch depends on the
+//! file system.
 //!
-//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA, and some of the present one,
-//! and all share one `caBundle`: so whoever has seen a new CA goes on trusting the former one for a while.
+//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA,
+//! and some of the present one, and all share one `caBundle`: so whoever has seen a new CA goes on
+//! trusting the former one for a while.
 
 use std::{
     io,
@@ -25,14 +27,21 @@ use crate::tls::{self, TlsError};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Reads `tls.crt`, `tls.key` and, if it is there, `ca.crt` from the folder, again and again until nobody receives any
-/// more. What can't be used (half written, say) changes nothing and is warned of once. A former CA stays in the bundle for
-/// `overlap`.
+/// Reads `tls.crt`, `tls.key` and, if it is there, `ca.crt` from the folder, again and again until
+/// nobody receives any more. What can't be used (half written, say) changes nothing and is warned
+/// of once. A former CA stays in the bundle for `overlap`.
 pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
-        let mut folder = Folder { path: folder, last: None };
-        let mut trusted = Trusted { overlap, present: Vec::new(), former: Vec::new() };
+        let mut folder = Folder {
+            path: folder,
+            last: None,
+        };
+        let mut trusted = Trusted {
+            overlap,
+            present: Vec::new(),
+            former: Vec::new(),
+        };
         let mut current = None;
         while !publish.is_closed() {
             match folder.changed().await {
@@ -47,8 +56,16 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
                 }
             }
             if let Some(material) = current.clone() {
-                let ca_bundle = material.ca_bundle.map(|ca| trusted.bundle(&ca, Instant::now()));
-                offer(&publish, ServingMaterial { ca_bundle, ..material });
+                let ca_bundle = material
+                    .ca_bundle
+                    .map(|ca| trusted.bundle(&ca, Instant::now()));
+                offer(
+                    &publish,
+                    ServingMaterial {
+                        ca_bundle,
+                        ..material
+                    },
+                );
             }
             sleep(PERIOD).await;
         }
@@ -67,14 +84,23 @@ struct Trusted {
 impl Trusted {
     /// All that are to be trusted now that the folder has `ca`, which comes first.
     fn bundle(&mut self, ca: &str, now: Instant) -> String {
-        let certificates = ca.split_inclusive(END).map(|pem| pem.trim().to_owned()).filter(|pem| pem.ends_with(END));
+        let certificates = ca
+            .split_inclusive(END)
+            .map(|pem| pem.trim().to_owned())
+            .filter(|pem| pem.ends_with(END));
         let before = std::mem::replace(&mut self.present, certificates.collect());
         let present = &self.present;
         self.former.retain(|(pem, _)| !before.contains(pem));
-        self.former.extend(before.into_iter().map(|pem| (pem, now + self.overlap)));
-        self.former.retain(|(pem, until)| !present.contains(pem) && *until > now);
+        self.former
+            .extend(before.into_iter().map(|pem| (pem, now + self.overlap)));
+        self.former
+            .retain(|(pem, until)| !present.contains(pem) && *until > now);
         let former = self.former.iter().map(|(pem, _)| pem);
-        present.iter().chain(former).flat_map(|pem| [&**pem, "\n"]).collect()
+        present
+            .iter()
+            .chain(former)
+            .flat_map(|pem| [&**pem, "\n"])
+            .collect()
     }
 }
 
@@ -110,7 +136,10 @@ impl Folder {
         let seen = read(&self.path).await;
         let (last, outcome) = match seen {
             Ok(contents) => (Ok(contents), None),
-            Err((name, error)) => (Err((name, error.kind())), Some(MountedError::Read(name, error))),
+            Err((name, error)) => (
+                Err((name, error.kind())),
+                Some(MountedError::Read(name, error)),
+            ),
         };
         if self.last.as_ref() == Some(&last) {
             return Ok(None);
@@ -127,8 +156,16 @@ impl Folder {
 impl Contents {
     fn material(&self) -> Result<ServingMaterial, MountedError> {
         let certified_key = Arc::new(tls::certified_key(&self.certificate, &self.key)?);
-        let ca_bundle = self.ca.as_deref().map(|ca| certificates(ca, "ca.crt")).transpose()?;
-        Ok(ServingMaterial { certified_key, ca_bundle, not_after: expiry(&self.certificate)? })
+        let ca_bundle = self
+            .ca
+            .as_deref()
+            .map(|ca| certificates(ca, "ca.crt"))
+            .transpose()?;
+        Ok(ServingMaterial {
+            certified_key,
+            ca_bundle,
+            not_after: expiry(&self.certificate)?,
+        })
     }
 }
 
@@ -139,18 +176,29 @@ fn certificates(pem: &[u8], name: &'static str) -> Result<String, MountedError> 
 }
 
 fn expiry(pem: &[u8]) -> Result<Timestamp, MountedError> {
-    str::from_utf8(pem).ok().and_then(not_after).ok_or(MountedError::Unreadable("tls.crt"))
+    str::from_utf8(pem)
+        .ok()
+        .and_then(not_after)
+        .ok_or(MountedError::Unreadable("tls.crt"))
 }
 
 async fn read(folder: &Path) -> Result<Contents, (&'static str, io::Error)> {
-    let file = async |name: &'static str| tokio::fs::read(folder.join(name)).await.map_err(|error| (name, error));
+    let file = async |name: &'static str| {
+        tokio::fs::read(folder.join(name))
+            .await
+            .map_err(|error| (name, error))
+    };
     let ca = match file("ca.crt").await {
         // cert-manager leaves it empty where the issuer doesn't tell.
         Ok(ca) => Some(ca).filter(|ca| !ca.is_empty()),
         Err((_, error)) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    Ok(Contents { certificate: file("tls.crt").await?, key: file("tls.key").await?, ca })
+    Ok(Contents {
+        certificate: file("tls.crt").await?,
+        key: file("tls.key").await?,
+        ca,
+    })
 }
 
 #[cfg(test)]
@@ -161,7 +209,12 @@ mod tests {
     use crate::certificates::{Bundle, Lifetimes, ServingNames};
 
     fn bundle() -> Bundle {
-        Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), Timestamp::now()).expect("a bundle")
+        Bundle::issue(
+            &ServingNames::new(["localhost"]),
+            &Lifetimes::default(),
+            Timestamp::now(),
+        )
+        .expect("a bundle")
     }
 
     fn write(folder: &Path, bundle: &Bundle) {
@@ -178,7 +231,10 @@ mod tests {
         write(&root.path().join("1"), &one);
         write(&root.path().join("2"), &two);
         symlink("1", root.path().join("data")).expect("a link");
-        let mut folder = Folder { path: root.path().join("data"), last: None };
+        let mut folder = Folder {
+            path: root.path().join("data"),
+            last: None,
+        };
         let first = folder.changed().await.expect("usable").expect("new");
         assert_eq!(first.ca_bundle, Some(one.ca_bundle()));
         assert!(folder.changed().await.expect("usable").is_none());
@@ -193,32 +249,59 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_former_ca_stays_trusted_for_the_overlap() {
         let start = Instant::now();
-        let mut trusted = Trusted { overlap: Duration::from_mins(10), present: Vec::new(), former: Vec::new() };
+        let mut trusted = Trusted {
+            overlap: Duration::from_mins(10),
+            present: Vec::new(),
+            former: Vec::new(),
+        };
         let mut at = |minutes, names: &str| {
-            let ca: String =
-                names.split_terminator("").filter(|name| !name.is_empty()).flat_map(|name| [name, END, "\n"]).collect();
-            trusted.bundle(&ca, start + Duration::from_mins(minutes)).replace(&format!("{END}\n"), "")
+            let ca: String = names
+                .split_terminator("")
+                .filter(|name| !name.is_empty())
+                .flat_map(|name| [name, END, "\n"])
+                .collect();
+            trusted
+                .bundle(&ca, start + Duration::from_mins(minutes))
+                .replace(&format!("{END}\n"), "")
         };
         assert_eq!((at(0, "a"), at(1, "a")), ("a".to_owned(), "a".to_owned()));
-        assert_eq!((at(20, "b"), at(21, "b")), ("ba".to_owned(), "ba".to_owned()));
+        assert_eq!(
+            (at(20, "b"), at(21, "b")),
+            ("ba".to_owned(), "ba".to_owned())
+        );
         assert_eq!(at(25, "a"), "ab", "changed back");
         assert_eq!(at(26, "c"), "cba");
-        assert_eq!((at(35, "c"), at(37, "c")), ("ca".to_owned(), "c".to_owned()));
-        assert_eq!((at(50, "cd"), at(51, "d"), at(62, "d")), ("cd".to_owned(), "dc".to_owned(), "d".to_owned()));
+        assert_eq!(
+            (at(35, "c"), at(37, "c")),
+            ("ca".to_owned(), "c".to_owned())
+        );
+        assert_eq!(
+            (at(50, "cd"), at(51, "d"), at(62, "d")),
+            ("cd".to_owned(), "dc".to_owned(), "d".to_owned())
+        );
     }
 
     #[tokio::test]
     async fn a_half_written_pair_is_told_once_and_taken_when_whole() {
         let root = tempfile::tempdir().expect("a temporary folder");
         let (one, two) = (bundle(), bundle());
-        let mut folder = Folder { path: root.path().to_owned(), last: None };
-        assert!(matches!(folder.changed().await, Err(MountedError::Read("tls.crt", _))));
+        let mut folder = Folder {
+            path: root.path().to_owned(),
+            last: None,
+        };
+        assert!(matches!(
+            folder.changed().await,
+            Err(MountedError::Read("tls.crt", _))
+        ));
         assert!(folder.changed().await.expect("told before").is_none());
         write(root.path(), &one);
         folder.changed().await.expect("usable").expect("new");
 
         fs::write(root.path().join("tls.crt"), two.serving().certificate()).expect("written");
-        assert!(matches!(folder.changed().await, Err(MountedError::Unusable(_))));
+        assert!(matches!(
+            folder.changed().await,
+            Err(MountedError::Unusable(_))
+        ));
         assert!(folder.changed().await.expect("told before").is_none());
         write(root.path(), &two);
         folder.changed().await.expect("usable").expect("new");

@@ -1,5 +1,6 @@
-//! A certificate that nobody vouches for: made at start and kept in memory. It keeps tokens from being sent in the clear on ports
-//! whose clients are told not to verify it, and answers probes, which don't verify any, while there is no other.
+//! A certificate that nobody vouches for: made at start and kept in memory. It keeps tokens from
+//! being sent in the clear on ports whose clients are told not to verify it, and answers probes,
+//! which don't verify any, while there is no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,8 +34,8 @@ pub fn start() -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, Certific
     Ok(receiver)
 }
 
-/// One of these until there is what is wanted: probes are answered then, and who verifies certificates is not. From then on what is
-/// wanted alone.
+/// One of these until there is what is wanted: probes are answered then, and who verifies
+/// certificates is not. From then on what is wanted alone.
 ///
 /// # Errors
 /// When there is none.
@@ -58,8 +59,14 @@ pub fn until(
 }
 
 fn issue() -> Result<ServingMaterial, CertificateError> {
-    let bundle = Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), Timestamp::now())?;
-    bundle.material().map_err(|error| CertificateError::Unusable("tls.crt", error))
+    let bundle = Bundle::issue(
+        &ServingNames::new(["localhost"]),
+        &Lifetimes::default(),
+        Timestamp::now(),
+    )?;
+    bundle
+        .material()
+        .map_err(|error| CertificateError::Unusable("tls.crt", error))
 }
 
 #[cfg(test)]
@@ -70,7 +77,10 @@ mod tests {
     async fn it_stands_in_until_what_is_wanted_is_there() {
         let (give, wanted) = watch::channel(None);
         let mut material = until(wanted).expect("a certificate");
-        let own = material.borrow_and_update().clone().expect("there from the start");
+        let own = material
+            .borrow_and_update()
+            .clone()
+            .expect("there from the start");
         let given = Arc::new(issue().expect("another one"));
         give.send_replace(Some(given.clone()));
         material.changed().await.expect("it goes on");
@@ -81,9 +91,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_is_renewed_long_before_it_expires() {
         let mut material = start().expect("a certificate");
-        let first = material.borrow_and_update().clone().expect("there from the start");
+        let first = material
+            .borrow_and_update()
+            .clone()
+            .expect("there from the start");
         assert!(first.not_after > Timestamp::now() + jiff::Span::new().hours(24 * 60));
         material.changed().await.expect("it goes on");
-        assert!(!material.borrow().as_ref().expect("still there").is_same(&first));
+        assert!(
+            !material
+                .borrow()
+                .as_ref()
+                .expect("still there")
+                .is_same(&first)
+        );
     }
 }

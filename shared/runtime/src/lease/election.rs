@@ -22,8 +22,9 @@ use tracing::{info, warn};
 use super::{SeenLease, observe, whole_seconds};
 use crate::{
     backoff::Backoff,
-    client::{Clients, Fault, status, within},
+    client::Clients,
     duration,
+    fault::{Fault, status, within},
     follow::Follower,
 };
 
@@ -31,10 +32,12 @@ use crate::{
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Leader election")]
 pub struct LeaseArgs {
-    /// How long others wait after the last renewal they saw before they take over (as in 15s); counted in whole seconds
+    /// How long others wait after the last renewal they saw before they take over (as in 15s);
+    /// counted in whole seconds
     #[arg(long, env = "MIMEO_LEASE_DURATION", value_name = "DURATION", default_value = "15s", value_parser = duration::parse)]
     pub lease_duration: Duration,
-    /// How long the leader tries to renew before it gives up; must be less than the lease's duration (as in 10s)
+    /// How long the leader tries to renew before it gives up; must be less than the lease's
+    /// duration (as in 10s)
     #[arg(long, env = "MIMEO_LEASE_RENEW_DEADLINE", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub lease_renew_deadline: Duration,
     /// Time between renewals and between attempts; must be less than the renew deadline (as in 2s)
@@ -50,7 +53,8 @@ pub enum LeaseError {
     Timing,
 }
 
-/// A candidate for leadership; dropping it stops renewing, so others take over when the Lease expires.
+/// A candidate for leadership; dropping it stops renewing, so others take over when the Lease
+/// expires.
 ///
 /// Needs the verbs `create` on Leases, and `get`, `list`, `watch`, `update` on the one name.
 #[derive(Debug)]
@@ -62,7 +66,8 @@ pub struct Election {
 }
 
 impl Election {
-    /// Takes part in the election for the Lease `name`, as `holder`, which must be unique among the candidates.
+    /// Takes part in the election for the Lease `name`, as `holder`, which must be unique among the
+    /// candidates.
     pub fn start(
         clients: &Clients,
         namespace: &str,
@@ -70,7 +75,11 @@ impl Election {
         holder: &str,
         args: &LeaseArgs,
     ) -> Result<Self, LeaseError> {
-        let LeaseArgs { lease_duration, lease_renew_deadline, lease_retry_period } = args.clone();
+        let LeaseArgs {
+            lease_duration,
+            lease_renew_deadline,
+            lease_retry_period,
+        } = args.clone();
         if !(lease_duration > lease_renew_deadline
             && lease_renew_deadline > lease_retry_period
             && lease_retry_period > Duration::ZERO)
@@ -91,10 +100,16 @@ impl Election {
         let (publish, leading) = watch::channel(false);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(candidate.run(publish, stopped));
-        Ok(Self { leading, holder: seen, stop, task })
+        Ok(Self {
+            leading,
+            holder: seen,
+            stop,
+            task,
+        })
     }
 
-    /// Whether this replica leads: true from when the Lease was acquired until it was lost or released.
+    /// Whether this replica leads: true from when the Lease was acquired until it was lost or
+    /// released.
     pub fn leading(&self) -> watch::Receiver<bool> {
         self.leading.clone()
     }
@@ -109,19 +124,28 @@ impl Election {
         self.becomes(true).await;
     }
 
-    /// Returns when this replica doesn't lead (any more): whatever only the leader may do must stop. Cancel safe.
+    /// Returns when this replica doesn't lead (any more): whatever only the leader may do must
+    /// stop. Cancel safe.
     pub async fn lost(&self) {
         self.becomes(false).await;
     }
 
     async fn becomes(&self, wanted: bool) {
-        if self.leading.clone().wait_for(|leading| *leading == wanted).await.is_err() && wanted {
+        if self
+            .leading
+            .clone()
+            .wait_for(|leading| *leading == wanted)
+            .await
+            .is_err()
+            && wanted
+        {
             // The task ended, as it does only with the runtime: it will never lead.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Leaves the election. Call it when all that only the leader may do has stopped: a standby takes over at once.
+    /// Leaves the election. Call it when all that only the leader may do has stopped: a standby
+    /// takes over at once.
     pub async fn release(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
@@ -182,14 +206,23 @@ impl Candidate {
         let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
         loop {
-            self.holder.send_replace(observed.as_ref().and_then(SeenLease::holder).map(str::to_owned));
+            self.holder.send_replace(
+                observed
+                    .as_ref()
+                    .and_then(SeenLease::holder)
+                    .map(str::to_owned),
+            );
             let asked = Instant::now();
             let wake = match next_move(observed.as_ref(), &self.me, asked) {
                 Move::Wait(expiry) => expiry,
-                Move::Create | Move::Take => match self.hold(observed.as_ref().and_then(SeenLease::existing)).await {
+                Move::Create | Move::Take => match self
+                    .hold(observed.as_ref().and_then(SeenLease::existing))
+                    .await
+                {
                     Ok(lease) => return (lease, asked),
                     Err(Failure::Conflict) => {
-                        // The watch is about to say whose; but not that of a server that was restored from a backup.
+                        // The watch is about to say whose; but not that of a server that was
+                        // restored from a backup.
                         if let Ok(lease) = self.read().await {
                             observed = observe(observed, lease, Instant::now());
                         }
@@ -209,7 +242,12 @@ impl Candidate {
     }
 
     /// Renews until it is lost or told to stop.
-    async fn lead(&self, lease: &mut Lease, mut renewed: Instant, stop: &mut oneshot::Receiver<()>) -> End {
+    async fn lead(
+        &self,
+        lease: &mut Lease,
+        mut renewed: Instant,
+        stop: &mut oneshot::Receiver<()>,
+    ) -> End {
         loop {
             let deadline = renewed + self.renew_deadline;
             tokio::select! {
@@ -248,7 +286,9 @@ impl Candidate {
             }
         }
         // Others keep writing to it: as good as a failed request.
-        Err(Failure::Request(kube::Error::Service("the Lease keeps changing".into())))
+        Err(Failure::Request(kube::Error::Service(
+            "the Lease keeps changing".into(),
+        )))
     }
 
     /// Writes itself as the holder, into a new Lease or on top of exactly this one.
@@ -257,11 +297,25 @@ impl Candidate {
         let spec = Some(held(before, &self.me, self.duration, Timestamp::now()));
         let params = PostParams::default();
         let written = if let Some(lease) = lease {
-            let body = Lease { spec, ..lease.clone() };
-            within(self.request_deadline(), self.api.replace(&self.name, &params, &body)).await
+            let body = Lease {
+                spec,
+                ..lease.clone()
+            };
+            within(
+                self.request_deadline(),
+                self.api.replace(&self.name, &params, &body),
+            )
+            .await
         } else {
-            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-            within(self.request_deadline(), self.api.create(&params, &Lease { metadata, spec })).await
+            let metadata = ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            };
+            within(
+                self.request_deadline(),
+                self.api.create(&params, &Lease { metadata, spec }),
+            )
+            .await
         };
         written.map_err(|error| match status(&error) {
             Some(409) => Failure::Conflict,
@@ -272,13 +326,23 @@ impl Candidate {
     }
 
     async fn read(&self) -> Result<Option<Lease>, Failure> {
-        within(self.request_deadline(), self.api.get_opt(&self.name)).await.map_err(Failure::Request)
+        within(self.request_deadline(), self.api.get_opt(&self.name))
+            .await
+            .map_err(Failure::Request)
     }
 
     async fn release(&self, lease: Lease) {
-        let spec = lease.spec.as_ref().map(|spec| released(spec, Timestamp::now()));
+        let spec = lease
+            .spec
+            .as_ref()
+            .map(|spec| released(spec, Timestamp::now()));
         let body = Lease { spec, ..lease };
-        match within(self.request_deadline(), self.api.replace(&self.name, &PostParams::default(), &body)).await {
+        match within(
+            self.request_deadline(),
+            self.api.replace(&self.name, &PostParams::default(), &body),
+        )
+        .await
+        {
             Ok(_) => info!(lease = self.name, "Lease released"),
             Err(error) => {
                 warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it will expire");
@@ -293,7 +357,11 @@ impl Candidate {
 }
 
 fn held_by(lease: &Lease, me: &str) -> bool {
-    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(me)
+    lease
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.holder_identity.as_deref())
+        == Some(me)
 }
 
 /// What a replica that doesn't lead should do.
@@ -301,14 +369,17 @@ fn held_by(lease: &Lease, me: &str) -> bool {
 enum Move {
     /// There is no Lease, and whoever held the last one must have noticed.
     Create,
-    /// Nobody holds it, or the holder has let it expire, or the holder is this replica in an earlier life.
+    /// Nobody holds it, or the holder has let it expire, or the holder is this replica in an
+    /// earlier life.
     Take,
     /// Somebody holds it, at least until then.
     Wait(Instant),
 }
 
 fn next_move(observed: Option<&SeenLease>, me: &str, now: Instant) -> Move {
-    let Some(observed) = observed else { return Move::Create };
+    let Some(observed) = observed else {
+        return Move::Create;
+    };
     match observed.holder() {
         Some(holder) if holder != me && now < observed.expiry() => Move::Wait(observed.expiry()),
         _ if observed.deleted => Move::Create,
@@ -320,11 +391,18 @@ fn next_move(observed: Option<&SeenLease>, me: &str, now: Instant) -> Move {
 fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
     let before = before.cloned().unwrap_or_default();
     let same = before.holder_identity.as_deref() == Some(me);
-    let transitions = before.lease_transitions.map_or(0, |count| if same { count } else { count.saturating_add(1) });
+    let transitions =
+        before.lease_transitions.map_or(
+            0,
+            |count| if same { count } else { count.saturating_add(1) },
+        );
     LeaseSpec {
         holder_identity: Some(me.to_owned()),
         lease_duration_seconds: Some(whole_seconds(duration)),
-        acquire_time: before.acquire_time.filter(|_| same).or(Some(MicroTime(now))),
+        acquire_time: before
+            .acquire_time
+            .filter(|_| same)
+            .or(Some(MicroTime(now))),
         renew_time: Some(MicroTime(now)),
         lease_transitions: Some(transitions),
         ..before

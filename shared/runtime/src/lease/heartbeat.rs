@@ -21,7 +21,8 @@ use tracing::warn;
 use super::whole_seconds;
 use crate::{
     backoff::Backoff,
-    client::{Clients, Fault, status, within},
+    client::Clients,
+    fault::{Fault, status, within},
 };
 
 /// Between two writes, however much there is to say.
@@ -48,8 +49,9 @@ pub struct HeartbeatSpec {
     pub field_manager: String,
 }
 
-/// A replica's own Lease, renewed as long as this lives and deleted by [`stop`](Self::stop). Readers judge a Lease by how
-/// long they have seen no change of it; one whose replica was killed counts for nothing, and stays until its owner is gone.
+/// A replica's own Lease, renewed as long as this lives and deleted by [`stop`](Self::stop).
+/// Readers judge a Lease by how long they have seen no change of it; one whose replica was killed
+/// counts for nothing, and stays until its owner is gone.
 ///
 /// Needs the verbs `create`, `patch` and `delete` on Leases.
 #[derive(Debug)]
@@ -66,13 +68,21 @@ impl Heartbeat {
         let (annotations, wanted) = watch::channel(BTreeMap::new());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(Renewal { api, spec }.run(wanted, stopped));
-        Self { annotations, stop, task }
+        Self {
+            annotations,
+            stop,
+            task,
+        }
     }
 
-    /// Sets one annotation, written promptly; several changes within a second are one write.
-    pub fn annotate(&self, key: &str, value: &str) {
+    /// Sets one annotation, or removes it, promptly; several changes within a second are one write.
+    pub fn annotate(&self, key: &str, value: Option<&str>) {
         self.annotations.send_if_modified(|annotations| {
-            annotations.insert(key.to_owned(), value.to_owned()).as_deref() != Some(value)
+            let former = match value {
+                Some(value) => annotations.insert(key.to_owned(), value.to_owned()),
+                None => annotations.remove(key),
+            };
+            former.as_deref() != value
         });
     }
 
@@ -98,10 +108,15 @@ struct Renewal {
 }
 
 impl Renewal {
-    async fn run(self, mut wanted: watch::Receiver<BTreeMap<String, String>>, mut stop: oneshot::Receiver<()>) {
+    async fn run(
+        self,
+        mut wanted: watch::Receiver<BTreeMap<String, String>>,
+        mut stop: oneshot::Receiver<()>,
+    ) {
         tokio::select! {
             told = &mut stop => if told.is_ok() { self.delete().await },
-            // Dropped without being told to stop: like a killed process, it leaves the Lease to expire.
+            // Dropped without being told to stop: like a killed process, it leaves the Lease to
+            // expire.
             () = self.beat(&mut wanted) => {}
         }
     }
@@ -126,7 +141,12 @@ impl Renewal {
         }
     }
 
-    fn lease(&self, annotations: BTreeMap<String, String>, since: Timestamp, now: Timestamp) -> Lease {
+    fn lease(
+        &self,
+        annotations: BTreeMap<String, String>,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Lease {
         Lease {
             metadata: ObjectMeta {
                 name: Some(self.spec.name.clone()),
@@ -145,18 +165,27 @@ impl Renewal {
         }
     }
 
-    /// Created or changed by the same one request, whatever is there: the name is this replica's alone.
+    /// Created or changed by the same one request, whatever is there: the name is this replica's
+    /// alone.
     async fn apply(&self, lease: &Lease) -> Result<Lease, kube::Error> {
         let params = PatchParams::apply(&self.spec.field_manager).force();
-        self.api.patch(&self.spec.name, &params, &Patch::Apply(lease)).await
+        self.api
+            .patch(&self.spec.name, &params, &Patch::Apply(lease))
+            .await
     }
 
     async fn delete(&self) {
-        let deleted = within(DEADLINE, self.api.delete(&self.spec.name, &DeleteParams::default())).await;
+        let deleted = within(
+            DEADLINE,
+            self.api.delete(&self.spec.name, &DeleteParams::default()),
+        )
+        .await;
         match deleted {
             Ok(_) => {}
             Err(error) if status(&error) == Some(404) => {}
-            Err(error) => warn!(lease = self.spec.name, error = %Fault(&error), "failed to delete the heartbeat"),
+            Err(error) => {
+                warn!(lease = self.spec.name, error = %Fault(&error), "failed to delete the heartbeat");
+            }
         }
     }
 }

@@ -27,23 +27,46 @@ impl SeenLease {
     }
 
     pub(super) fn holder(&self) -> Option<&str> {
-        self.lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty())
+        self.lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.holder_identity.as_deref())
+            .filter(|holder| !holder.is_empty())
     }
 
     fn duration(&self) -> Duration {
-        let seconds = self.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
+        let seconds = self
+            .lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.lease_duration_seconds)
+            .unwrap_or(0);
         Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
 }
 
-/// What is known after `seen` arrived. A write that isn't the holder's (an annotation, say) is no sign of its life.
-pub(crate) fn observe(before: Option<SeenLease>, seen: Option<Lease>, now: Instant) -> Option<SeenLease> {
-    let Some(lease) = seen else { return before.map(|before| SeenLease { deleted: true, ..before }) };
+/// What is known after `seen` arrived. A write that isn't the holder's (an annotation, say) is no
+/// sign of its life.
+pub(crate) fn observe(
+    before: Option<SeenLease>,
+    seen: Option<Lease>,
+    now: Instant,
+) -> Option<SeenLease> {
+    let Some(lease) = seen else {
+        return before.map(|before| SeenLease {
+            deleted: true,
+            ..before
+        });
+    };
     let since = match before {
         Some(before) if before.lease.spec == lease.spec => before.since,
         _ => now,
     };
-    Some(SeenLease { lease, since, deleted: false })
+    Some(SeenLease {
+        lease,
+        since,
+        deleted: false,
+    })
 }
 
 #[cfg(test)]

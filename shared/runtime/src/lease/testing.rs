@@ -17,5 +17,8 @@ pub(super) fn lease(holder: Option<&str>, renewed: i64) -> Lease {
         lease_transitions: Some(3),
         ..LeaseSpec::default()
     };
-    Lease { spec: Some(spec), ..Lease::default() }
+    Lease {
+        spec: Some(spec),
+        ..Lease::default()
+    }
 }

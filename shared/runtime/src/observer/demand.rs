@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use mimeo_core::{
-    engine::{CopyWatch, Demand},
+use mimeo_engine::{CopyWatch, Demand};
+use mimeo_model::{
     kind::{GroupVersionKind, Resource},
-    rule::SourceSelector,
+    source::SourceSelector,
     sources::{SourceWatch, watches},
 };
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
@@ -19,7 +19,8 @@ use super::{Failing, Observer, sources::Members};
 use crate::discovery::DiscoveryError;
 
 impl Observer {
-    /// Everything that the engine's demand asks for, opened and closed as it changes. `wake` makes it look at kinds again.
+    /// Everything that the engine's demand asks for, opened and closed as it changes. `wake` makes
+    /// it look at kinds again.
     pub async fn demand(self, wake: Arc<Notify>) {
         let mut changes = self.handle.changes();
         let mut open = Open::default();
@@ -27,7 +28,8 @@ impl Observer {
         let mut version = None;
         let mut took = Duration::ZERO;
         loop {
-            // However often it changes, to look at what a tenant with thousands of rules demands takes little of the time.
+            // However often it changes, to look at what a tenant with thousands of rules demands
+            // takes little of the time.
             tokio::time::sleep(took * 4).await;
             let current = self.handle.look(|engine, _| engine.demand_version());
             let moved = || self.handle.look(|engine, _| engine.demand_version()) != current;
@@ -42,7 +44,10 @@ impl Observer {
                 took = began.elapsed();
                 failing.retain(|gvk, _| demand.kinds.contains(gvk));
                 // A kind whose server hangs doesn't hold up what the others' answers ask for.
-                let (last, first): (Vec<_>, Vec<_>) = demand.kinds.iter().partition(|gvk| failing.contains_key(gvk));
+                let (last, first): (Vec<_>, Vec<_>) = demand
+                    .kinds
+                    .iter()
+                    .partition(|gvk| failing.contains_key(gvk));
                 for kinds in [first, last] {
                     pause = pause.min(self.discover(&kinds, &mut failing).await);
                     if moved() {
@@ -73,7 +78,8 @@ impl Observer {
         }
     }
 
-    /// Looks these kinds up. Returns when to do so again: one that no CRD announces is looked for now and then.
+    /// Looks these kinds up. Returns when to do so again: one that no CRD announces is looked for
+    /// now and then.
     async fn discover(
         &self,
         kinds: &[&GroupVersionKind],
@@ -106,30 +112,49 @@ impl Observer {
             };
             pause = pause.min(Duration::from_secs(5));
             let streak = failing.entry((*gvk).clone()).or_default();
-            if let Some((why, news)) = streak.despair(matches!(error, DiscoveryError::Denied { .. })) {
+            if let Some((why, news)) =
+                streak.despair(matches!(error, DiscoveryError::Denied { .. }))
+            {
                 if news {
                     warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
                 }
-                self.handle.with(|engine, now| engine.kind_unanswered(gvk, why, now));
+                self.handle
+                    .with(|engine, now| engine.kind_unanswered(gvk, why, now));
             }
         }
-        missing.into_iter().for_each(|group| self.discovery.forget_group(group));
+        missing
+            .into_iter()
+            .for_each(|group| self.discovery.forget_group(group));
         pause
     }
 
-    /// How a kind is served. Copies that there may be are found in any version: theirs may not be served any more.
+    /// How a kind is served. Copies that there may be are found in any version: theirs may not be
+    /// served any more.
     async fn look_up(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner).contains(gvk);
-        if noted { self.discovery.find_in_any_version(gvk).await } else { self.discovery.find(gvk).await }
+        let noted = self
+            .noted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(gvk);
+        if noted {
+            self.discovery.find_in_any_version(gvk).await
+        } else {
+            self.discovery.find(gvk).await
+        }
     }
 
-    /// Opens and closes watches. Returns when to do so again, if one is to be opened anew that was opened too short a time ago.
+    /// Opens and closes watches. Returns when to do so again, if one is to be opened anew that was
+    /// opened too short a time ago.
     fn follow(&self, demand: &Demand, open: &mut Open) -> Option<Instant> {
-        open.copies.retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
+        open.copies
+            .retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
         for (watch, resource) in &demand.copies {
             open.copies.entry(watch.clone()).or_insert_with(|| {
                 debug!(kind = %watch.kind, namespace = watch.namespace, "watching copies");
-                Task::start(resource, self.clone().copies(watch.clone(), resource.clone()))
+                Task::start(
+                    resource,
+                    self.clone().copies(watch.clone(), resource.clone()),
+                )
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
@@ -151,7 +176,14 @@ impl Observer {
                 return true;
             }
             let calm = now.duration_since(task.began) > LONGEST_PAUSE * 6;
-            pauses.insert(watch.clone(), if calm { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) });
+            pauses.insert(
+                watch.clone(),
+                if calm {
+                    FIRST_PAUSE
+                } else {
+                    (pause * 2).min(LONGEST_PAUSE)
+                },
+            );
             task.stop()
         });
         open.members.retain(|watch, _| wanted.contains(watch));
@@ -162,33 +194,62 @@ impl Observer {
                 wide => open.members.entry(wide.clone()).or_default().clone(),
             };
             let running = open.sources.contains_key(&watch);
-            members.set(demand.sources.keys().filter(|source| watch.shows(source)), running);
+            members.set(
+                demand.sources.keys().filter(|source| watch.shows(source)),
+                running,
+            );
             let selectors = watch.looks_for(demand.selectors.keys());
-            open.sources.entry(watch.clone()).or_insert_with(|| match watch {
-                SourceWatch::Named(source) => {
-                    let resource = demand.sources.get(&source).cloned().unwrap_or_else(|| unknown(&source.gvk));
-                    Task::start(&resource, self.clone().source(source, resource.clone()))
-                }
-                SourceWatch::Selected(selector) => {
-                    let resource = demand.selectors.get(&selector).cloned().unwrap_or_else(|| unknown(&selector.gvk));
-                    Task::start(&resource, self.clone().selected(selector, resource.clone()))
-                }
-                SourceWatch::Namespace { resource, namespace } => {
-                    let many = self.clone().many(resource.clone(), Some(namespace), members, selectors.clone());
-                    Task { selectors, ..Task::start(&resource, many) }
-                }
-                SourceWatch::Cluster { resource } => {
-                    let many = self.clone().many(resource.clone(), None, members, selectors.clone());
-                    Task { selectors, ..Task::start(&resource, many) }
-                }
-            });
+            open.sources
+                .entry(watch.clone())
+                .or_insert_with(|| match watch {
+                    SourceWatch::Named(source) => {
+                        let resource = demand
+                            .sources
+                            .get(&source)
+                            .cloned()
+                            .unwrap_or_else(|| unknown(&source.gvk));
+                        Task::start(&resource, self.clone().source(source, resource.clone()))
+                    }
+                    SourceWatch::Selected(selector) => {
+                        let resource = demand
+                            .selectors
+                            .get(&selector)
+                            .cloned()
+                            .unwrap_or_else(|| unknown(&selector.gvk));
+                        Task::start(&resource, self.clone().selected(selector, resource.clone()))
+                    }
+                    SourceWatch::Namespace {
+                        resource,
+                        namespace,
+                    } => {
+                        let many = self.clone().many(
+                            resource.clone(),
+                            Some(namespace),
+                            members,
+                            selectors.clone(),
+                        );
+                        Task {
+                            selectors,
+                            ..Task::start(&resource, many)
+                        }
+                    }
+                    SourceWatch::Cluster { resource } => {
+                        let many =
+                            self.clone()
+                                .many(resource.clone(), None, members, selectors.clone());
+                        Task {
+                            selectors,
+                            ..Task::start(&resource, many)
+                        }
+                    }
+                });
         }
         again
     }
 }
 
-/// A watch that shows all of a kind is opened anew for another selector, and lists it all. So that nobody keeps it at that, each time
-/// comes later than the last, from this pause
+/// A watch that shows all of a kind is opened anew for another selector, and lists it all. So that
+/// nobody keeps it at that, each time comes later than the last, from this pause
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// to this, until it was left alone for a while.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -213,7 +274,12 @@ struct Task {
 impl Task {
     fn start(resource: &Resource, work: impl Future<Output = ()> + Send + 'static) -> Self {
         let abort = tokio::spawn(work).abort_handle();
-        Self { resource: resource.clone(), began: Instant::now(), selectors: BTreeSet::new(), abort }
+        Self {
+            resource: resource.clone(),
+            began: Instant::now(),
+            selectors: BTreeSet::new(),
+            abort,
+        }
     }
 
     /// Ends it; always false, for `retain`.
@@ -224,5 +290,9 @@ impl Task {
 }
 
 fn unknown(gvk: &GroupVersionKind) -> Resource {
-    Resource { gvk: gvk.clone(), plural: "".into(), namespaced: true }
+    Resource {
+        gvk: gvk.clone(),
+        plural: "".into(),
+        namespaced: true,
+    }
 }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use mimeo_core::{engine::Webhooks, meta::version, names};
+use mimeo_engine::Webhooks;
+use mimeo_model::{meta::version, names};
 use tokio::time::Instant;
 
 use super::Observer;
@@ -19,7 +20,10 @@ use crate::{
 impl Observer {
     /// Leases of webhook replicas: who is alive, and which rules each has taken in.
     pub async fn webhooks(self) {
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.namespace);
+        let path = format!(
+            "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
+            self.namespace
+        );
         let selector = format!("{}={}", names::REPLICA, names::REPLICA_WEBHOOK);
         let spec = WatchSpec {
             path,
@@ -32,7 +36,8 @@ impl Observer {
         let lock = || replicas.lock().unwrap_or_else(PoisonError::into_inner);
         let tell = || {
             let webhooks = lock().alive(Instant::now());
-            self.handle.with(|engine, now| engine.webhooks(webhooks, now));
+            self.handle
+                .with(|engine, now| engine.webhooks(webhooks, now));
         };
         let watching = watch::<Lease>(self.watcher.clone(), spec, |event| {
             match event {
@@ -57,7 +62,8 @@ impl Observer {
     }
 }
 
-/// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps changing; clocks are not compared.
+/// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps
+/// changing; clocks are not compared.
 #[derive(Default)]
 struct Replicas {
     leases: BTreeMap<String, SeenLease>,
@@ -75,7 +81,8 @@ impl Replicas {
     }
 
     fn lose(&mut self, lease: &ObjectMeta) {
-        self.leases.remove(lease.name.as_deref().unwrap_or_default());
+        self.leases
+            .remove(lease.name.as_deref().unwrap_or_default());
     }
 
     fn complete(&mut self) {
@@ -83,14 +90,25 @@ impl Replicas {
     }
 
     fn alive(&self, now: Instant) -> Webhooks {
-        let alive = self.leases.values().filter(|seen| now < seen.expiry());
-        Webhooks { seen: alive.map(|seen| seen_version(&seen.lease)).collect() }
+        let alive = || self.leases.values().filter(|seen| now < seen.expiry());
+        Webhooks {
+            seen: alive()
+                .map(|seen| version(annotation(&seen.lease, names::SEEN)))
+                .collect(),
+            contested: alive()
+                .find_map(|seen| annotation(&seen.lease, names::CONTESTED))
+                .map(Into::into),
+        }
     }
 }
 
-fn seen_version(lease: &Lease) -> u64 {
-    let annotations = lease.metadata.annotations.as_ref();
-    version(annotations.and_then(|all| all.get(names::SEEN)).map(String::as_str))
+fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
+    lease
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
 }
 
 #[cfg(test)]
@@ -98,6 +116,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// One that is no longer alive says nothing.
+    #[tokio::test]
+    async fn what_one_replica_says_of_the_hooks_is_heard() {
+        let lease = |name: &str, annotations: serde_json::Value| -> Lease {
+            let metadata = json!({"name": name, "annotations": annotations});
+            serde_json::from_value(
+                json!({"metadata": metadata, "spec": {"leaseDurationSeconds": 15}}),
+            )
+            .expect("a Lease")
+        };
+        let (start, mut replicas) = (Instant::now(), Replicas::default());
+        replicas.show(lease("a", json!({names::SEEN: "7"})), start);
+        assert_eq!(replicas.alive(start).contested, None);
+        replicas.show(lease("b", json!({names::CONTESTED: "changed by c"})), start);
+        assert_eq!(
+            replicas.alive(start),
+            Webhooks {
+                seen: vec![7, 0],
+                contested: Some("changed by c".into())
+            }
+        );
+        assert_eq!(
+            replicas.alive(start + Duration::from_secs(15)),
+            Webhooks::default()
+        );
+    }
 
     /// By how long its Lease has not changed here: what its own clock says counts for nothing.
     #[tokio::test]
@@ -108,7 +153,9 @@ mod tests {
             serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Lease")
         };
         let (start, mut replicas) = (Instant::now(), Replicas::default());
-        let alive = |replicas: &Replicas, seconds| replicas.alive(start + Duration::from_secs(seconds)).seen;
+        let alive = |replicas: &Replicas, seconds| {
+            replicas.alive(start + Duration::from_secs(seconds)).seen
+        };
         for slow_or_fast in ["1999-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"] {
             replicas = Replicas::default();
             replicas.show(lease(slow_or_fast), start);
@@ -117,10 +164,16 @@ mod tests {
         }
         // Shown again it is as old as it was; what a listing doesn't show is gone.
         replicas.listed.clear();
-        replicas.show(lease("2999-01-01T00:00:00.000000Z"), start + Duration::from_secs(9));
+        replicas.show(
+            lease("2999-01-01T00:00:00.000000Z"),
+            start + Duration::from_secs(9),
+        );
         replicas.complete();
         assert!(alive(&replicas, 15).is_empty());
-        replicas.show(lease("2999-01-01T00:00:05.000000Z"), start + Duration::from_secs(9));
+        replicas.show(
+            lease("2999-01-01T00:00:05.000000Z"),
+            start + Duration::from_secs(9),
+        );
         assert_eq!(alive(&replicas, 15), [7]);
         replicas.listed.clear();
         replicas.complete();

@@ -1,15 +1,16 @@
-//! Watches of sources: one by one, by a selector, or many of a kind by their metadata, of which those that change are read.
+//! Watches of sources: one by one, by a selector, or many of a kind by their metadata, of which
+//! those that change are read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use mimeo_core::{
-    engine::{Member, Members as Found},
+use mimeo_engine::{Member, Members as Found};
+use mimeo_model::{
     kind::Resource,
     meta,
-    rule::{SourceRef, SourceSelector},
+    source::{SourceRef, SourceSelector},
 };
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
@@ -18,7 +19,7 @@ use tracing::warn;
 use super::{Failing, Observer, cluster_wide};
 use crate::{
     discovery::resource_path,
-    driver::admits,
+    handle::admits,
     object::Decoded,
     watch::{Event, Meta, WatchSpec, watch},
     writer::ErrandError,
@@ -58,7 +59,8 @@ impl Observer {
             }
             Event::Unreadable(why) => {
                 newest.take().into_iter().for_each(tell);
-                self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
+                self.handle
+                    .with(|engine, now| engine.source_unreadable(&source, why, now));
             }
         });
         tokio::join!(watching, newest.hand_over(tell));
@@ -76,7 +78,13 @@ impl Observer {
         // Of a listing that is under way.
         let mut found = Some(Found::default());
         let show = |found: &mut Option<Found>, object: Decoded<Value>| {
-            let Some(name) = object.value().pointer("/metadata/name").and_then(Value::as_str) else { return };
+            let name = object
+                .value()
+                .pointer("/metadata/name")
+                .and_then(Value::as_str);
+            let Some(name) = name.filter(|name| !selector.passes_over(name)) else {
+                return;
+            };
             let source = selector.source(name);
             if let Some(found) = found {
                 found.extend(Member::of(object.value()));
@@ -88,20 +96,26 @@ impl Observer {
             Event::Applied(object) => show(&mut found, Decoded::Whole(object)),
             Event::Undecodable(part) => show(&mut found, Decoded::Part(part)),
             Event::Deleted(object) => {
-                let Some(name) = object.metadata.name else { return };
+                let Some(name) = object.metadata.name else {
+                    return;
+                };
                 self.handle.source(&selector.source(name), None);
             }
             Event::Listed { .. } => {
                 let found = found.take().unwrap_or_default();
-                self.handle.with(|engine, now| engine.selected(&selector, &found, now));
+                self.handle
+                    .with(|engine, now| engine.selected(&selector, &found, now));
             }
             Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self.handle.with(|engine, now| engine.selector_unreadable(&selector, why, now)),
+            Event::Unreadable(why) => self
+                .handle
+                .with(|engine, now| engine.selector_unreadable(&selector, why, now)),
         })
         .await;
     }
 
-    /// Many sources of one kind, and what these selectors find of it: the metadata is watched, and what changed is read.
+    /// Many sources of one kind, and what these selectors find of it: the metadata is watched, and
+    /// what changed is read.
     pub(super) async fn many(
         self,
         resource: Resource,
@@ -114,18 +128,30 @@ impl Observer {
         // Each object is compared with those of its namespace alone.
         let mut selected: BTreeMap<Box<str>, Vec<Selected>> = BTreeMap::new();
         for selector in selectors {
-            selected.entry(selector.namespace.clone()).or_default().push(Selected::new(selector));
+            selected
+                .entry(selector.namespace.clone())
+                .or_default()
+                .push(Selected::new(selector));
         }
         let find = |meta: &Meta| {
-            let (namespace, name) = (meta.metadata.namespace.as_deref()?, meta.metadata.name.as_deref()?);
-            members.wanted().get(&SourceRef::named(resource.gvk.clone(), namespace, name)).cloned()
+            let (namespace, name) = (
+                meta.metadata.namespace.as_deref()?,
+                meta.metadata.name.as_deref()?,
+            );
+            members
+                .wanted()
+                .get(&SourceRef::named(resource.gvk.clone(), namespace, name))
+                .cloned()
         };
         let reads = &members.reads;
         let mut missing = BTreeSet::new();
         let watching = watch::<Meta>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => {
                 missing.clone_from(&members.wanted());
-                selected.values_mut().flatten().for_each(|selected| selected.found = Found::default());
+                selected
+                    .values_mut()
+                    .flatten()
+                    .for_each(|selected| selected.found = Found::default());
             }
             // What became of it, and in which order, a read tells.
             Event::Applied(ref object) | Event::Deleted(ref object) => {
@@ -135,16 +161,24 @@ impl Observer {
                     reads.want(source);
                 }
                 let home = object.metadata.namespace.as_deref().unwrap_or_default();
-                let Some(here) = selected.get_mut(home) else { return };
+                let Some(here) = selected.get_mut(home) else {
+                    return;
+                };
                 let member = Member::of(&json!({"metadata": object.metadata})).filter(|_| there);
-                let shown = here.iter_mut().filter_map(|selected| selected.show(object, member.as_ref()));
+                let shown = here
+                    .iter_mut()
+                    .filter_map(|selected| selected.show(object, member.as_ref()));
                 let version = meta::version(object.metadata.resource_version.as_deref());
                 // A new listing shows mostly what is known.
-                let news = |source: &SourceRef| !there || !self.handle.look(|engine, _| engine.knows(source, version));
+                let news = |source: &SourceRef| {
+                    !there || !self.handle.look(|engine, _| engine.knows(source, version))
+                };
                 shown.filter(news).for_each(|source| reads.want(source));
             }
             Event::Listed { .. } => {
-                std::mem::take(&mut missing).into_iter().for_each(|source| reads.want(source));
+                std::mem::take(&mut missing)
+                    .into_iter()
+                    .for_each(|source| reads.want(source));
                 self.handle.with(|engine, now| {
                     for Selected { selector, found } in selected.values().flatten() {
                         engine.selected(selector, found, now);
@@ -175,10 +209,17 @@ impl Observer {
                 failing.remove(&source);
                 continue;
             }
-            let error = match self.writer.read(resource, &source.namespace, &source.name).await {
+            let error = match self
+                .writer
+                .read(resource, &source.namespace, &source.name)
+                .await
+            {
                 Ok(object) => {
                     failing.remove(&source);
-                    self.handle.source(&source, object.filter(|object| admits(&source, object.value())));
+                    self.handle.source(
+                        &source,
+                        object.filter(|object| admits(&source, object.value())),
+                    );
                     continue;
                 }
                 Err(error) => error,
@@ -188,7 +229,8 @@ impl Observer {
                 if news {
                     warn!(%source, %error, "cannot read a source");
                 }
-                self.handle.with(|engine, now| engine.source_unreadable(&source, why, now));
+                self.handle
+                    .with(|engine, now| engine.source_unreadable(&source, why, now));
             }
             reads.want_at(source, Instant::now() + streak.backoff.pause());
         }
@@ -198,9 +240,10 @@ impl Observer {
 /// How many times as long as it took to hand something over nothing else is.
 const REST: u32 = 10;
 
-/// The newest of what a watch showed. What it costs to take it up may be much: whoever changes one of his objects ten times a second, of
-/// which thousands of copies are rendered, would keep the engine from everybody else. So the first is taken up at once, and after that
-/// the newest, at a pace that leaves most of the time to others.
+/// The newest of what a watch showed. What it costs to take it up may be much: whoever changes one
+/// of his objects ten times a second, of which thousands of copies are rendered, would keep the
+/// engine from everybody else. So the first is taken up at once, and after that the newest, at a
+/// pace that leaves most of the time to others.
 struct Newest<T> {
     value: Mutex<Option<T>>,
     more: Notify,
@@ -208,7 +251,10 @@ struct Newest<T> {
 
 impl<T> Default for Newest<T> {
     fn default() -> Self {
-        Self { value: Mutex::default(), more: Notify::default() }
+        Self {
+            value: Mutex::default(),
+            more: Notify::default(),
+        }
     }
 }
 
@@ -219,7 +265,10 @@ impl<T> Newest<T> {
     }
 
     fn take(&self) -> Option<T> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.value
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     /// Runs until dropped.
@@ -234,8 +283,8 @@ impl<T> Newest<T> {
     }
 }
 
-/// The sources that one wide watch serves. They come and go while it goes on: whichever comes is read then, and what happens to it
-/// afterwards the watch shows.
+/// The sources that one wide watch serves. They come and go while it goes on: whichever comes is
+/// read then, and what happens to it afterwards the watch shows.
 #[derive(Default)]
 pub(super) struct Members {
     wanted: Mutex<BTreeSet<SourceRef>>,
@@ -253,7 +302,9 @@ impl Members {
         let sources: BTreeSet<SourceRef> = sources.cloned().collect();
         let former = std::mem::replace(&mut *self.wanted(), sources.clone());
         if running {
-            sources.difference(&former).for_each(|source| self.reads.want(source.clone()));
+            sources
+                .difference(&former)
+                .for_each(|source| self.reads.want(source.clone()));
         }
     }
 }
@@ -266,14 +317,20 @@ struct Selected {
 
 impl Selected {
     fn new(selector: SourceSelector) -> Self {
-        Self { selector, found: Found::default() }
+        Self {
+            selector,
+            found: Found::default(),
+        }
     }
 
     /// The source to read, if it is one now or was until now. `member`: the object, if it is there.
     fn show(&mut self, Meta { metadata }: &Meta, member: Option<&Member>) -> Option<SourceRef> {
         let name = metadata.name.as_deref()?;
         let label = |key: &str| metadata.labels.as_ref()?.get(key).map(String::as_str);
-        let known = match member.filter(|_| self.selector.selector.matches_by(label)) {
+        let is_one = |_: &&Member| {
+            self.selector.selector.matches_by(label) && !self.selector.passes_over(name)
+        };
+        let known = match member.filter(is_one) {
             Some(member) => self.found.put(member.clone()) || self.found.contains(name),
             None => self.found.take(name),
         };
@@ -305,10 +362,15 @@ impl Reads {
         self.due().entry(source).or_insert(at);
     }
 
-    /// The one that has been due for longest, as soon as one is. What happens to it from here on makes it due again.
+    /// The one that has been due for longest, as soon as one is. What happens to it from here on
+    /// makes it due again.
     async fn next(&self) -> SourceRef {
         loop {
-            let first = self.due().iter().min_by_key(|(_, due)| **due).map(|(source, due)| (source.clone(), *due));
+            let first = self
+                .due()
+                .iter()
+                .min_by_key(|(_, due)| **due)
+                .map(|(source, due)| (source.clone(), *due));
             match first {
                 Some((source, due)) if due <= Instant::now() => {
                     self.due().remove(&source);

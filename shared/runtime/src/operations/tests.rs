@@ -1,10 +1,9 @@
-//! Probes and metrics under a flood, in TLS, and while something is missing.
+//! Probes and metrics beside clients that stall, in TLS, and while something is missing.
 
 use axum::body::Body;
 use futures::{FutureExt, StreamExt};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    sync::Notify,
     time::{sleep, timeout},
 };
 
@@ -12,16 +11,29 @@ use super::*;
 use crate::{
     certificates::{Bundle, Lifetimes, ServingNames},
     shutdown::Shutdown,
-    testing::{Server, debug_pages, tls_client, tls_connect},
+    testing::{Server, debug_pages, hurry, tls_client, tls_connect},
 };
 
 fn plain() -> OpsArgs {
     let ops_listen = ([127, 0, 0, 1], 0).into();
-    OpsArgs { ops_listen, ops_auth: OpsAuth::None, ops_cert_dir: None, debug_endpoints: false }
+    OpsArgs {
+        ops_listen,
+        ops_auth: OpsAuth::None,
+        ops_cert_dir: None,
+        debug_endpoints: false,
+    }
 }
 
 fn start(args: &OpsArgs, guard: &Guard, readiness: &Readiness) -> SocketAddr {
-    serve(args, guard, readiness.clone(), Metrics::new(), &debug_pages(), Router::new()).expect("a free port")
+    serve(
+        args,
+        guard,
+        readiness.clone(),
+        Metrics::new(),
+        &debug_pages(),
+        Router::new(),
+    )
+    .expect("a free port")
 }
 
 async fn get(address: SocketAddr, path: &str) -> String {
@@ -31,86 +43,101 @@ async fn get(address: SocketAddr, path: &str) -> String {
 
 async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.expect("it reads");
+    stream
+        .write_all(request.as_bytes())
+        .await
+        .expect("it reads");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("it answers");
+    stream
+        .read_to_string(&mut answer)
+        .await
+        .expect("it answers");
     answer
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_connection_that_asks_nothing_is_closed() {
     let readiness = Readiness::new(Shutdown::new());
     let address = start(&plain(), &Guard::open(), &readiness);
     let mut silent = TcpStream::connect(address).await.expect("it listens");
-    silent.write_all(b"GET /healthz HTTP/1.1\r\n").await.expect("it reads");
-    let closed = timeout(2 * PATIENCE, silent.read(&mut [0; 9])).await.expect("closed");
+    silent
+        .write_all(b"GET /healthz HTTP/1.1\r\n")
+        .await
+        .expect("it reads");
+    let mut unread = [0; 9];
+    let closed = timeout(2 * PATIENCE, silent.read(&mut unread));
+    let closed = hurry(PATIENCE / 4, closed).await.expect("closed");
     assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
-    let endless = async |Extension(stay): Extension<Stay>| {
-        let pieces = futures::stream::repeat_with(move || {
-            stay.renew();
-            Ok::<_, std::convert::Infallible>("x".repeat(1 << 16))
-        });
+    let endless = async || {
+        let pieces =
+            futures::stream::repeat_with(|| Ok::<_, std::convert::Infallible>("x".repeat(1 << 16)));
         Body::from_stream(pieces)
     };
     let readiness = Readiness::new(Shutdown::new());
     let more = Router::new().route("/endless", axum::routing::get(endless));
-    let served = serve(&plain(), &Guard::open(), readiness, Metrics::new(), &debug_pages(), more);
+    let served = serve(
+        &plain(),
+        &Guard::open(),
+        readiness,
+        Metrics::new(),
+        &debug_pages(),
+        more,
+    );
     let address = served.expect("a free port");
     let mut idle = TcpStream::connect(address).await.expect("it listens");
-    idle.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
-    sleep(4 * PATIENCE).await;
+    idle.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .expect("it reads");
+    hurry(LIFETIME / 4, sleep(2 * LIFETIME)).await;
     // What was on its way arrives, and no more.
     let _ = idle.read_to_end(&mut Vec::new()).await;
 }
 
-/// As a kubelet asks that waits for a second.
-async fn probe(address: SocketAddr) {
-    let answer = timeout(Duration::from_secs(1), get(address, "/healthz")).await.expect("in time");
+#[tokio::test]
+async fn a_probe_beyond_the_limit_is_answered_once_silent_clients_are_closed() {
+    let readiness = Readiness::new(Shutdown::new());
+    let address = start(&plain(), &Guard::open(), &readiness);
+    let mut silent = Vec::new();
+    for _ in 0..CONNECTIONS {
+        silent.push(TcpStream::connect(address).await.expect("it listens"));
+    }
+    let answer = timeout(2 * PATIENCE, get(address, "/healthz"));
+    let answer = hurry(PATIENCE / 4, answer).await.expect("in time");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[tokio::test]
-async fn a_flood_of_connections_that_ask_nothing_keeps_no_probe_out_and_ends_no_answer() {
-    let go_on = Arc::new(Notify::new());
-    let told = go_on.clone();
-    let followed = async move || {
-        let end = async move {
-            told.notified().await;
-            Ok::<_, std::convert::Infallible>("ended")
-        };
-        Body::from_stream(futures::stream::once(async { Ok("begun") }).chain(futures::stream::once(end)))
+async fn an_answer_by_pieces_may_pause_and_an_answer_that_never_begins_is_given_up() {
+    let paused = async || {
+        let pieces = futures::stream::iter(["begun", "ended"]).then(async |piece| {
+            sleep(2 * PATIENCE).await;
+            Ok::<_, std::convert::Infallible>(piece)
+        });
+        Body::from_stream(pieces)
     };
-    let more = Router::new().route("/followed", axum::routing::get(followed));
-    let (readiness, metrics) = (Readiness::new(Shutdown::new()), Metrics::new());
-    let address = serve(&plain(), &Guard::open(), readiness, metrics, &debug_pages(), more).expect("a port");
-    let mut followed = TcpStream::connect(address).await.expect("it listens");
-    followed.write_all(b"GET /followed HTTP/1.0\r\n\r\n").await.expect("it reads");
-    followed.read_exact(&mut [0; 9]).await.expect("it answers");
-
-    let mut flood = Vec::new();
-    for number in 0..3 * CONNECTIONS {
-        let mut silent = TcpStream::connect(address).await.expect("it listens");
-        if number % 2 == 0 {
-            silent.write_all(b"GET /healthz HT").await.expect("it reads");
-        }
-        flood.push(silent);
-        if number % 16 == 0 {
-            probe(address).await;
-        }
-    }
-    probe(address).await;
-    for silent in &mut flood[..CONNECTIONS] {
-        let rest = timeout(Duration::from_secs(5), silent.read_to_end(&mut Vec::new())).await;
-        let _ = rest.expect("the first have made way");
-    }
-    go_on.notify_one();
-    let mut rest = String::new();
-    followed.read_to_string(&mut rest).await.expect("it goes on");
-    assert!(rest.ends_with("begunended"), "{rest}");
+    let more = Router::new()
+        .route("/paused", axum::routing::get(paused))
+        .route("/never", axum::routing::get(std::future::pending::<()>));
+    let address = serve(
+        &plain(),
+        &Guard::open(),
+        Readiness::new(Shutdown::new()),
+        Metrics::new(),
+        &debug_pages(),
+        more,
+    )
+    .expect("a free port");
+    let answer = hurry(PATIENCE / 4, get(address, "/paused")).await;
+    assert!(
+        answer.contains("begun") && answer.contains("ended"),
+        "{answer}"
+    );
+    let answer = hurry(PATIENCE / 4, get(address, "/never")).await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
 }
 
 #[tokio::test]
@@ -124,26 +151,48 @@ async fn ready_while_all_checks_hold_and_no_shutdown_began() {
     assert!(get(address, "/metrics").await.contains("openmetrics-text"));
     certificate.set(true);
     let answer = get(address, "/readyz").await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: caches\n"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: caches\n"),
+        "{answer}"
+    );
     assert!(readiness.complete().now_or_never().is_none());
     caches.set(true);
     readiness.complete().await;
     assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
     shutdown.trigger();
     let answer = get(address, "/readyz").await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
 async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
-    let bundle = Bundle::issue(&ServingNames::new(["localhost"]), &Lifetimes::default(), jiff::Timestamp::now());
+    let bundle = Bundle::issue(
+        &ServingNames::new(["localhost"]),
+        &Lifetimes::default(),
+        jiff::Timestamp::now(),
+    );
     let bundle = bundle.expect("a bundle");
     let folder = tempfile::tempdir().expect("a temporary folder");
-    std::fs::write(folder.path().join("tls.crt"), bundle.serving().certificate()).expect("written");
-    std::fs::write(folder.path().join("tls.key"), bundle.serving().key().expose()).expect("written");
+    std::fs::write(
+        folder.path().join("tls.crt"),
+        bundle.serving().certificate(),
+    )
+    .expect("written");
+    std::fs::write(
+        folder.path().join("tls.key"),
+        bundle.serving().key().expose(),
+    )
+    .expect("written");
     let api_server = Server::start([]).await;
     let readiness = Readiness::new(Shutdown::new());
-    let args = OpsArgs { ops_auth: OpsAuth::Token, ops_cert_dir: Some(folder.path().to_owned()), ..plain() };
+    let args = OpsArgs {
+        ops_auth: OpsAuth::Token,
+        ops_cert_dir: Some(folder.path().to_owned()),
+        ..plain()
+    };
     let address = start(&args, &args.guard(&api_server.client()), &readiness);
 
     let client = tls_client(&bundle.material().expect("its material"), b"http/1.1");
@@ -154,13 +203,24 @@ async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
         }
         sleep(Duration::from_millis(10)).await;
     };
-    for (path, code) in [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "401"), ("/other", "404")] {
+    for (path, code) in [
+        ("/healthz", "200"),
+        ("/readyz", "200"),
+        ("/metrics", "401"),
+        ("/other", "404"),
+    ] {
         let answer = ask(connect().await, path).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{path}: {answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {code}")),
+            "{path}: {answer}"
+        );
     }
     assert_eq!(api_server.requests(), [""; 0], "nobody had a token");
     let mut clear = TcpStream::connect(address).await.expect("it listens");
-    clear.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it reads");
+    clear
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .expect("it reads");
     let mut answer = Vec::new();
     // An alert of TLS, if the connection isn't reset.
     let _ = clear.read_to_end(&mut answer).await;

@@ -31,11 +31,14 @@ pub(super) struct Pulse {
 }
 
 impl Health {
-    /// For each resource: how long ago the watch was heard of that was silent for longest, be it by a bookmark.
+    /// For each resource: how long ago the watch was heard of that was silent for longest, be it by
+    /// a bookmark.
     pub fn silence(&self) -> BTreeMap<Cow<'static, str>, Duration> {
         let mut silence = BTreeMap::new();
         for pulse in self.known().watches.iter().filter_map(Weak::upgrade) {
-            let longest: &mut Duration = silence.entry(Cow::Owned(pulse.resource.to_string())).or_default();
+            let longest: &mut Duration = silence
+                .entry(Cow::Owned(pulse.resource.to_string()))
+                .or_default();
             *longest = pulse.heard().elapsed().max(*longest);
         }
         silence
@@ -45,12 +48,18 @@ impl Health {
     pub fn failures(&self) -> BTreeMap<(Cow<'static, str>, &'static str), u64> {
         let known = self.known();
         let failures = known.failures.iter();
-        failures.map(|((resource, why), count)| ((Cow::Owned(resource.to_string()), *why), *count)).collect()
+        failures
+            .map(|((resource, why), count)| ((Cow::Owned(resource.to_string()), *why), *count))
+            .collect()
     }
 
     /// A watch of the collection at this path begins.
     pub(super) fn begin(&self, path: &str) -> Arc<Pulse> {
-        let pulse = Pulse { resource: resource(path), heard: Mutex::new(Instant::now()), health: self.clone() };
+        let pulse = Pulse {
+            resource: resource(path),
+            heard: Mutex::new(Instant::now()),
+            health: self.clone(),
+        };
         let pulse = Arc::new(pulse);
         let mut known = self.known();
         known.watches.retain(|watch| watch.strong_count() > 0);
@@ -72,13 +81,15 @@ impl Pulse {
     /// A watch ended; `settled`: after it had held for a while.
     pub(super) fn end(&self, end: &End, settled: bool) {
         let why = match end {
-            // The server ends each watch after some minutes, or hasn't this kind: that is how things are.
+            // The server ends each watch after some minutes, or hasn't this kind: that is how
+            // things are.
             End::Closed(_) if settled => return,
             End::NoStreams | End::Expired => return,
             End::NotServed => return self.beat(),
             End::Closed(_) => "Closed",
             End::Silent | End::Mute => "Silent",
-            // An answer, be it a "no": a tenant may ask for a kind that Mimeo has no rights on, for as long as the tenant likes.
+            // An answer, be it a "no": a tenant may ask for a kind that Mimeo has no rights on, for
+            // as long as the tenant likes.
             End::Denied(_) => {
                 self.beat();
                 "Denied"
@@ -87,7 +98,12 @@ impl Pulse {
             End::Refused(_) => "Refused",
             End::Undecodable(_) => "Undecodable",
         };
-        *self.health.known().failures.entry((self.resource.clone(), why)).or_default() += 1;
+        *self
+            .health
+            .known()
+            .failures
+            .entry((self.resource.clone(), why))
+            .or_default() += 1;
     }
 
     fn heard(&self) -> MutexGuard<'_, Instant> {
@@ -116,8 +132,14 @@ mod tests {
         for (path, want) in [
             ("/api/v1/namespaces", "namespaces"),
             ("/api/v1/namespaces/team/secrets", "secrets"),
-            ("/apis/apps/v1/namespaces/team/deployments", "deployments.apps"),
-            ("/apis/mimeo.dev/v1alpha1/clusterreplications", "clusterreplications.mimeo.dev"),
+            (
+                "/apis/apps/v1/namespaces/team/deployments",
+                "deployments.apps",
+            ),
+            (
+                "/apis/mimeo.dev/v1alpha1/clusterreplications",
+                "clusterreplications.mimeo.dev",
+            ),
         ] {
             assert_eq!(&*resource(path), want);
         }
@@ -126,12 +148,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_longest_silence_counts_and_a_watch_that_is_over_doesnt() {
         let health = Health::default();
-        let (one, two) = (health.begin("/api/v1/secrets"), health.begin("/api/v1/namespaces/x/secrets"));
+        let (one, two) = (
+            health.begin("/api/v1/secrets"),
+            health.begin("/api/v1/namespaces/x/secrets"),
+        );
         tokio::time::advance(Duration::from_secs(7)).await;
         one.beat();
-        assert_eq!(health.silence(), [("secrets".into(), Duration::from_secs(7))].into());
+        assert_eq!(
+            health.silence(),
+            [("secrets".into(), Duration::from_secs(7))].into()
+        );
         drop(two);
-        assert_eq!(health.silence(), [("secrets".into(), Duration::ZERO)].into());
+        assert_eq!(
+            health.silence(),
+            [("secrets".into(), Duration::ZERO)].into()
+        );
         drop(one);
         assert!(health.silence().is_empty());
     }
@@ -142,11 +173,20 @@ mod tests {
         let watch = health.begin("/api/v1/secrets");
         tokio::time::advance(Duration::from_secs(7)).await;
         watch.end(&End::Denied(StatusCode::FORBIDDEN), false);
-        assert_eq!(health.silence(), [("secrets".into(), Duration::ZERO)].into());
-        assert_eq!(health.failures(), [(("secrets".into(), "Denied"), 1)].into());
+        assert_eq!(
+            health.silence(),
+            [("secrets".into(), Duration::ZERO)].into()
+        );
+        assert_eq!(
+            health.failures(),
+            [(("secrets".into(), "Denied"), 1)].into()
+        );
         tokio::time::advance(Duration::from_secs(7)).await;
         watch.end(&End::Refused(StatusCode::BAD_GATEWAY), false);
-        assert_eq!(health.silence(), [("secrets".into(), Duration::from_secs(7))].into());
+        assert_eq!(
+            health.silence(),
+            [("secrets".into(), Duration::from_secs(7))].into()
+        );
     }
 
     #[tokio::test]
@@ -160,7 +200,10 @@ mod tests {
         watch.end(&closed(), false);
         watch.end(&End::Silent, true);
         watch.end(&End::Mute, false);
-        let want = [(("secrets".into(), "Closed"), 1), (("secrets".into(), "Silent"), 2)];
+        let want = [
+            (("secrets".into(), "Closed"), 1),
+            (("secrets".into(), "Silent"), 2),
+        ];
         assert_eq!(health.failures(), want.into());
     }
 }

@@ -8,7 +8,10 @@ use crate::{
     testing::{Script, Server},
 };
 
-const PATIENCE: Patience = Patience { silence: SILENCE, lasting: LASTING };
+const PATIENCE: Patience = Patience {
+    silence: SILENCE,
+    lasting: LASTING,
+};
 
 /// What a sink got, in a line each.
 #[derive(Clone, Default)]
@@ -35,7 +38,12 @@ impl Heard {
 
     /// Watches until this much was heard, and a little longer: more would be too much.
     #[track_caller]
-    fn expect(self, server: &Server, spec: WatchSpec, want: &[&str]) -> impl Future<Output = ()> + use<> {
+    fn expect(
+        self,
+        server: &Server,
+        spec: WatchSpec,
+        want: &[&str],
+    ) -> impl Future<Output = ()> + use<> {
         self.expect_within(PATIENCE, server, spec, want)
     }
 
@@ -100,14 +108,20 @@ fn error_event(code: u16) -> Value {
 }
 
 fn error(code: u16, message: &str) -> Script {
-    Script::json(code, &json!({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}))
+    Script::json(
+        code,
+        &json!({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}),
+    )
 }
 
 /// Where each request went on from: a resourceVersion, `stream` or `list`.
 fn origins(server: &Server) -> Vec<String> {
     let origin = |line: String| {
         let parameters: Vec<&str> = line.split(['?', '&']).collect();
-        match parameters.iter().find_map(|p| p.strip_prefix("resourceVersion=")) {
+        match parameters
+            .iter()
+            .find_map(|p| p.strip_prefix("resourceVersion="))
+        {
             Some(version) => version.to_owned(),
             None if parameters.contains(&"sendInitialEvents=true") => "stream".into(),
             None => "list".into(),
@@ -128,8 +142,17 @@ async fn a_streamed_list_ends_with_its_bookmark_and_goes_on() {
     ])
     .hold()])
     .await;
-    let spec = WatchSpec { label_selector: Some("a=b,c".into()), ..spec() };
-    Heard::default().expect(&server, spec, &["listing", "+a", "+b", "listed 10", "+a", "-b"]).await;
+    let spec = WatchSpec {
+        label_selector: Some("a=b,c".into()),
+        ..spec()
+    };
+    Heard::default()
+        .expect(
+            &server,
+            spec,
+            &["listing", "+a", "+b", "listed 10", "+a", "-b"],
+        )
+        .await;
     let came = server.came();
     assert_eq!(came.len(), 1);
     let (path, query) = came[0].line.split_once('?').expect("a query");
@@ -141,39 +164,73 @@ async fn a_streamed_list_ends_with_its_bookmark_and_goes_on() {
         "resourceVersionMatch=NotOlderThan",
         "labelSelector=a%3Db%2Cc",
     ] {
-        assert!(query.split('&').any(|p| p == parameter), "{parameter} in {query}");
+        assert!(
+            query.split('&').any(|p| p == parameter),
+            "{parameter} in {query}"
+        );
     }
     let accept = came[0].headers["accept"].to_str().expect("text");
-    assert!(accept.starts_with("application/json;as=PartialObjectMetadata;"), "{accept}");
+    assert!(
+        accept.starts_with("application/json;as=PartialObjectMetadata;"),
+        "{accept}"
+    );
 }
 
 #[tokio::test]
 async fn a_named_object_is_shown_before_it_is_listed() {
-    let streamed = || Script::lines([event("ADDED", "a", 9), listed(10), event("DELETED", "a", 11)]).hold();
-    let spec = || WatchSpec { name: Some("a".into()), ..spec() };
+    let streamed = || {
+        Script::lines([
+            event("ADDED", "a", 9),
+            listed(10),
+            event("DELETED", "a", 11),
+        ])
+        .hold()
+    };
+    let spec = || WatchSpec {
+        name: Some("a".into()),
+        ..spec()
+    };
     let server = Server::start([Script::json(200, &object("a", 9)), streamed()]).await;
-    Heard::default().expect(&server, spec(), &["+a", "listing", "+a", "listed 10", "-a"]).await;
+    Heard::default()
+        .expect(&server, spec(), &["+a", "listing", "+a", "listed 10", "-a"])
+        .await;
     let requests = server.requests();
     assert_eq!(requests[0], "GET /api/v1/secrets/a");
-    assert!(requests[1].ends_with("&fieldSelector=metadata.name%3Da"), "{requests:?}");
+    assert!(
+        requests[1].ends_with("&fieldSelector=metadata.name%3Da"),
+        "{requests:?}"
+    );
 
     // What the read doesn't tell, the listing does.
-    for answer in [error(404, "not found"), error(403, "no"), Script::text(200, "{"), error(503, "later")] {
+    for answer in [
+        error(404, "not found"),
+        error(403, "no"),
+        Script::text(200, "{"),
+        error(503, "later"),
+    ] {
         let server = Server::start([answer, streamed()]).await;
-        Heard::default().expect(&server, spec(), &["listing", "+a", "listed 10", "-a"]).await;
+        Heard::default()
+            .expect(&server, spec(), &["listing", "+a", "listed 10", "-a"])
+            .await;
     }
 }
 
 #[tokio::test]
 async fn lines_may_come_in_any_pieces() {
-    let text = [event("ADDED", "ä", 1), listed(2), event("MODIFIED", "ä", 3)].map(|line| format!("{line}\n")).concat();
+    let text = [event("ADDED", "ä", 1), listed(2), event("MODIFIED", "ä", 3)]
+        .map(|line| format!("{line}\n"))
+        .concat();
     for size in [1, 7, 1000] {
         let script = text
             .as_bytes()
             .chunks(size)
-            .fold(Script::text(200, ""), |script, piece| script.send(piece.to_vec()).pause(Duration::from_micros(1)));
+            .fold(Script::text(200, ""), |script, piece| {
+                script.send(piece.to_vec()).pause(Duration::from_micros(1))
+            });
         let server = Server::start([script.hold()]).await;
-        Heard::default().expect(&server, spec(), &["listing", "+ä", "listed 2", "+ä"]).await;
+        Heard::default()
+            .expect(&server, spec(), &["listing", "+ä", "listed 2", "+ä"])
+            .await;
     }
 }
 
@@ -187,7 +244,9 @@ async fn a_broken_watch_goes_on_where_it_was() {
         Script::lines([event("DELETED", "a", 9)]).hold(),
     ])
     .await;
-    Heard::default().expect(&server, spec(), &["listing", "+a", "listed 2", "+a", "-a"]).await;
+    Heard::default()
+        .expect(&server, spec(), &["listing", "+a", "listed 2", "+a", "-a"])
+        .await;
     assert_eq!(origins(&server), ["stream", "4", "8", "8"]);
 }
 
@@ -198,7 +257,13 @@ async fn a_listing_that_breaks_off_begins_again() {
         Script::lines([event("ADDED", "a", 1), listed(2)]).hold(),
     ])
     .await;
-    Heard::default().expect(&server, spec(), &["listing", "+a", "listing", "+a", "listed 2"]).await;
+    Heard::default()
+        .expect(
+            &server,
+            spec(),
+            &["listing", "+a", "listing", "+a", "listed 2"],
+        )
+        .await;
 }
 
 #[tokio::test]
@@ -213,8 +278,13 @@ async fn a_silent_watch_is_given_up() {
             .send(format!("{}\n", event("ADDED", "a", 5))),
     ])
     .await;
-    let patience = Patience { silence: Duration::from_millis(450), ..PATIENCE };
-    Heard::default().expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"]).await;
+    let patience = Patience {
+        silence: Duration::from_millis(450),
+        ..PATIENCE
+    };
+    Heard::default()
+        .expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"])
+        .await;
     assert_eq!(origins(&server)[..2], ["stream", "2"]);
 }
 
@@ -227,9 +297,14 @@ async fn a_watch_that_was_silent_from_its_beginning_lists_anew() {
         Script::lines([event("ADDED", "a", 9), listed(10)]).hold(),
     ])
     .await;
-    let patience = Patience { silence: Duration::from_millis(300), ..PATIENCE };
+    let patience = Patience {
+        silence: Duration::from_millis(300),
+        ..PATIENCE
+    };
     let want = ["listing", "listed 20", "listing", "+a", "listed 10"];
-    Heard::default().expect_within(patience, &server, spec(), &want).await;
+    Heard::default()
+        .expect_within(patience, &server, spec(), &want)
+        .await;
     assert_eq!(origins(&server)[..3], ["stream", "20", "stream"]);
 }
 
@@ -242,7 +317,9 @@ async fn a_version_that_the_server_forgot_means_a_new_listing() {
         Script::lines([listed(8)]).hold(),
     ])
     .await;
-    let want = ["listing", "listed 2", "listing", "listed 7", "listing", "listed 8"];
+    let want = [
+        "listing", "listed 2", "listing", "listed 7", "listing", "listed 8",
+    ];
     Heard::default().expect(&server, spec(), &want).await;
     assert_eq!(origins(&server), ["stream", "stream", "7", "stream"]);
 }
@@ -251,7 +328,10 @@ async fn a_version_that_the_server_forgot_means_a_new_listing() {
 async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
     let page = |name: &str, next: &str| {
         let metadata = json!({"resourceVersion": "20", "continue": next});
-        Script::json(200, &json!({"metadata": metadata, "items": [object(name, 3)]}))
+        Script::json(
+            200,
+            &json!({"metadata": metadata, "items": [object(name, 3)]}),
+        )
     };
     let refusals = [
         error(
@@ -272,15 +352,35 @@ async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
             Script::lines([]).hold(),
         ])
         .await;
-        let want = ["listing", "listing", "+a", "+b", "listed 20", "+c", "listing", "+d", "listed 20"];
+        let want = [
+            "listing",
+            "listing",
+            "+a",
+            "+b",
+            "listed 20",
+            "+c",
+            "listing",
+            "+d",
+            "listed 20",
+        ];
         // The last one is noticed only after the listing began.
         let want = if index == 2 { &want[..] } else { &want[1..] };
         Heard::default().expect(&server, spec(), want).await;
-        assert_eq!(origins(&server), ["stream", "list", "list", "20", "list", "20"]);
+        assert_eq!(
+            origins(&server),
+            ["stream", "list", "list", "20", "list", "20"]
+        );
         let came = server.came();
-        assert!(came[2].line.contains("limit=500&continue=n%2Fx"), "{}", came[2].line);
+        assert!(
+            came[2].line.contains("limit=500&continue=n%2Fx"),
+            "{}",
+            came[2].line
+        );
         let accept = came[1].headers["accept"].to_str().expect("text");
-        assert!(accept.starts_with("application/json;as=PartialObjectMetadataList;"), "{accept}");
+        assert!(
+            accept.starts_with("application/json;as=PartialObjectMetadataList;"),
+            "{accept}"
+        );
     }
 }
 
@@ -293,14 +393,32 @@ async fn refusals_are_said_once_and_end_with_a_new_listing() {
         Script::lines([listed(3)]).hold(),
     ])
     .await;
-    Heard::default().expect(&server, spec(), &["listing", "listed 2", "may not watch", "listing", "listed 3"]).await;
+    Heard::default()
+        .expect(
+            &server,
+            spec(),
+            &[
+                "listing",
+                "listed 2",
+                "may not watch",
+                "listing",
+                "listed 3",
+            ],
+        )
+        .await;
     assert_eq!(origins(&server), ["stream", "2", "stream", "stream"]);
 }
 
 #[tokio::test]
 async fn a_listing_in_pages_takes_another_verb() {
-    let server = Server::start([error(400, "resourceVersionMatch is forbidden for watch"), error(403, "no")]).await;
-    Heard::default().expect(&server, spec(), &["may not list"]).await;
+    let server = Server::start([
+        error(400, "resourceVersionMatch is forbidden for watch"),
+        error(403, "no"),
+    ])
+    .await;
+    Heard::default()
+        .expect(&server, spec(), &["may not list"])
+        .await;
 }
 
 #[tokio::test]
@@ -311,7 +429,10 @@ async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
         || Script::lines([]).send("nonsense\n"),
         || Script::text(200, ""),
     ];
-    let patience = Patience { lasting: Duration::from_millis(400), ..PATIENCE };
+    let patience = Patience {
+        lasting: Duration::from_millis(400),
+        ..PATIENCE
+    };
     let cases = trouble.map(|trouble| async move {
         let good = Script::lines([listed(3)]).hold();
         let server = Server::start([trouble(), trouble(), trouble(), good]).await;
@@ -329,7 +450,10 @@ async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
 /// What was listed holds while the server is away; that it answers errors alone makes it doubtful.
 #[tokio::test]
 async fn a_server_that_is_away_is_not_one_that_refuses() {
-    let patience = Patience { lasting: Duration::from_millis(400), ..PATIENCE };
+    let patience = Patience {
+        lasting: Duration::from_millis(400),
+        ..PATIENCE
+    };
     let ended = || Script::text(200, "");
     let server = Server::start([
         Script::lines([listed(2)]),
@@ -339,35 +463,66 @@ async fn a_server_that_is_away_is_not_one_that_refuses() {
         Script::lines([event("ADDED", "a", 3)]).hold(),
     ])
     .await;
-    Heard::default().expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"]).await;
+    Heard::default()
+        .expect_within(patience, &server, spec(), &["listing", "listed 2", "+a"])
+        .await;
     let later = || error(503, "later");
-    let server = Server::start([Script::lines([listed(2)]), later(), later(), Script::lines([listed(4)]).hold()]).await;
+    let server = Server::start([
+        Script::lines([listed(2)]),
+        later(),
+        later(),
+        Script::lines([listed(4)]).hold(),
+    ])
+    .await;
     let want = ["listing", "listed 2", "unavailable", "listing", "listed 4"];
-    Heard::default().expect_within(patience, &server, spec(), &want).await;
+    Heard::default()
+        .expect_within(patience, &server, spec(), &want)
+        .await;
     assert_eq!(origins(&server), ["stream", "2", "2", "stream"]);
 }
 
 #[tokio::test]
 async fn a_kind_that_is_not_served_may_come() {
     let server = Server::start([error(404, ""), Script::lines([listed(3)]).hold()]).await;
-    Heard::default().expect(&server, spec(), &["not served", "listing", "listed 3"]).await;
+    Heard::default()
+        .expect(&server, spec(), &["not served", "listing", "listed 3"])
+        .await;
 }
 
 #[tokio::test]
 async fn a_busy_server_is_given_the_time_it_wants() {
-    let server = Server::start([error(429, "").header("retry-after", "2"), Script::lines([listed(3)]).hold()]).await;
+    let server = Server::start([
+        error(429, "").header("retry-after", "2"),
+        Script::lines([listed(3)]).hold(),
+    ])
+    .await;
     let started = Instant::now();
-    Heard::default().expect(&server, spec(), &["listing", "listed 3"]).await;
+    Heard::default()
+        .expect(&server, spec(), &["listing", "listed 3"])
+        .await;
     assert!(started.elapsed() >= Duration::from_secs(2));
 }
 
 #[tokio::test]
 async fn what_is_no_event_means_a_new_listing() {
-    let nonsense = ["hunter2\n", "{\"type\":\"MOVED\",\"object\":{}}\n", "{\"type\":\"BOOKMARK\",\"object\":{}}\n"];
+    let nonsense = [
+        "hunter2\n",
+        "{\"type\":\"MOVED\",\"object\":{}}\n",
+        "{\"type\":\"BOOKMARK\",\"object\":{}}\n",
+    ];
     for nonsense in nonsense {
-        let scripts = [Script::lines([listed(2)]).send(nonsense), Script::lines([listed(3)]).hold()];
+        let scripts = [
+            Script::lines([listed(2)]).send(nonsense),
+            Script::lines([listed(3)]).hold(),
+        ];
         let server = Server::start(scripts).await;
-        Heard::default().expect(&server, spec(), &["listing", "listed 2", "listing", "listed 3"]).await;
+        Heard::default()
+            .expect(
+                &server,
+                spec(),
+                &["listing", "listed 2", "listing", "listed 3"],
+            )
+            .await;
     }
 }
 
@@ -386,18 +541,36 @@ async fn an_object_that_cannot_be_decoded_stops_no_watch() {
                 .send(line("ADDED", &bad(2)))
                 .send(format!("{}\n", listed(10)))
                 .send(line("MODIFIED", &bad(11))),
-            Script::lines([event("ADDED", "b", 12)]).send(line("MODIFIED", &bad(13))).send(last),
+            Script::lines([event("ADDED", "b", 12)])
+                .send(line("MODIFIED", &bad(13)))
+                .send(last),
             Script::lines([event("DELETED", "b", 15)]).hold(),
         ])
         .await;
-        let want = ["listing", "+a", "+bad", "listed 10", "+bad", "+b", "+bad", "-bad", "-b"];
+        let want = [
+            "listing",
+            "+a",
+            "+bad",
+            "listed 10",
+            "+bad",
+            "+b",
+            "+bad",
+            "-bad",
+            "-b",
+        ];
         Heard::default().expect(&server, spec(), &want).await;
-        assert_eq!(origins(&server), ["stream", "11", "14"], "it goes on after it");
+        assert_eq!(
+            origins(&server),
+            ["stream", "11", "14"],
+            "it goes on after it"
+        );
 
         let page = |items: &str, next: &str| {
             Script::text(
                 200,
-                format!(r#"{{"metadata":{{"resourceVersion":"20","continue":"{next}"}},"items":[{items}]}}"#),
+                format!(
+                    r#"{{"metadata":{{"resourceVersion":"20","continue":"{next}"}},"items":[{items}]}}"#
+                ),
             )
         };
         let server = Server::start([
@@ -407,7 +580,13 @@ async fn an_object_that_cannot_be_decoded_stops_no_watch() {
             Script::lines([event("ADDED", "c", 21)]).hold(),
         ])
         .await;
-        Heard::default().expect(&server, spec(), &["listing", "+bad", "+a", "+b", "listed 20", "+c"]).await;
+        Heard::default()
+            .expect(
+                &server,
+                spec(),
+                &["listing", "+bad", "+a", "+b", "listed 20", "+c"],
+            )
+            .await;
     }
 }
 
@@ -425,7 +604,9 @@ async fn of_what_cannot_be_decoded_as_a_whole_the_rest_is_told() {
         .hold()])
     .await;
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let watching = watch::<Value>(server.client().into(), spec(), move |event| drop(told.send(event)));
+    let watching = watch::<Value>(server.client().into(), spec(), move |event| {
+        drop(told.send(event));
+    });
     let mut want = vec![
         Event::Listing,
         Event::Undecodable(json!({

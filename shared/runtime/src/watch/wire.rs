@@ -53,7 +53,11 @@ impl<T: DeserializeOwned> Line<T> {
 }
 
 impl<O, M> Event<O, M> {
-    fn map<T>(self, shown: impl FnOnce(O) -> Option<Decoded<T>>, deleted: impl FnOnce(M) -> Option<Meta>) -> Line<T> {
+    fn map<T>(
+        self,
+        shown: impl FnOnce(O) -> Option<Decoded<T>>,
+        deleted: impl FnOnce(M) -> Option<Meta>,
+    ) -> Line<T> {
         match self {
             Self::Added(object) | Self::Modified(object) => Line::Shown(shown(object)),
             Self::Deleted(object) => Line::Deleted(deleted(object)),
@@ -125,11 +129,19 @@ impl<T: DeserializeOwned> Page<T> {
     /// None if it is no list.
     pub(super) fn read(page: &[u8]) -> Option<Self> {
         if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
-            let items = items.into_iter().flatten().map(|object| Some(Decoded::Whole(object))).collect();
+            let items = items
+                .into_iter()
+                .flatten()
+                .map(|object| Some(Decoded::Whole(object)))
+                .collect();
             return Some(Self { metadata, items });
         }
         let List::<&RawValue> { metadata, items } = serde_json::from_slice(page).ok()?;
-        let items = items.into_iter().flatten().map(|object| object::decode(object.get().as_bytes())).collect();
+        let items = items
+            .into_iter()
+            .flatten()
+            .map(|object| object::decode(object.get().as_bytes()))
+            .collect();
         Some(Self { metadata, items })
     }
 }
@@ -144,21 +156,30 @@ pub(super) struct Lines {
 
 impl Lines {
     pub(super) fn new(body: Body) -> Self {
-        Self { body, buffer: Vec::new(), used: 0 }
+        Self {
+            body,
+            buffer: Vec::new(),
+            used: 0,
+        }
     }
 
     /// The next line. Half a line at the end of the body is none.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
         let mut searched = self.used;
         loop {
-            if let Some(length) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
+            if let Some(length) = self.buffer[searched..]
+                .iter()
+                .position(|&byte| byte == b'\n')
+            {
                 let line = self.used..searched + length;
                 self.used = line.end + 1;
                 return Ok(&self.buffer[line]);
             }
             self.make_room();
             searched = self.buffer.len();
-            let frame = timeout(silence, self.body.frame()).await.map_err(|_| End::Silent)?;
+            let frame = timeout(silence, self.body.frame())
+                .await
+                .map_err(|_| End::Silent)?;
             let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
             if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
                 self.buffer.extend_from_slice(&data);

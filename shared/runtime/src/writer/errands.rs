@@ -13,12 +13,15 @@ use k8s_openapi::{
 };
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
-use mimeo_core::{
-    engine::{Announcement, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate},
+use mimeo_engine::{
+    Announcement, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
+};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta, names,
-    rule::{RuleId, RuleKind, SourceRef},
     seeds::Seeds,
+    source::SourceRef,
 };
 use serde::{
     Deserialize,
@@ -32,7 +35,7 @@ use crate::{
     call::{self, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
     object::{self, Decoded},
-    observer::parse_grant,
+    stored::{decode_grant, parse_grant},
 };
 
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
@@ -47,7 +50,8 @@ pub enum ErrandError {
     /// 409: it isn't as the request assumed.
     #[error("it was changed in the meantime")]
     Conflict,
-    /// 422: what it would become isn't accepted. Of a patch that tests, too, that it isn't as the request assumed.
+    /// 422: what it would become isn't accepted. Of a patch that tests, too, that it isn't as the
+    /// request assumed.
     #[error("the API server doesn't accept it (422)")]
     Invalid,
     /// 401 or 403.
@@ -86,12 +90,30 @@ pub struct Kinds {
 /// Reads the kinds `ConfigMap`. Entries that make no sense are passed over with a warning.
 pub fn parse_kinds(object: &ConfigMap) -> Kinds {
     let annotation = |key| {
-        let value = object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
-        value.filter(|value| !value.is_empty()).map(|value| value.as_str().into())
+        let value = object
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(key));
+        value
+            .filter(|value| !value.is_empty())
+            .map(|value| value.as_str().into())
     };
-    let kinds = object.data.iter().flatten().filter_map(|(key, api_version)| parse_kind(key, api_version)).collect();
-    let crds = RuleKind::ALL.into_iter().filter_map(|kind| Some((kind, annotation(crd_annotation(kind))?))).collect();
-    Kinds { kinds, crds, confirmed: annotation(names::CONFIRM_DELETION) }
+    let kinds = object
+        .data
+        .iter()
+        .flatten()
+        .filter_map(|(key, api_version)| parse_kind(key, api_version))
+        .collect();
+    let crds = RuleKind::ALL
+        .into_iter()
+        .filter_map(|kind| Some((kind, annotation(crd_annotation(kind))?)))
+        .collect();
+    Kinds {
+        kinds,
+        crds,
+        confirmed: annotation(names::CONFIRM_DELETION),
+    }
 }
 
 fn crd_annotation(kind: RuleKind) -> &'static str {
@@ -106,7 +128,10 @@ fn parse_kind(key: &str, api_version: &str) -> Option<GroupVersionKind> {
     let parsed = GroupVersionKind::parse(api_version, kind).ok();
     let parsed = parsed.filter(|gvk| gvk.group_kind().to_string() == key);
     if parsed.is_none() {
-        warn!(config_map = KINDS_CONFIG_MAP, key, "entry is no kind; its copies are not collected");
+        warn!(
+            config_map = KINDS_CONFIG_MAP,
+            key, "entry is no kind; its copies are not collected"
+        );
     }
     parsed
 }
@@ -124,31 +149,54 @@ struct Grants {
 }
 
 impl Writer {
-    /// Takes the mark off a namespace if it still has this token and version. False: it was changed, look again. A namespace
-    /// that is gone has no mark.
+    /// Takes the mark off a namespace if it still has this token and version. False: it was
+    /// changed, look again. A namespace that is gone has no mark.
     pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> ErrandResult<bool> {
-        let mark = format!("/metadata/labels/{}", names::MARK.replace('~', "~0").replace('/', "~1"));
+        let mark = format!(
+            "/metadata/labels/{}",
+            names::MARK.replace('~', "~0").replace('/', "~1")
+        );
         let patch = json!([
             {"op": "test", "path": mark, "value": token},
             {"op": "test", "path": "/metadata/resourceVersion", "value": version.to_string()},
             {"op": "remove", "path": mark},
         ]);
-        match self.patch(&namespace_path(namespace), "application/json-patch+json", &patch).await {
+        match self
+            .patch(
+                &namespace_path(namespace),
+                "application/json-patch+json",
+                &patch,
+            )
+            .await
+        {
             Ok(()) | Err(ErrandError::NotFound) => Ok(true),
             Err(ErrandError::Conflict | ErrandError::Invalid) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Writes down in a namespace what was created in it once, if it is still of this version. False: it was changed, look again. A
-    /// namespace that is gone remembers nothing.
+    /// Writes down in a namespace what was created in it once, if it is still of this version.
+    /// False: it was changed, look again. A namespace that is gone remembers nothing.
     ///
     /// # Errors
-    /// [`ErrandError::Invalid`] if its annotations have no room for that: until somebody removes some, trying again is in vain.
-    pub async fn note_seeds(&self, namespace: &str, seeds: &Seeds, version: u64) -> ErrandResult<bool> {
+    /// [`ErrandError::Invalid`] if its annotations have no room for that: until somebody removes
+    /// some, trying again is in vain.
+    pub async fn note_seeds(
+        &self,
+        namespace: &str,
+        seeds: &Seeds,
+        version: u64,
+    ) -> ErrandResult<bool> {
         let text = (!seeds.is_empty()).then(|| seeds.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
-        match self.patch(&namespace_path(namespace), "application/merge-patch+json", &patch).await {
+        match self
+            .patch(
+                &namespace_path(namespace),
+                "application/merge-patch+json",
+                &patch,
+            )
+            .await
+        {
             Ok(()) | Err(ErrandError::NotFound) => Ok(true),
             Err(ErrandError::Conflict) => Ok(false),
             Err(error) => Err(error),
@@ -158,39 +206,70 @@ impl Writer {
     /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of the rule then.
+    /// [`ErrandError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of
+    /// the rule then.
     pub async fn read_rule(&self, id: &RuleId) -> ErrandResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
         let crd = self
-            .look(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}", id.kind.crd_name()))
+            .look(&format!(
+                "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}",
+                id.kind.crd_name()
+            ))
             .await?;
         let crd = match crd {
-            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => crd.metadata.uid.map(Into::into),
+            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => {
+                crd.metadata.uid.map(Into::into)
+            }
             Look::Found(_) | Look::Absent => None,
             Look::NotServed => return Err(ErrandError::NotFound),
         };
         match rule {
-            Look::Found(_) => Ok(RuleRead { found: true, home: None, crd }),
+            Look::Found(_) => Ok(RuleRead {
+                found: true,
+                home: None,
+                crd,
+            }),
             Look::Absent => {
                 let home = match &id.namespace {
                     None => None,
                     Some(home) => self.look_home(home).await?,
                 };
-                Ok(RuleRead { found: false, home, crd })
+                Ok(RuleRead {
+                    found: false,
+                    home,
+                    crd,
+                })
             }
-            Look::NotServed if crd.is_none() => Ok(RuleRead { found: false, home: None, crd }),
-            // The CRD is there but not (yet) served by whoever answered: that is no word about the rule.
+            Look::NotServed if crd.is_none() => Ok(RuleRead {
+                found: false,
+                home: None,
+                crd,
+            }),
+            // The CRD is there but not (yet) served by whoever answered: that is no word about the
+            // rule.
             Look::NotServed => Err(ErrandError::NotFound),
         }
     }
 
-    /// Reads a source, and if it is missing its namespace, for [`Engine::source_read`](mimeo_core::engine::Engine::source_read);
-    /// none if it is there after all.
+    /// Reads a source, and if it is missing its namespace, for
+    /// [`Engine::source_read`](mimeo_engine::Engine::source_read); none if it is there
+    /// after all.
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the source then.
-    pub async fn read_source(&self, source: &SourceRef, resource: &Resource) -> ErrandResult<Option<SourceRead>> {
-        match self.look(&resource_path(resource, Some(&source.namespace), Some(&source.name))).await? {
+    pub async fn read_source(
+        &self,
+        source: &SourceRef,
+        resource: &Resource,
+    ) -> ErrandResult<Option<SourceRead>> {
+        match self
+            .look(&resource_path(
+                resource,
+                Some(&source.namespace),
+                Some(&source.name),
+            ))
+            .await?
+        {
             Look::Found(found) => {
                 let labels = found.metadata.labels.unwrap_or_default();
                 let selected = source.admits(|key| labels.get(key).map(String::as_str));
@@ -224,21 +303,34 @@ impl Writer {
         namespace: &str,
         name: &str,
     ) -> ErrandResult<Option<Decoded<Value>>> {
-        self.object_at(&resource_path(resource, Some(namespace), Some(name))).await
+        self.object_at(&resource_path(resource, Some(namespace), Some(name)))
+            .await
     }
 
-    /// A grant, from the storage; none if it isn't there. Asked for as a list of one: who may watch grants may do that.
+    /// A grant, from the storage; none if it isn't there. Asked for as a list of one: who may watch
+    /// grants may do that.
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if grants aren't served.
-    pub(crate) async fn read_grant(&self, namespace: &str, name: &str) -> ErrandResult<Option<Decoded<Value>>> {
-        let query = format!("?fieldSelector={}", encode(&format!("metadata.name={name}")));
+    pub(crate) async fn read_grant(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> ErrandResult<Option<Decoded<Value>>> {
+        let query = format!(
+            "?fieldSelector={}",
+            encode(&format!("metadata.name={name}"))
+        );
         let mut found = self.list_grants(namespace, &query).await?;
         // Nothing that can be read of it is no word that it isn't there.
-        found.pop().map(|grant| grant.ok_or_else(undecodable)).transpose()
+        found
+            .pop()
+            .map(|grant| grant.ok_or_else(undecodable))
+            .transpose()
     }
 
-    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there afterwards was it before, too.
+    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there
+    /// afterwards was it before, too.
     ///
     /// # Errors
     /// [`ErrandError::NotFound`] if grants aren't served.
@@ -247,10 +339,11 @@ impl Writer {
         // One that can't be decoded grants nothing, and keeps none of the others from it.
         let grants = found.into_iter().flatten().filter_map(|grant| {
             let name = grant.value().pointer("/metadata/name")?.as_str()?.into();
-            Some((name, parse_grant(grant).ok()?.version))
+            Some((name, parse_grant(grant).ok()?.edition))
         });
         let grants = grants.collect();
-        let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicationgrants.mimeo.dev";
+        let crd =
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicationgrants.mimeo.dev";
         let defined = match self.look(crd).await? {
             Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => {
                 crd.metadata.creation_timestamp.as_ref().map(meta::seconds)
@@ -258,31 +351,61 @@ impl Writer {
             Look::Found(_) | Look::Absent => None,
             Look::NotServed => return Err(ErrandError::NotFound),
         };
-        Ok(GrantsRead { grants, home: self.look_home(namespace).await?, defined })
+        Ok(GrantsRead {
+            grants,
+            home: self.look_home(namespace).await?,
+            defined,
+        })
     }
 
     /// A namespace's grants, each as far as it can be decoded.
-    async fn list_grants(&self, namespace: &str, query: &str) -> ErrandResult<Vec<Option<Decoded<Value>>>> {
-        let path = format!("/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants{query}", encode(namespace));
+    async fn list_grants(
+        &self,
+        namespace: &str,
+        query: &str,
+    ) -> ErrandResult<Vec<Option<Decoded<Value>>>> {
+        let path = format!(
+            "/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants{query}",
+            encode(namespace)
+        );
         let list: Grants = self.read_at(&path).await?.ok_or(ErrandError::NotFound)?;
-        Ok(list.items.iter().map(|grant| object::decode(grant.get().as_bytes())).collect())
+        Ok(list
+            .items
+            .iter()
+            .map(|grant| object::decode(grant.get().as_bytes()))
+            .collect())
     }
 
     /// Notes that copies of a kind may exist.
     pub async fn record(&self, gvk: &GroupVersionKind) -> ErrandResult<()> {
-        self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}})).await
+        self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}}))
+            .await
     }
 
-    /// Takes that note back, if there are no copies in these namespaces; `None` is all. False: there is a copy after all, or
-    /// nothing can be said because the kind isn't served.
-    pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> ErrandResult<bool> {
+    /// Takes that note back, if there are no copies in these namespaces; `None` is all. False:
+    /// there is a copy after all, or nothing can be said because the kind isn't served.
+    pub async fn unrecord(
+        &self,
+        kind: &GroupKind,
+        places: &[Option<Box<str>>],
+    ) -> ErrandResult<bool> {
         let key = kind.to_string();
-        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else { return Ok(true) };
-        let Some(gvk) = parse_kinds(&map).kinds.into_iter().find(|gvk| gvk.group_kind() == *kind) else {
+        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else {
             return Ok(true);
         };
-        let found = Discovery::new(self.client.clone()).find_in_any_version(&gvk).await;
-        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else { return Ok(false) };
+        let Some(gvk) = parse_kinds(&map)
+            .kinds
+            .into_iter()
+            .find(|gvk| gvk.group_kind() == *kind)
+        else {
+            return Ok(true);
+        };
+        let found = Discovery::new(self.client.clone())
+            .find_in_any_version(&gvk)
+            .await;
+        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else {
+            return Ok(false);
+        };
         for place in places {
             if self.has_copies(&resource, place.as_deref()).await? {
                 return Ok(false);
@@ -290,48 +413,136 @@ impl Writer {
         }
         // As it was read: a note made since then stays.
         let version = map.metadata.resource_version;
-        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}})).await.map(|()| true)
+        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}}))
+            .await
+            .map(|()| true)
     }
 
     /// Notes the uid of the CRD of these rules.
     pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> ErrandResult<()> {
-        self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}})).await
+        self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}}))
+            .await
     }
 
     /// Writes a rule's status. A rule that is gone needs none.
     pub async fn write_status(&self, update: &StatusUpdate) -> ErrandResult<()> {
-        let manager = names::STATUS_MANAGER;
-        let path = format!("{}/status?fieldManager={manager}&force=true", rule_path(&update.id));
         let object = json!({
             "apiVersion": API_VERSION,
             "kind": update.id.kind.to_string(),
             "metadata": {"name": &*update.id.name},
             "status": &update.status,
         });
-        match self.patch(&path, "application/apply-patch+yaml", &object).await {
+        match self.apply_status(&rule_path(&update.id), &object).await {
             Err(ErrandError::NotFound) => Ok(()),
             written => written,
         }
     }
 
-    /// Writes an Event, or continues the series that there is, be it another process's; `reporter` is this replica's name.
-    pub async fn write_event(&self, announcement: Announcement, reporter: &str, at: Timestamp) -> ErrandResult<()> {
-        let namespace = announcement.regarding.namespace.as_deref().unwrap_or(EVENTS_NAMESPACE);
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", encode(namespace));
+    /// Applies the status of the object at this path.
+    async fn apply_status(&self, path: &str, object: &Value) -> ErrandResult<()> {
+        let path = format!(
+            "{path}/status?fieldManager={}&force=true",
+            names::STATUS_MANAGER
+        );
+        self.patch(&path, "application/apply-patch+yaml", object)
+            .await
+    }
+
+    /// Writes a grant's status, unless it says so already, or the grant is another one by now.
+    ///
+    /// # Errors
+    /// [`ErrandError::NotFound`], too, if the cluster has the CRD of a version in which grants had
+    /// no status.
+    pub async fn write_grant_status(
+        &self,
+        update: &GrantUpdate,
+        now: Timestamp,
+    ) -> ErrandResult<()> {
+        let GrantUpdate {
+            namespace,
+            name,
+            standing,
+        } = update;
+        let Some(grant) = self.read_grant(namespace, name).await? else {
+            return Ok(());
+        };
+        let Ok(grant) = decode_grant(grant) else {
+            return Ok(());
+        };
+        let status = standing.status(&grant, now);
+        // Its watch will show the other one.
+        if grant.metadata.generation != Some(standing.generation)
+            || grant.status.as_ref() == Some(&status)
+        {
+            return Ok(());
+        }
+        let namespace = encode(namespace);
+        let path = format!(
+            "/apis/{GROUP}/{VERSION}/namespaces/{namespace}/replicationgrants/{}",
+            encode(name)
+        );
+        let object = json!({
+            "apiVersion": API_VERSION,
+            "kind": "ReplicationGrant",
+            "metadata": {"name": name, "uid": grant.metadata.uid},
+            "status": status,
+        });
+        match self.apply_status(&path, &object).await {
+            // Another one of its name by now.
+            Err(ErrandError::Conflict) => Ok(()),
+            written => written,
+        }
+    }
+
+    /// Writes an Event, or continues the series that there is, be it another process's; `reporter`
+    /// is this replica's name.
+    pub async fn write_event(
+        &self,
+        announcement: Announcement,
+        reporter: &str,
+        at: Timestamp,
+    ) -> ErrandResult<()> {
+        let namespace = announcement
+            .regarding
+            .namespace
+            .as_deref()
+            .unwrap_or(EVENTS_NAMESPACE);
+        let path = format!(
+            "/apis/events.k8s.io/v1/namespaces/{}/events",
+            encode(namespace)
+        );
         let one = format!("{path}/{}", announcement.name);
         if let Some(known) = self.read_at::<Event>(&one).await? {
             // Nothing else of an Event can be changed.
-            let count = known.series.map_or(1, |series| series.count).saturating_add(announcement.count);
-            let series = EventSeries { count, last_observed_time: MicroTime(at) };
-            return self.patch(&one, "application/merge-patch+json", &json!({"series": series})).await;
+            let count = known
+                .series
+                .map_or(1, |series| series.count)
+                .saturating_add(announcement.count);
+            let series = EventSeries {
+                count,
+                last_observed_time: MicroTime(at),
+            };
+            return self
+                .patch(
+                    &one,
+                    "application/merge-patch+json",
+                    &json!({"series": series}),
+                )
+                .await;
         }
         let event = event(announcement, reporter, at);
         let body = Body::from(event.to_string().into_bytes());
-        self.send(call::write(Method::POST, &path, call::JSON, body)).await.map(drop)
+        self.send(call::write(Method::POST, &path, call::JSON, body))
+            .await
+            .map(drop)
     }
 
     fn kinds_path(&self) -> String {
-        format!("{}/configmaps/{}", namespace_path(&self.namespace), KINDS_CONFIG_MAP)
+        format!(
+            "{}/configmaps/{}",
+            namespace_path(&self.namespace),
+            KINDS_CONFIG_MAP
+        )
     }
 
     /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
@@ -347,7 +558,10 @@ impl Writer {
         object["metadata"]["name"] = KINDS_CONFIG_MAP.into();
         let path = format!("{}/configmaps", namespace_path(&self.namespace));
         let body = Body::from(object.to_string().into_bytes());
-        match self.send(call::write(Method::POST, &path, call::JSON, body)).await {
+        match self
+            .send(call::write(Method::POST, &path, call::JSON, body))
+            .await
+        {
             Ok(_) => Ok(()),
             // Somebody was quicker.
             Err(ErrandError::Conflict) => merge().await,
@@ -356,22 +570,36 @@ impl Writer {
     }
 
     async fn patch_kinds(&self, patch: &Value) -> ErrandResult<()> {
-        self.patch(&self.kinds_path(), "application/merge-patch+json", patch).await
+        self.patch(&self.kinds_path(), "application/merge-patch+json", patch)
+            .await
     }
 
     async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> ErrandResult<()> {
         let body = Body::from(patch.to_string().into_bytes());
-        self.send(call::write(Method::PATCH, path, content_type, body)).await.map(drop)
+        self.send(call::write(Method::PATCH, path, content_type, body))
+            .await
+            .map(drop)
     }
 
     /// Whether any namespace has an object with our label.
     async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> ErrandResult<bool> {
-        let selector = encode(&format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE));
-        let path = format!("{}?limit=1&labelSelector={selector}", resource_path(resource, namespace, None));
-        let answer = self.send(call::read(Method::GET, &path, METADATA_LIST)).await?;
-        let Page { metadata, items } =
-            answer.parse().ok_or_else(|| ErrandError::Silent("the list can't be decoded".into()))?;
-        Ok(items.is_some_and(|items| !items.is_empty()) || metadata.continue_.is_some_and(|next| !next.is_empty()))
+        let selector = encode(&format!(
+            "{}={}",
+            names::MANAGED_BY,
+            names::MANAGED_BY_VALUE
+        ));
+        let path = format!(
+            "{}?limit=1&labelSelector={selector}",
+            resource_path(resource, namespace, None)
+        );
+        let answer = self
+            .send(call::read(Method::GET, &path, METADATA_LIST))
+            .await?;
+        let Page { metadata, items } = answer
+            .parse()
+            .ok_or_else(|| ErrandError::Silent("the list can't be decoded".into()))?;
+        Ok(items.is_some_and(|items| !items.is_empty())
+            || metadata.continue_.is_some_and(|next| !next.is_empty()))
     }
 
     async fn read_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<T>> {
@@ -384,7 +612,9 @@ impl Writer {
 
     /// A whole object from the storage, as far as it can be decoded.
     async fn object_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<Decoded<T>>> {
-        let answer = self.answer(call::read(Method::GET, path, call::JSON)).await?;
+        let answer = self
+            .answer(call::read(Method::GET, path, call::JSON))
+            .await?;
         if answer.is_absence() {
             return Ok(None);
         }
@@ -395,9 +625,17 @@ impl Writer {
     async fn look(&self, path: &str) -> ErrandResult<Look> {
         let answer = self.answer(call::read(Method::GET, path, METADATA)).await?;
         if answer.code == StatusCode::NOT_FOUND {
-            return Ok(if answer.is_absence() { Look::Absent } else { Look::NotServed });
+            return Ok(if answer.is_absence() {
+                Look::Absent
+            } else {
+                Look::NotServed
+            });
         }
-        accept(answer)?.parse().map(Box::new).map(Look::Found).ok_or_else(undecodable)
+        accept(answer)?
+            .parse()
+            .map(Box::new)
+            .map(Look::Found)
+            .ok_or_else(undecodable)
     }
 
     async fn send(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
@@ -434,7 +672,10 @@ fn accept(answer: call::Answer) -> ErrandResult<call::Answer> {
         409 => Err(ErrandError::Conflict),
         422 => Err(ErrandError::Invalid),
         code @ (401 | 403) => Err(ErrandError::Denied { code }),
-        code => Err(ErrandError::Unavailable { code, reason: answer.status().reason.unwrap_or_default() }),
+        code => Err(ErrandError::Unavailable {
+            code,
+            reason: answer.status().reason.unwrap_or_default(),
+        }),
     }
 }
 
@@ -446,13 +687,30 @@ const REPORTER: &str = "mimeo.dev/reconciler";
 const LONGEST_REPORTER: usize = 128;
 
 fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
-    let Announcement { name, regarding, related, reason, note, count } = announcement;
-    let reporter: String = reporter.chars().filter(char::is_ascii).take(LONGEST_REPORTER).collect();
+    let Announcement {
+        name,
+        regarding,
+        related,
+        reason,
+        note,
+        count,
+    } = announcement;
+    let reporter: String = reporter
+        .chars()
+        .filter(char::is_ascii)
+        .take(LONGEST_REPORTER)
+        .collect();
     let event = Event {
-        metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        },
         event_time: Some(MicroTime(at)),
         // One is no series.
-        series: (count > 1).then_some(EventSeries { count, last_observed_time: MicroTime(at) }),
+        series: (count > 1).then_some(EventSeries {
+            count,
+            last_observed_time: MicroTime(at),
+        }),
         type_: Some(reason.type_().into()),
         reason: Some(reason.to_string()),
         action: Some(reason.action().into()),
@@ -471,6 +729,13 @@ fn namespace_path(namespace: &str) -> String {
 }
 
 fn rule_path(id: &RuleId) -> String {
-    let namespace = id.namespace.as_deref().map_or_else(String::new, |name| format!("namespaces/{}/", encode(name)));
-    format!("/apis/{GROUP}/{VERSION}/{namespace}{}/{}", id.kind.plural(), encode(&id.name))
+    let namespace = id
+        .namespace
+        .as_deref()
+        .map_or_else(String::new, |name| format!("namespaces/{}/", encode(name)));
+    format!(
+        "/apis/{GROUP}/{VERSION}/{namespace}{}/{}",
+        id.kind.plural(),
+        encode(&id.name)
+    )
 }

@@ -22,7 +22,11 @@ const GENERATIONS: usize = 3;
 #[tokio::test]
 async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices() -> Result<()> {
     // Strict: a review that the API server can't send refuses the namespace that it is about.
-    let lifetimes = [("CA_VALIDITY", "45s"), ("CERTIFICATE_VALIDITY", "20s"), ("CA_OVERLAP", "8s")];
+    let lifetimes = [
+        ("CA_VALIDITY", "45s"),
+        ("CERTIFICATE_VALIDITY", "20s"),
+        ("CA_OVERLAP", "8s"),
+    ];
     let env = lifetimes.map(|(name, value)| {
         let variable = json!({"name": format!("MIMEO_{name}"), "value": value});
         json!({"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable})
@@ -41,8 +45,16 @@ async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices
         let secrets = of::<Secret>(&mimeo.client, NAMESPACE);
         tokio::time::timeout(2 * SOON, async {
             while authorities.len() < GENERATIONS {
-                let data = secrets.get("mimeo-webhook-tls").await?.data.context("an empty Secret")?;
-                let text = |key: &str| data.get(key).map(|ByteString(bytes)| bytes.clone()).context("a key is missing");
+                let data = secrets
+                    .get("mimeo-webhook-tls")
+                    .await?
+                    .data
+                    .context("an empty Secret")?;
+                let text = |key: &str| {
+                    data.get(key)
+                        .map(|ByteString(bytes)| bytes.clone())
+                        .context("a key is missing")
+                };
                 authorities.insert(text("ca.crt")?);
                 certificates.insert(text("tls.crt")?);
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -53,7 +65,10 @@ async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices
         .context("too few authorities")?
     };
     let (names, certificates) = people.move_in_during(0, AT_ONCE, rotated).await?;
-    eprintln!("{} namespaces, {GENERATIONS} authorities, {certificates} certificates", names.len());
+    eprintln!(
+        "{} namespaces, {GENERATIONS} authorities, {certificates} certificates",
+        names.len()
+    );
     assert!(certificates >= GENERATIONS);
     people.have(&names, "first").await?;
     people.leave().await?;

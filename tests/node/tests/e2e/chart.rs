@@ -1,4 +1,5 @@
-//! The chart: installed, verified, upgraded and rolled back under load, and uninstalled; and what its values switch on.
+//! The chart: installed, verified, upgraded and rolled back under load, and uninstalled; and what
+//! its values switch on.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -21,10 +22,12 @@ use crate::{
 const AT_ONCE: usize = 4;
 
 #[tokio::test]
-async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_and_nobody_notices() -> Result<()> {
+async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_and_nobody_notices()
+-> Result<()> {
     // Names are fixed, whoever installs.
     Mimeo::remove_any().await?;
-    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else nobody would notice it.
+    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else
+    // nobody would notice it.
     let strict = |mut values: Value| {
         values["webhook"]["namespacesFailurePolicy"] = json!("Fail");
         values
@@ -34,7 +37,10 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
     mimeo.helm(&["test", "mimeo"]).await?;
 
     let both = async {
-        Mimeo::by_chart(&strict(json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}}))).await?;
+        Mimeo::by_chart(&strict(
+            json!({"log": {"level": "debug"}, "webhook": {"replicas": 3}}),
+        ))
+        .await?;
         mimeo.helm(&["rollback", "mimeo", "1"]).await?;
         mimeo.ready().await
     };
@@ -42,17 +48,32 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
     people.rotate("second").await?;
     people.have(&names, "second").await?;
 
-    // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that anybody waits for. Who comes
-    // meanwhile may have the copy or not, and is let in.
-    people.come_in_during(AT_ONCE, mimeo.helm(&["uninstall", "mimeo", "--wait"])).await?;
+    // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that
+    // anybody waits for. Who comes meanwhile may have the copy or not, and is let in.
+    people
+        .come_in_during(AT_ONCE, mimeo.helm(&["uninstall", "mimeo", "--wait"]))
+        .await?;
     let all = ListParams::default();
-    let mutating = Api::<MutatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();
-    let validating = Api::<ValidatingWebhookConfiguration>::all(mimeo.client.clone()).list(&all).await?.items.len();
-    ensure!(mutating + validating == 0, "{mutating} and {validating} registrations are left");
+    let mutating = Api::<MutatingWebhookConfiguration>::all(mimeo.client.clone())
+        .list(&all)
+        .await?
+        .items
+        .len();
+    let validating = Api::<ValidatingWebhookConfiguration>::all(mimeo.client.clone())
+        .list(&all)
+        .await?
+        .items
+        .len();
+    ensure!(
+        mutating + validating == 0,
+        "{mutating} and {validating} registrations are left"
+    );
     for name in &names {
         of::<Secret>(&mimeo.client, name).get(PULL_SECRET).await?;
     }
-    people.run_an_idle_pod(&people.namespace().await?, "app").await?;
+    people
+        .run_an_idle_pod(&people.namespace().await?, "app")
+        .await?;
 
     // Installed again, it goes on where it was.
     let mimeo = Mimeo::by_chart(&json!({})).await?;
@@ -67,7 +88,12 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
 async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() -> Result<()> {
     Mimeo::remove_any().await?;
     let client = Node::get().await?.client().await?;
-    create_namespace(&client, NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
+    create_namespace(
+        &client,
+        NAMESPACE,
+        &[("pod-security.kubernetes.io/enforce", "restricted")],
+    )
+    .await?;
     let mimeo = Mimeo::by_chart(&json!({
         "log": {"format": "json"},
         "webhook": {"namespacesFailurePolicy": "Fail", "port": 10250, "opsPort": 8081},
@@ -84,7 +110,10 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
     let names = people.move_in_together(AT_ONCE).await?;
     people.rotate("second").await?;
     people.have(&names, "second").await?;
-    let log = mimeo.node.kubectl(["-n", NAMESPACE, "logs", "deployment/mimeo-reconciler"]).await?;
+    let log = mimeo
+        .node
+        .kubectl(["-n", NAMESPACE, "logs", "deployment/mimeo-reconciler"])
+        .await?;
     for line in log.lines() {
         serde_json::from_str::<Value>(line).with_context(|| format!("no JSON: {line}"))?;
     }
@@ -95,32 +124,67 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
 
 /// Metrics, and what the page shows, as docs/operations.md says to have Prometheus read them.
 async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Result<()> {
-    let (monitoring, elsewhere) = (format!("{}-monitoring", people.tag), format!("{}-elsewhere", people.tag));
+    let (monitoring, elsewhere) = (
+        format!("{}-monitoring", people.tag),
+        format!("{}-elsewhere", people.tag),
+    );
     for namespace in [&monitoring, &elsewhere] {
         create_namespace(&mimeo.client, namespace, &[]).await?;
     }
-    let (reader, stranger) = (token(mimeo, &monitoring).await?, token(mimeo, &elsewhere).await?);
+    let (reader, stranger) = (
+        token(mimeo, &monitoring).await?,
+        token(mimeo, &elsewhere).await?,
+    );
     let roles = ["mimeo-metrics", "mimeo-page"];
     for name in roles {
-        let (role, account) = (format!("--clusterrole={name}"), format!("--serviceaccount={monitoring}:default"));
-        mimeo.node.kubectl(["create", "clusterrolebinding", name, &role, &account]).await?;
+        let (role, account) = (
+            format!("--clusterrole={name}"),
+            format!("--serviceaccount={monitoring}:default"),
+        );
+        mimeo
+            .node
+            .kubectl(["create", "clusterrolebinding", name, &role, &account])
+            .await?;
     }
-    let of_both = [(Program::Webhook, 8081, "/metrics"), (Program::Reconciler, 8082, "/metrics")];
-    for (program, port, path) in of_both.into_iter().chain([(Program::Reconciler, 8082, "/ui/stream")]) {
+    let of_both = [
+        (Program::Webhook, 8081, "/metrics"),
+        (Program::Reconciler, 8082, "/metrics"),
+    ];
+    for (program, port, path) in
+        of_both
+            .into_iter()
+            .chain([(Program::Reconciler, 8082, "/ui/stream")])
+    {
         for pod in mimeo.pods(program).await? {
             let status = async |token| Door::of(&pod, "https", port, token)?.status(path).await;
             // Authorizers learn of a binding a moment after it is stored.
-            eventually(SOON, format!("{} to show {path}", program.name()), || async {
-                let answer = status(Some(&*reader)).await?;
-                ensure!(answer == 200, "{answer}");
-                Ok(Some(()))
-            })
+            eventually(
+                SOON,
+                format!("{} to show {path}", program.name()),
+                || async {
+                    let answer = status(Some(&*reader)).await?;
+                    ensure!(answer == 200, "{answer}");
+                    Ok(Some(()))
+                },
+            )
             .await?;
-            let others = [status(Some("none.of.theirs")).await?, status(None).await?, status(Some(&*stranger)).await?];
-            ensure!(others == [401, 401, 403], "{path} of {} answers {others:?}", program.name());
+            let others = [
+                status(Some("none.of.theirs")).await?,
+                status(None).await?,
+                status(Some(&*stranger)).await?,
+            ];
+            ensure!(
+                others == [401, 401, 403],
+                "{path} of {} answers {others:?}",
+                program.name()
+            );
         }
     }
-    mimeo.node.kubectl(["delete", "clusterrolebinding"].into_iter().chain(roles)).await.map(drop)
+    mimeo
+        .node
+        .kubectl(["delete", "clusterrolebinding"].into_iter().chain(roles))
+        .await
+        .map(drop)
 }
 
 #[tokio::test]

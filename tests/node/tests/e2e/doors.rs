@@ -1,4 +1,5 @@
-//! Mimeo's ports as somebody inside the cluster reaches them, who asks for no proof of whom they speak to.
+//! Mimeo's ports as somebody inside the cluster reaches them, who asks for no proof of whom they
+//! speak to.
 
 use anyhow::{Context, Result, ensure};
 use http::{Request, StatusCode, header::CONTENT_TYPE};
@@ -14,18 +15,27 @@ pub(crate) struct Door(Client);
 impl Door {
     /// For who brings this token, or none.
     pub(crate) fn of(pod: &Pod, scheme: &str, port: u16, token: Option<&str>) -> Result<Self> {
-        let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).context("no address")?;
+        let address = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.pod_ip.as_deref())
+            .context("no address")?;
         let mut config = Config::new(format!("{scheme}://{address}:{port}").parse()?);
         config.accept_invalid_certs = true;
         config.default_retry = false;
         config.auth_info = serde_json::from_value(json!({"token": token}))?;
-        Client::try_from(config).context("failed to make a client").map(Self)
+        Client::try_from(config)
+            .context("failed to make a client")
+            .map(Self)
     }
 
     /// The status of an answer, which may be one that goes on.
     pub(crate) async fn status(&self, path: &str) -> Result<u16> {
         let answer = self.0.send(Request::get(path).body(Body::empty())?).await;
-        Ok(answer.with_context(|| format!("no answer to {path}"))?.status().as_u16())
+        Ok(answer
+            .with_context(|| format!("no answer to {path}"))?
+            .status()
+            .as_u16())
     }
 
     /// The same of one that ends.
@@ -33,7 +43,11 @@ impl Door {
     /// # Errors
     /// Also if a planted value is in it.
     pub(crate) async fn get(&self, path: &str) -> Result<u16> {
-        Ok(self.exchange(Request::get(path).body(Body::empty())?).await?.0.as_u16())
+        Ok(self
+            .exchange(Request::get(path).body(Body::empty())?)
+            .await?
+            .0
+            .as_u16())
     }
 
     /// What a hook answers to a review: the text, and behind it that of its patch.
@@ -41,17 +55,31 @@ impl Door {
     /// # Errors
     /// Likewise; and if that isn't the answer to this review.
     pub(crate) async fn ask(&self, hook: &str, review: &Value) -> Result<String> {
-        let request = Request::post(format!("{hook}?timeout=5s")).header(CONTENT_TYPE, "application/json");
-        let (status, text) = self.exchange(request.body(review.to_string().into_bytes().into())?).await?;
+        let request =
+            Request::post(format!("{hook}?timeout=5s")).header(CONTENT_TYPE, "application/json");
+        let (status, text) = self
+            .exchange(request.body(review.to_string().into_bytes().into())?)
+            .await?;
         ensure!(status == StatusCode::OK, "{hook} answers {status}");
-        let answer: Value = serde_json::from_str(&text).with_context(|| format!("{hook} answers {text}"))?;
-        ensure!(answer["response"]["uid"] == review["request"]["uid"], "{hook} answers {text}");
-        Ok(format!("{text}{}", planted::patch_of(&text).unwrap_or_default()))
+        let answer: Value =
+            serde_json::from_str(&text).with_context(|| format!("{hook} answers {text}"))?;
+        ensure!(
+            answer["response"]["uid"] == review["request"]["uid"],
+            "{hook} answers {text}"
+        );
+        Ok(format!(
+            "{text}{}",
+            planted::patch_of(&text).unwrap_or_default()
+        ))
     }
 
     async fn exchange(&self, request: Request<Body>) -> Result<(StatusCode, String)> {
         let what = format!("{} {}", request.method(), request.uri());
-        let answer = self.0.send(request).await.with_context(|| format!("no answer to {what}"))?;
+        let answer = self
+            .0
+            .send(request)
+            .await
+            .with_context(|| format!("no answer to {what}"))?;
         let status = answer.status();
         let text = String::from_utf8_lossy(&answer.into_body().collect_bytes().await?).into_owned();
         ensure!(!planted::is_in(&text), "{what} tells what is in a Secret");
@@ -62,5 +90,10 @@ impl Door {
 /// A token of the account `default` of that namespace, which may do nothing.
 pub(crate) async fn token(mimeo: &Mimeo, namespace: &str) -> Result<String> {
     create_account(&mimeo.client, namespace).await?;
-    Ok(mimeo.node.kubectl(["-n", namespace, "create", "token", "default"]).await?.trim().to_owned())
+    Ok(mimeo
+        .node
+        .kubectl(["-n", namespace, "create", "token", "default"])
+        .await?
+        .trim()
+        .to_owned())
 }

@@ -1,4 +1,5 @@
-//! The image: two static programs with the licences of what is in them, for a user without rights, small, and the same wherever it is built.
+//! The image: two static programs with the licences of what is in them, for a user without rights,
+//! small, and the same wherever it is built.
 
 use std::{
     fs,
@@ -26,18 +27,30 @@ async fn the_image_is_two_small_static_programs_for_nobody_in_particular() -> Re
     Ok(())
 }
 
-/// Compiles everything anew, in another folder and with none of what is cached: `make e2e TESTS='--ignored built_again'`.
+/// Compiles everything anew, in another folder and with none of what is cached:
+/// `make e2e TESTS='--ignored built_again'`.
 #[tokio::test]
 #[ignore = "compiles everything anew, which takes minutes"]
 async fn built_again_from_another_folder_the_image_has_the_same_digest() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let (context, again) = (folder.path().join("elsewhere"), folder.path().join("again.tar"));
+    let (context, again) = (
+        folder.path().join("elsewhere"),
+        folder.path().join("again.tar"),
+    );
     fs::create_dir(&context)?;
-    let files = Command::new("git").current_dir(workspace()).args(["ls-files", "-z"]).output()?.stdout;
+    let files = Command::new("git")
+        .current_dir(workspace())
+        .args(["ls-files", "-z"])
+        .output()?
+        .stdout;
     let list = folder.path().join("files");
     fs::write(&list, files)?;
     let copy = "tar --null --files-from \"$0\" -c | tar -C \"$1\" --touch -x";
-    run(Command::new("sh").current_dir(workspace()).args(["-c", copy]).arg(&list).arg(&context))?;
+    run(Command::new("sh")
+        .current_dir(workspace())
+        .args(["-c", copy])
+        .arg(&list)
+        .arg(&context))?;
     build(&context, &again, "linux/amd64")?;
     let digest = |archive: &Path| run(Command::new(builder()).arg("digest").arg(archive));
     assert_eq!(digest(&Node::get().await?.image())?, digest(&again)?);
@@ -51,7 +64,9 @@ async fn for_the_other_architecture_the_image_is_made_of_the_same_two_programs()
     let folder = tempfile::tempdir()?;
     let archive = folder.path().join("arm64.tar");
     build(&workspace(), &archive, "linux/arm64")?;
-    Image::open(&archive)?.of_two_static_programs("arm64", AARCH64).map(drop)
+    Image::open(&archive)?
+        .of_two_static_programs("arm64", AARCH64)
+        .map(drop)
 }
 
 fn builder() -> PathBuf {
@@ -60,7 +75,11 @@ fn builder() -> PathBuf {
 
 /// Builds with none of what is cached.
 fn build(context: &Path, archive: &Path, platform: &str) -> Result<String> {
-    run(Command::new(builder()).arg("mimeo").arg(context).arg(archive).args(["fresh", platform]))
+    run(Command::new(builder())
+        .arg("mimeo")
+        .arg(context)
+        .arg(archive)
+        .args(["fresh", platform]))
 }
 
 /// An image's archive, unpacked.
@@ -71,21 +90,36 @@ struct Image {
 
 impl Image {
     fn open(archive: &Path) -> Result<Self> {
-        let mut image = Self { folder: tempfile::tempdir()?, manifest: Value::Null };
-        run(Command::new("tar").arg("-C").arg(image.folder.path()).arg("-xf").arg(archive))?;
-        let index: Value = serde_json::from_slice(&fs::read(image.folder.path().join("index.json"))?)?;
+        let mut image = Self {
+            folder: tempfile::tempdir()?,
+            manifest: Value::Null,
+        };
+        run(Command::new("tar")
+            .arg("-C")
+            .arg(image.folder.path())
+            .arg("-xf")
+            .arg(archive))?;
+        let index: Value =
+            serde_json::from_slice(&fs::read(image.folder.path().join("index.json"))?)?;
         image.manifest = serde_json::from_slice(&fs::read(image.blob(&index["manifests"][0])?)?)?;
         Ok(image)
     }
 
     fn blob(&self, descriptor: &Value) -> Result<PathBuf> {
-        let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
-        Ok(self.folder.path().join("blobs/sha256").join(digest.context("no digest")?))
+        let digest = descriptor["digest"]
+            .as_str()
+            .and_then(|digest| digest.strip_prefix("sha256:"));
+        Ok(self
+            .folder
+            .path()
+            .join("blobs/sha256")
+            .join(digest.context("no digest")?))
     }
 
     /// Holds what the image is against what it should be. Returns how many bytes a node pulls.
     fn of_two_static_programs(&self, architecture: &str, machine: usize) -> Result<u64> {
-        let config: Value = serde_json::from_slice(&fs::read(self.blob(&self.manifest["config"])?)?)?;
+        let config: Value =
+            serde_json::from_slice(&fs::read(self.blob(&self.manifest["config"])?)?)?;
         assert_eq!(config["config"]["User"], "65532:65532");
         assert_eq!(config["os"], "linux");
         assert_eq!(config["architecture"], architecture);
@@ -95,7 +129,11 @@ impl Image {
         let mut pulled = 0;
         for layer in self.manifest["layers"].as_array().context("no layers")? {
             pulled += layer["size"].as_u64().context("no size")?;
-            run(Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(self.blob(layer)?))?;
+            run(Command::new("tar")
+                .arg("-C")
+                .arg(&root)
+                .arg("-xf")
+                .arg(self.blob(layer)?))?;
         }
         let mut files: Vec<_> = fs::read_dir(&root)?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -109,8 +147,16 @@ impl Image {
         for program in programs {
             let bytes = fs::read(root.join(&program))?;
             unpacked += bytes.len();
-            assert_eq!(number(&bytes, 18, 2)?, machine, "{program} is for another machine");
-            ensure!(interpreter(&bytes)?.is_none(), "{program} wants {:?}", interpreter(&bytes)?);
+            assert_eq!(
+                number(&bytes, 18, 2)?,
+                machine,
+                "{program} is for another machine"
+            );
+            ensure!(
+                interpreter(&bytes)?.is_none(),
+                "{program} wants {:?}",
+                interpreter(&bytes)?
+            );
         }
         ensure!(unpacked <= LIMIT, "{unpacked} bytes");
         Ok(pulled)
@@ -119,32 +165,79 @@ impl Image {
 
 /// Whatever is linked is named there, and not without a text. Returns the size of the file.
 fn licenses_of_all_that_is_linked(file: &Path, machine: usize) -> Result<usize> {
-    let text = run(Command::new("gzip").args(["--decompress", "--stdout"]).arg(file))?;
-    for named in ["Apache License", "serde-1.", "==== ring-", "Rust Standard Library", "libc.a, of Debian's package"] {
+    let text = run(Command::new("gzip")
+        .args(["--decompress", "--stdout"])
+        .arg(file))?;
+    for named in [
+        "Apache License",
+        "serde-1.",
+        "==== ring-",
+        "Rust Standard Library",
+        "libc.a, of Debian's package",
+    ] {
         ensure!(text.contains(named), "{LICENSES} has no {named}");
     }
-    let target = if machine == X86_64 { "x86_64-unknown-linux-gnu" } else { "aarch64-unknown-linux-gnu" };
+    let target = if machine == X86_64 {
+        "x86_64-unknown-linux-gnu"
+    } else {
+        "aarch64-unknown-linux-gnu"
+    };
     let mut tree = Command::new("cargo");
-    tree.current_dir(workspace()).args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"]);
-    let tree = run(tree.args(["--target", target, "-p", "mimeo-webhook", "-p", "mimeo-reconciler"]))?;
-    for line in tree.lines().filter(|line| !line.is_empty() && !line.contains("(/")) {
+    tree.current_dir(workspace()).args([
+        "tree",
+        "--locked",
+        "--offline",
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+    ]);
+    let tree = run(tree.args([
+        "--target",
+        target,
+        "-p",
+        "mimeo-webhook",
+        "-p",
+        "mimeo-reconciler",
+    ]))?;
+    for line in tree
+        .lines()
+        .filter(|line| !line.is_empty() && !line.contains("(/"))
+    {
         let (name, version) = line.split_once(" v").context("no version")?;
         let version = version.split(' ').next().unwrap_or_default();
-        ensure!(text.contains(&format!("\n{name}-{version}: ")), "{LICENSES} has no {name} {version}");
+        ensure!(
+            text.contains(&format!("\n{name}-{version}: ")),
+            "{LICENSES} has no {name} {version}"
+        );
     }
     Ok(fs::read(file)?.len())
 }
 
 fn run(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("failed to run {command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .output()
+        .with_context(|| format!("failed to run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The dynamic linker that a program asks for, which a static one doesn't: what its program header of type `PT_INTERP` names.
+/// The dynamic linker that a program asks for, which a static one doesn't: what its program header
+/// of type `PT_INTERP` names.
 fn interpreter(elf: &[u8]) -> Result<Option<String>> {
-    ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "no 64-bit little-endian ELF file");
-    let (table, entry, count) = (number(elf, 32, 8)?, number(elf, 54, 2)?, number(elf, 56, 2)?);
+    ensure!(
+        elf.starts_with(b"\x7fELF\x02\x01"),
+        "no 64-bit little-endian ELF file"
+    );
+    let (table, entry, count) = (
+        number(elf, 32, 8)?,
+        number(elf, 54, 2)?,
+        number(elf, 56, 2)?,
+    );
     for header in (0..count).map(|index| table + index * entry) {
         if number(elf, header, 4)? == 3 {
             let (from, length) = (number(elf, header + 8, 8)?, number(elf, header + 32, 8)?);
@@ -158,5 +251,8 @@ fn interpreter(elf: &[u8]) -> Result<Option<String>> {
 /// The number of so many bytes at that place of a file.
 fn number(elf: &[u8], at: usize, width: usize) -> Result<usize> {
     let bytes = elf.get(at..at + width).context("it ends too soon")?;
-    Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+    Ok(bytes
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }

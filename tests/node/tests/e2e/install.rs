@@ -12,13 +12,27 @@ async fn pods_run_without_any_privilege_and_a_pod_gets_its_copy() -> Result<()> 
     let mimeo = Mimeo::by_kustomize().await?;
     for program in PROGRAMS {
         let processes = Node::processes(&format!("/{}", program.name()))?;
-        assert_eq!(processes.len(), 2, "{} replicas: {processes:?}", program.name());
+        assert_eq!(
+            processes.len(),
+            2,
+            "{} replicas: {processes:?}",
+            program.name()
+        );
         for process in processes {
-            confined(&process).with_context(|| format!("{} in {}", program.name(), process.display()))?;
+            confined(&process)
+                .with_context(|| format!("{} in {}", program.name(), process.display()))?;
         }
         for pod in mimeo.pods(program).await? {
-            let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
-            assert!(statuses.iter().all(|status| status.ready && status.restart_count == 0), "{statuses:?}");
+            let statuses = pod
+                .status
+                .and_then(|status| status.container_statuses)
+                .unwrap_or_default();
+            assert!(
+                statuses
+                    .iter()
+                    .all(|status| status.ready && status.restart_count == 0),
+                "{statuses:?}"
+            );
         }
     }
     let people = People::settle(&mimeo.client, "install").await?;
@@ -34,7 +48,10 @@ async fn pods_run_without_any_privilege_and_a_pod_gets_its_copy() -> Result<()> 
 /// What the kernel knows of a process, whatever a manifest says of it.
 fn confined(process: &Path) -> Result<()> {
     let status = fs::read_to_string(process.join("status"))?;
-    let status: BTreeMap<&str, &str> = status.lines().filter_map(|line| line.split_once(":\t")).collect();
+    let status: BTreeMap<&str, &str> = status
+        .lines()
+        .filter_map(|line| line.split_once(":\t"))
+        .collect();
     let is = |field: &str, wanted: &str| {
         let found = status.get(field).copied().unwrap_or_default();
         ensure!(found == wanted, "{field} is {found}");
@@ -49,8 +66,14 @@ fn confined(process: &Path) -> Result<()> {
     // A filter: the runtime's own.
     is("Seccomp", "2")?;
     let mounts = fs::read_to_string(process.join("mounts"))?;
-    let root = mounts.lines().find(|line| line.split(' ').nth(1) == Some("/")).context("no root")?;
+    let root = mounts
+        .lines()
+        .find(|line| line.split(' ').nth(1) == Some("/"))
+        .context("no root")?;
     let options = root.split(' ').nth(3).unwrap_or_default();
-    ensure!(options.split(',').any(|option| option == "ro"), "its root can be written: {root}");
+    ensure!(
+        options.split(',').any(|option| option == "ro"),
+        "its root can be written: {root}"
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The leader among the reconcilers dies, or hangs: another one goes on, not too early and with nothing lost.
+//! The leader among the reconcilers dies, or hangs: another one goes on, not too early and with
+//! nothing lost.
 
 use std::ops::{RangeBounds, RangeInclusive};
 
@@ -22,20 +23,24 @@ use crate::people::People;
 const FILLED: usize = 30;
 /// As many come while nobody leads.
 const AT_ONCE: usize = 4;
-/// As shipped, `--lease-duration`: a standby takes over when it has seen no renewal for so long, which docs/lifecycle.md promises.
+/// As shipped, `--lease-duration`: a standby takes over when it has seen no renewal for so long,
+/// which docs/lifecycle.md promises.
 const LEASE_SECONDS: i64 = 15;
 /// As shipped, `--lease-retry-period`: what an attempt adds that fails.
 const RETRY_SECONDS: i64 = 2;
-/// What is promised. (It is counted in whole seconds, so what a standby takes to see and to write has one of them.)
+/// What is promised. (It is counted in whole seconds, so what a standby takes to see and to write
+/// has one of them.)
 const LATEST: RangeInclusive<i64> = LEASE_SECONDS..=LEASE_SECONDS + RETRY_SECONDS;
 
 #[tokio::test]
-async fn a_leader_that_is_killed_for_good_is_replaced_within_its_lease_and_nothing_is_lost() -> Result<()> {
+async fn a_leader_that_is_killed_for_good_is_replaced_within_its_lease_and_nothing_is_lost()
+-> Result<()> {
     let mimeo = Mimeo::by_kustomize().await?;
     let people = People::settle(&mimeo.client, "replaced").await?;
     let mut names = people.move_in_together(FILLED).await?;
     let leader = mimeo.leader().await?;
-    // It would start the container again at once, in the same pod: a leader of the same name, who takes back its own Lease.
+    // It would start the container again at once, in the same pod: a leader of the same name, who
+    // takes back its own Lease.
     mimeo.node.kill("kubelet").await?;
     let replaced = async {
         // Right in the middle of a rotation,
@@ -58,7 +63,8 @@ async fn a_leader_that_is_killed_for_good_is_replaced_within_its_lease_and_nothi
 }
 
 #[tokio::test]
-async fn a_leader_that_is_killed_for_a_moment_is_followed_by_itself_or_another_and_nothing_is_lost() -> Result<()> {
+async fn a_leader_that_is_killed_for_a_moment_is_followed_by_itself_or_another_and_nothing_is_lost()
+-> Result<()> {
     let mimeo = Mimeo::by_kustomize().await?;
     let people = People::settle(&mimeo.client, "killed").await?;
     let names = people.move_in_together(FILLED).await?;
@@ -94,7 +100,9 @@ async fn a_leader_whose_pod_is_deleted_hands_over_and_nobody_waits_for_its_lease
     let leader = mimeo.leader().await?;
     people.rotate("second").await?;
     let last = lease(&mimeo).await?;
-    of::<Pod>(&mimeo.client, NAMESPACE).delete(&leader, &DeleteParams::default()).await?;
+    of::<Pod>(&mimeo.client, NAMESPACE)
+        .delete(&leader, &DeleteParams::default())
+        .await?;
     people.have(&names, "second").await?;
     let next = eventually(SOON, "another one to lead", || async {
         let next = lease(&mimeo).await?;
@@ -120,7 +128,8 @@ async fn a_leader_that_hangs_is_replaced_once_its_lease_has_expired() -> Result<
     people.have(&names, "second").await?;
     // Nobody may act before the last leader has given up by itself.
     within(LATEST, &last, next.acquired.0)?;
-    // The probe ends it unless it has awoken before; either way it isn't the leader any more, and says so.
+    // The probe ends it unless it has awoken before; either way it isn't the leader any more, and
+    // says so.
     let _ = signal(&mimeo, &leader, Signal::CONT).await;
     people.rotate("third").await?;
     people.have(&names, "third").await?;
@@ -132,7 +141,10 @@ async fn a_leader_that_hangs_is_replaced_once_its_lease_has_expired() -> Result<
 fn within(seconds: impl RangeBounds<i64>, last: &Held, taken: Timestamp) -> Result<()> {
     let after = taken.duration_since(last.renewed.0);
     eprintln!("taken over {after:#} after the last renewal");
-    ensure!(seconds.contains(&after.as_secs()), "taken over {after:#} after the last renewal");
+    ensure!(
+        seconds.contains(&after.as_secs()),
+        "taken over {after:#} after the last renewal"
+    );
     Ok(())
 }
 
@@ -143,7 +155,9 @@ struct Held {
 }
 
 async fn lease(mimeo: &Mimeo) -> Result<Held> {
-    let lease = of::<Lease>(&mimeo.client, NAMESPACE).get(Program::Reconciler.name()).await?;
+    let lease = of::<Lease>(&mimeo.client, NAMESPACE)
+        .get(Program::Reconciler.name())
+        .await?;
     let spec = lease.spec.context("no spec")?;
     Ok(Held {
         // None after it was released.
@@ -173,7 +187,13 @@ async fn takeover(mimeo: &Mimeo, leader: &str) -> Result<(Held, Held)> {
 
 async fn restarts(mimeo: &Mimeo, pod: &str) -> Result<i32> {
     let pod = of::<Pod>(&mimeo.client, NAMESPACE).get(pod).await?;
-    Ok(pod.status.and_then(|status| status.container_statuses).iter().flatten().map(|one| one.restart_count).sum())
+    Ok(pod
+        .status
+        .and_then(|status| status.container_statuses)
+        .iter()
+        .flatten()
+        .map(|one| one.restart_count)
+        .sum())
 }
 
 /// Signals the process of a reconciler's pod.
@@ -183,8 +203,13 @@ async fn signal(mimeo: &Mimeo, pod: &str, signal: Signal) -> Result<()> {
     for process in Node::processes("/mimeo-reconciler")? {
         // The kubelet's groups are named after pods.
         if std::fs::read_to_string(process.join("cgroup"))?.contains(&uid) {
-            let id = process.file_name().and_then(|name| name.to_str()).context("no id")?.parse()?;
-            return kill_process(Pid::from_raw(id).context("no process")?, signal).context("failed to signal it");
+            let id = process
+                .file_name()
+                .and_then(|name| name.to_str())
+                .context("no id")?
+                .parse()?;
+            return kill_process(Pid::from_raw(id).context("no process")?, signal)
+                .context("failed to signal it");
         }
     }
     bail!("no process belongs to {pod}")

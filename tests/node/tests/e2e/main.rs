@@ -1,7 +1,8 @@
-//! What only an installed Mimeo can show: pods, Services and probes, rollouts, reboots, upgrades, removal.
+//! What only an installed Mimeo can show: pods, Services and probes, rollouts, reboots, upgrades,
+//! removal.
 //!
-//! The tests share the one node and go one after another; see [`mimeo_node_tests`]. What Mimeo does is tested on bare control
-//! planes (`tests/tests/`), quicker and in more cases.
+//! The tests share the one node and go one after another; see [`mimeo_node_tests`]. What Mimeo does
+//! is tested on bare control planes (`tests/tests/it/`), quicker and in more cases.
 
 mod certificates;
 mod chart;

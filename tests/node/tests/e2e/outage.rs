@@ -1,4 +1,5 @@
-//! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the barrier does as documented.
+//! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the pod gate
+//! does as documented.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
@@ -35,24 +36,43 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     create_namespace(client, &other, &[]).await?;
     people.run_an_idle_pod(&other, "app").await?;
     people.run_an_idle_pod(&old, "second").await?;
-    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "own"}, "data": {"a": "b"}}))?;
-    of::<ConfigMap>(client, &old).create(&PostParams::default(), &map).await?;
+    let map: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "own"}, "data": {"a": "b"}}))?;
+    of::<ConfigMap>(client, &old)
+        .create(&PostParams::default(), &map)
+        .await?;
     // By default the hook on namespaces fails open: created without a mark, and filled later.
     let early = people.namespace().await?;
-    ensure!(mark(&mimeo, &early).await?.is_none(), "who has marked {early}?");
-    // What still waits for its copies is closed. (This mark stands for one that a webhook set and nobody came to take.)
+    ensure!(
+        mark(&mimeo, &early).await?.is_none(),
+        "who has marked {early}?"
+    );
+    // What still waits for its copies is closed. (This mark stands for one that a webhook set and
+    // nobody came to take.)
     let closed = unique("closed");
     create_namespace(client, &closed, &[("mimeo.dev/copies", "waits")]).await?;
     let refusal = refused(client, &closed).await?;
-    ensure!(refusal.contains("barrier.mimeo.dev"), "{refusal}");
-    // What runs the node can't wait for what runs on it: the API server lets it pass by itself, with nobody to ask.
+    ensure!(refusal.contains("pods.mimeo.dev"), "{refusal}");
+    // What runs the node can't wait for what runs on it: the API server lets it pass by itself,
+    // with nobody to ask.
     let mut critical = gated()?;
     critical.metadata.name = Some("critical".to_owned());
-    critical.spec.get_or_insert_default().priority_class_name = Some("system-node-critical".to_owned());
-    of::<Pod>(client, &closed).create(&PostParams::default(), &critical).await?;
+    critical.spec.get_or_insert_default().priority_class_name =
+        Some("system-node-critical".to_owned());
+    of::<Pod>(client, &closed)
+        .create(&PostParams::default(), &critical)
+        .await?;
     // Rules are not stored that nobody has checked; a rule can be deleted.
-    let unchecked = RuleSpec { name: unique("unchecked"), ..people.rule() }.create(client).await;
-    ensure!(unchecked.is_err_and(|error| format!("{error:#}").contains("rules.mimeo.dev")), "a rule was stored");
+    let unchecked = RuleSpec {
+        name: unique("unchecked"),
+        ..people.rule()
+    }
+    .create(client)
+    .await;
+    ensure!(
+        unchecked.is_err_and(|error| format!("{error:#}").contains("rules.mimeo.dev")),
+        "a rule was stored"
+    );
 
     for program in PROGRAMS {
         mimeo.scale(program, 2).await?;
@@ -61,9 +81,14 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     people.have(&[early, old], "first").await?;
     // The mark is taken off, and who was refused is let in.
     let pods = of::<Pod>(client, &closed);
-    eventually(SOON, "pods to be let in", || async { Ok(Some(pods.create(&PostParams::default(), &gated()?).await?)) })
+    eventually(SOON, "pods to be let in", || async {
+        Ok(Some(pods.create(&PostParams::default(), &gated()?).await?))
+    })
+    .await?;
+    mimeo
+        .node
+        .kubectl(["delete", "namespace", &closed, &other])
         .await?;
-    mimeo.node.kubectl(["delete", "namespace", &closed, &other]).await?;
     people.leave().await
 }
 
@@ -85,7 +110,12 @@ async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
     names.push(people.move_in().await?);
     people.rotate("second").await?;
     people.have(&names, "second").await?;
-    let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    let runs = |pod: &Pod| {
+        pod.status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref())
+            == Some("Running")
+    };
     for pod in ["app", "second"] {
         wait_for(of(&mimeo.client, &other), pod.to_owned(), runs).await?;
     }
@@ -107,18 +137,35 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     mimeo.node.reboot().await?;
 
     // The kubelet has reported the node ready, which takes writes of its Node and of its Lease.
-    merge(&Api::<Node>::all(client.clone()), "node1", json!({"metadata": {"labels": {"example.com/rack": "a"}}}))
-        .await?;
+    merge(
+        &Api::<Node>::all(client.clone()),
+        "node1",
+        json!({"metadata": {"labels": {"example.com/rack": "a"}}}),
+    )
+    .await?;
     let system = unique("system");
     for namespace in ["kube-system", NAMESPACE] {
-        people.run_an_idle_pod(namespace, &system).await.context(namespace)?;
-        of::<Pod>(client, namespace).delete(&system, &DeleteParams::default()).await?;
+        people
+            .run_an_idle_pod(namespace, &system)
+            .await
+            .context(namespace)?;
+        of::<Pod>(client, namespace)
+            .delete(&system, &DeleteParams::default())
+            .await?;
     }
     let kube = unique("kube");
-    create_namespace(client, &kube, &[]).await.context("exempt by its name")?;
-    people.run_an_idle_pod(&old, "second").await.context("a namespace that has its copies")?;
+    create_namespace(client, &kube, &[])
+        .await
+        .context("exempt by its name")?;
+    people
+        .run_an_idle_pod(&old, "second")
+        .await
+        .context("a namespace that has its copies")?;
     let refused = create_namespace(client, &unique("new"), &[]).await;
-    ensure!(refused.is_err_and(|error| format!("{error:#}").contains("namespaces.mimeo.dev")), "it was not marked");
+    ensure!(
+        refused.is_err_and(|error| format!("{error:#}").contains("namespaces.mimeo.dev")),
+        "it was not marked"
+    );
     strict.holds_up_its_own_alone(&old).await?;
 
     for program in PROGRAMS {
@@ -134,8 +181,8 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     people.leave().await
 }
 
-/// What hooks on ordinary objects: a policy that fails closed, about Secrets of a label of its own, and a rule whose copies nobody
-/// may change.
+/// What hooks on ordinary objects: a policy that fails closed, about Secrets of a label of its own,
+/// and a rule whose copies nobody may change.
 struct Strict<'a> {
     people: &'a People,
     policies: Api<TransformPolicy>,
@@ -155,15 +202,26 @@ impl<'a> Strict<'a> {
             },
         });
         create(client, "transformpolicies", &policy).await?;
-        let guarding = rule(&format!("{tag}-guarding")).secret(people.home(), PULL_SECRET).to_label("people", tag);
-        let guarding = guarding.named(GUARDED).set("driftPolicy", json!("Deny"));
+        let guarding = rule(&format!("{tag}-guarding"))
+            .secret(people.home(), PULL_SECRET)
+            .to_label("people", tag);
+        let guarding = guarding.named(GUARDED).denying();
         guarding.create(client).await?;
-        let strict = Self { people, policies: Api::all(client.clone()), guarding };
+        let strict = Self {
+            people,
+            policies: Api::all(client.clone()),
+            guarding,
+        };
         let secret = strict.secret(true)?;
         // The API server takes a moment to know of a new hook.
         eventually(SOON, "the policy in force", || async {
-            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-            let written = of::<Secret>(client, people.home()).create(&dry_run, &secret).await?;
+            let dry_run = PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            };
+            let written = of::<Secret>(client, people.home())
+                .create(&dry_run, &secret)
+                .await?;
             Ok(written.labels().contains_key("seen").then_some(()))
         })
         .await?;
@@ -182,8 +240,10 @@ impl<'a> Strict<'a> {
     /// Waits until the copy there is as it should be, and may not be changed.
     async fn guards(&self, namespace: &str) -> Result<()> {
         let copies = of::<Secret>(&self.people.client, namespace);
-        wait_for(copies.clone(), GUARDED.to_owned(), |copy| value(copy, "password").as_deref() != Some("other"))
-            .await?;
+        wait_for(copies.clone(), GUARDED.to_owned(), |copy| {
+            value(copy, "password").as_deref() != Some("other")
+        })
+        .await?;
         eventually(SOON, "changes to be refused", || async {
             match put(&copies, GUARDED, &[("password", "other")]).await {
                 Err(error) if format!("{error:#}").contains("driftPolicy is Deny") => Ok(Some(())),
@@ -199,28 +259,62 @@ impl<'a> Strict<'a> {
         for namespace in ["kube-system", NAMESPACE] {
             let secrets = of::<Secret>(client, namespace);
             for selected in [false, true] {
-                let (secret, what) =
-                    (self.secret(selected)?, || format!("a Secret of {namespace}, labelled: {selected}"));
-                let name = secrets.create(&PostParams::default(), &secret).await.with_context(what)?.name_any();
-                put(&secrets, &name, &[("a", "c")]).await.with_context(what)?;
-                secrets.delete(&name, &DeleteParams::default()).await.with_context(what)?;
+                let (secret, what) = (self.secret(selected)?, || {
+                    format!("a Secret of {namespace}, labelled: {selected}")
+                });
+                let name = secrets
+                    .create(&PostParams::default(), &secret)
+                    .await
+                    .with_context(what)?
+                    .name_any();
+                put(&secrets, &name, &[("a", "c")])
+                    .await
+                    .with_context(what)?;
+                secrets
+                    .delete(&name, &DeleteParams::default())
+                    .await
+                    .with_context(what)?;
             }
         }
         let annotation = json!({"metadata": {"annotations": {"example.com/seen": "yes"}}});
-        merge(&Api::<Namespace>::all(client.clone()), "kube-system", annotation).await.context("exempt by its name")?;
+        merge(
+            &Api::<Namespace>::all(client.clone()),
+            "kube-system",
+            annotation,
+        )
+        .await
+        .context("exempt by its name")?;
         let secrets = of::<Secret>(client, namespace);
-        let name = secrets.create(&PostParams::default(), &self.secret(false)?).await.context("unlabelled")?.name_any();
-        put(&secrets, &name, &[("a", "c")]).await.context("unlabelled")?;
-        secrets.delete(&name, &DeleteParams::default()).await.context("unlabelled")?;
-        let refused = secrets.create(&PostParams::default(), &self.secret(true)?).await;
-        ensure!(matches!(refused, Err(kube::Error::Api(status)) if status.code == 500), "its own Secret was let in");
+        let name = secrets
+            .create(&PostParams::default(), &self.secret(false)?)
+            .await
+            .context("unlabelled")?
+            .name_any();
+        put(&secrets, &name, &[("a", "c")])
+            .await
+            .context("unlabelled")?;
+        secrets
+            .delete(&name, &DeleteParams::default())
+            .await
+            .context("unlabelled")?;
+        let refused = secrets
+            .create(&PostParams::default(), &self.secret(true)?)
+            .await;
+        ensure!(
+            matches!(refused, Err(kube::Error::Api(status)) if status.code == 500),
+            "its own Secret was let in"
+        );
         // That hook fails open, and what is let through is put right later.
-        put(&secrets, GUARDED, &[("password", "other")]).await.context("a copy that nobody guards")?;
+        put(&secrets, GUARDED, &[("password", "other")])
+            .await
+            .context("a copy that nobody guards")?;
         Ok(())
     }
 
     async fn leave(&self) -> Result<()> {
-        self.policies.delete(&self.people.tag, &DeleteParams::default()).await?;
+        self.policies
+            .delete(&self.people.tag, &DeleteParams::default())
+            .await?;
         self.guarding.delete(&self.people.client).await
     }
 }
@@ -234,16 +328,29 @@ async fn the_node_s_programs_crash_one_by_one_and_copies_go_on() -> Result<()> {
         mimeo.node.kill(program).await?;
         mimeo.node.start(program).await?;
         // The first request after a start may still find it starting.
-        eventually(SOON, "the API server to write", || async { people.rotate(program).await.map(Some) }).await?;
+        eventually(SOON, "the API server to write", || async {
+            people.rotate(program).await.map(Some)
+        })
+        .await?;
         people.have(&names, program).await?;
         people.in_force().await?;
-        names.push(eventually(SOON, "somebody to move in", || async { people.move_in().await.map(Some) }).await?);
+        names.push(
+            eventually(SOON, "somebody to move in", || async {
+                people.move_in().await.map(Some)
+            })
+            .await?,
+        );
     }
     mimeo.ready().await?;
     people.leave().await
 }
 
 async fn mark(mimeo: &Mimeo, namespace: &str) -> Result<Option<String>> {
-    let namespace = Api::<Namespace>::all(mimeo.client.clone()).get(namespace).await?;
-    Ok(namespace.metadata.labels.and_then(|labels| labels.get("mimeo.dev/copies").cloned()))
+    let namespace = Api::<Namespace>::all(mimeo.client.clone())
+        .get(namespace)
+        .await?;
+    Ok(namespace
+        .metadata
+        .labels
+        .and_then(|labels| labels.get("mimeo.dev/copies").cloned()))
 }

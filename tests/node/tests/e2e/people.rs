@@ -1,4 +1,5 @@
-//! What people do in these tests: a rule, its source, and namespaces that it fills, each with a pod in it at once.
+//! What people do in these tests: a rule, its source, and namespaces that it fills, each with a pod
+//! in it at once.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -40,10 +41,15 @@ pub(crate) struct People {
 }
 
 impl People {
-    /// With the source, and the rule (`barrier: Required`) in force.
+    /// With the source, and the rule (`podGate: Required`) in force.
     pub(crate) async fn settle(client: &Client, about: &str) -> Result<Self> {
         let tag = unique(about);
-        let people = Self { client: client.clone(), home: format!("{tag}-home"), tag, moved_in: AtomicUsize::new(0) };
+        let people = Self {
+            client: client.clone(),
+            home: format!("{tag}-home"),
+            tag,
+            moved_in: AtomicUsize::new(0),
+        };
         create_namespace(client, &people.home, &[]).await?;
         create_secret(client, &people.home, PULL_SECRET, &[(KEY, "first")]).await?;
         people.rule().create(client).await?;
@@ -58,13 +64,17 @@ impl People {
 
     /// The rule, whether it is stored or not.
     pub(crate) fn rule(&self) -> RuleSpec {
-        let rule = rule(&self.tag).secret(&self.home, PULL_SECRET).to_label("people", &self.tag);
-        rule.set("barrier", json!("Required"))
+        let rule = rule(&self.tag)
+            .secret(&self.home, PULL_SECRET)
+            .to_label("people", &self.tag);
+        rule.set("podGate", json!("Required"))
     }
 
     /// Waits until every webhook knows the rule.
     pub(crate) async fn in_force(&self) -> Result<()> {
-        wait_condition(&self.client, &self.tag, ["BarrierActive", "True", "Active"]).await.map(drop)
+        wait_condition(&self.client, &self.tag, ["PodGateActive", "True", "Active"])
+            .await
+            .map(drop)
     }
 
     /// A new namespace that the rule fills.
@@ -74,16 +84,21 @@ impl People {
         Ok(name)
     }
 
-    /// Creates a namespace and a pod in it at once, as a client does that comes back when it is told to (429), and nothing else.
-    /// Returns the namespace's name.
+    /// Creates a namespace and a pod in it at once, as a client does that comes back when it is
+    /// told to (429), and nothing else. Returns the namespace's name.
     ///
     /// # Errors
     /// If either is refused, or the pod was let in before the copy was there.
     pub(crate) async fn move_in(&self) -> Result<String> {
         let (name, pod) = self.come_in().await?;
-        let copy =
-            of::<Secret>(&self.client, &name).get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
-        ensure!(precedes(&copy, &pod)?, "a miss: in {name} the pod was there before the copy");
+        let copy = of::<Secret>(&self.client, &name)
+            .get(PULL_SECRET)
+            .await
+            .context("a miss: no copy where a pod is")?;
+        ensure!(
+            precedes(&copy, &pod)?,
+            "a miss: in {name} the pod was there before the copy"
+        );
         self.moved_in.fetch_add(1, Ordering::Relaxed);
         Ok(name)
     }
@@ -111,11 +126,14 @@ impl People {
 
     /// The same that often, all at once.
     pub(crate) async fn move_in_together(&self, count: usize) -> Result<Vec<String>> {
-        join_all((0..count).map(|_| self.move_in())).await.into_iter().collect()
+        join_all((0..count).map(|_| self.move_in()))
+            .await
+            .into_iter()
+            .collect()
     }
 
-    /// The same while that is done, and so often at least, so many at a time and with a pause between. Returns all their names,
-    /// and what was done.
+    /// The same while that is done, and so often at least, so many at a time and with a pause
+    /// between. Returns all their names, and what was done.
     ///
     /// # Errors
     /// Every refusal, and every pod before its copy.
@@ -136,9 +154,16 @@ impl People {
     }
 
     /// So many at a time come in while that is done, whether their copies are there or not.
-    pub(crate) async fn come_in_during<T>(&self, at_once: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn come_in_during<T>(
+        &self,
+        at_once: usize,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         during(work, async |over| {
-            join_all((0..at_once).map(|_| self.come_in())).await.into_iter().collect::<Result<Vec<_>>>()?;
+            join_all((0..at_once).map(|_| self.come_in()))
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()?;
             Ok(over)
         })
         .await
@@ -146,14 +171,18 @@ impl People {
 
     /// Writes this into the source.
     pub(crate) async fn rotate(&self, text: &str) -> Result<()> {
-        put(&of(&self.client, &self.home), PULL_SECRET, &[(KEY, text)]).await.map(drop)
+        put(&of(&self.client, &self.home), PULL_SECRET, &[(KEY, text)])
+            .await
+            .map(drop)
     }
 
     /// Waits until the copies of these namespaces hold this.
     pub(crate) async fn have(&self, names: &[String], text: &str) -> Result<()> {
         try_join_all(names.iter().map(async |name| {
             let is = |copy: &Secret| value(copy, KEY).as_deref() == Some(text);
-            wait_for(of(&self.client, name), PULL_SECRET.to_owned(), is).await.map(drop)
+            wait_for(of(&self.client, name), PULL_SECRET.to_owned(), is)
+                .await
+                .map(drop)
         }))
         .await
         .map(drop)
@@ -170,8 +199,15 @@ impl People {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let ours = || async {
             let all = namespaces.list_metadata(&ListParams::default()).await?;
-            let names = all.items.into_iter().filter_map(|namespace| namespace.metadata.name);
-            anyhow::Ok(names.filter(|name| name.starts_with(&self.tag)).collect::<Vec<_>>())
+            let names = all
+                .items
+                .into_iter()
+                .filter_map(|namespace| namespace.metadata.name);
+            anyhow::Ok(
+                names
+                    .filter(|name| name.starts_with(&self.tag))
+                    .collect::<Vec<_>>(),
+            )
         };
         for name in ours().await? {
             namespaces.delete(&name, &DeleteParams::default()).await?;
@@ -179,7 +215,11 @@ impl People {
         // After a storm there are hundreds, of which a busy machine ends two or three a second.
         eventually(3 * SOON, "the namespaces' end", || async {
             let left = ours().await?;
-            if left.is_empty() { Ok(Some(())) } else { bail!("still there: {}", left.join(", ")) }
+            if left.is_empty() {
+                Ok(Some(()))
+            } else {
+                bail!("still there: {}", left.join(", "))
+            }
         })
         .await
     }
@@ -188,7 +228,8 @@ impl People {
     pub(crate) async fn run_a_pod(&self, namespace: &str) -> Result<()> {
         let mut pod = idle();
         pod["spec"]["volumes"] = json!([{"name": "copy", "secret": {"secretName": PULL_SECRET}}]);
-        pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "copy", "mountPath": "/copy"}]);
+        pod["spec"]["containers"][0]["volumeMounts"] =
+            json!([{"name": "copy", "mountPath": "/copy"}]);
         self.run(namespace, pod).await
     }
 
@@ -204,13 +245,21 @@ impl People {
         let pod: Pod = serde_json::from_value(pod)?;
         let name = pod.metadata.name.clone().context("no name")?;
         create_account(&self.client, namespace).await?;
-        pods.create(&PostParams::default(), &pod).await.context("the pod was refused")?;
-        let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+        pods.create(&PostParams::default(), &pod)
+            .await
+            .context("the pod was refused")?;
+        let runs = |pod: &Pod| {
+            pod.status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref())
+                == Some("Running")
+        };
         wait_for(pods, name, runs).await.map(drop)
     }
 }
 
-/// Does `work`, and meanwhile `step` by step, which is told whether the work is over and says whether that was the last step.
+/// Does `work`, and meanwhile `step` by step, which is told whether the work is over and says
+/// whether that was the last step.
 async fn during<T>(
     work: impl Future<Output = Result<T>>,
     mut step: impl AsyncFnMut(bool) -> Result<bool>,
@@ -222,7 +271,8 @@ async fn during<T>(
         done
     };
     let steps = async {
-        // A namespace costs the cluster more to delete than to create: whatever takes long should not make thousands.
+        // A namespace costs the cluster more to delete than to create: whatever takes long should
+        // not make thousands.
         let mut pace = tokio::time::interval(PACE);
         loop {
             pace.tick().await;
@@ -238,7 +288,10 @@ async fn during<T>(
 /// What creating a pod there is refused with, once it has its service account.
 pub(crate) async fn refused(client: &Client, namespace: &str) -> Result<String> {
     create_account(client, namespace).await?;
-    match of::<Pod>(client, namespace).create(&PostParams::default(), &gated()?).await {
+    match of::<Pod>(client, namespace)
+        .create(&PostParams::default(), &gated()?)
+        .await
+    {
         Err(kube::Error::Api(status)) => Ok(status.message),
         Err(error) => Err(error.into()),
         Ok(_) => bail!("a pod was let into {namespace}"),
@@ -260,7 +313,8 @@ fn idle() -> Value {
     })
 }
 
-/// A pod that is admitted and not run: the node has room for some dozens, and who comes in is all that is asked.
+/// A pod that is admitted and not run: the node has room for some dozens, and who comes in is all
+/// that is asked.
 pub(crate) fn gated() -> Result<Pod> {
     let mut pod = idle();
     pod["spec"]["schedulingGates"] = json!([{"name": "example.com/never"}]);

@@ -1,4 +1,5 @@
-//! The least that it can be given: rights on objects in a few namespaces, by Roles, and none elsewhere.
+//! The least that it can be given: rights on objects in a few namespaces, by Roles, and none
+//! elsewhere.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -30,49 +31,96 @@ async fn with_roles_in_a_few_namespaces_both_programs_do_their_work_there() -> R
     for program in PROGRAMS {
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:{}", program.name());
         for verb in ["get", "list", "watch", "create", "patch", "delete"] {
-            let may = mimeo.node.kubectl(["auth", "can-i", verb, "secrets", "-n", "outside", &account]).await;
-            ensure!(may.is_err_and(|no| format!("{no:#}").contains("no\n")), "{} may {verb} secrets", program.name());
+            let may = mimeo
+                .node
+                .kubectl(["auth", "can-i", verb, "secrets", "-n", "outside", &account])
+                .await;
+            ensure!(
+                may.is_err_and(|no| format!("{no:#}").contains("no\n")),
+                "{} may {verb} secrets",
+                program.name()
+            );
         }
     }
 
     create_secret(client, "vault", PULL_SECRET, &[("token", "one")]).await?;
-    let pull = rule("few").secret("vault", PULL_SECRET).target(json!({"namespaces": ["tenant", "outside"]}));
+    let pull = rule("few")
+        .secret("vault", PULL_SECRET)
+        .target(json!({"namespaces": ["tenant", "outside"]}));
     pull.create(client).await?;
     wait_condition(client, "few", ["Ready", "True", "Synced"]).await?;
-    let (copies, sources) = (of::<Secret>(client, "tenant"), of::<Secret>(client, "vault"));
+    let (copies, sources) = (
+        of::<Secret>(client, "tenant"),
+        of::<Secret>(client, "vault"),
+    );
     let holds = |text: &'static str| {
         let is = move |copy: &Secret| value(copy, "token").as_deref() == Some(text);
         wait_for(copies.clone(), PULL_SECRET.to_owned(), is)
     };
     holds("one").await?;
-    merge(&sources, PULL_SECRET, json!({"stringData": {"token": "two"}})).await?;
+    merge(
+        &sources,
+        PULL_SECRET,
+        json!({"stringData": {"token": "two"}}),
+    )
+    .await?;
     holds("two").await?;
     merge(&copies, PULL_SECRET, json!({"data": {"token": null}})).await?;
     holds("two").await?;
     copies.delete(PULL_SECRET, &DeleteParams::default()).await?;
     holds("two").await?;
-    ensure!(of::<Secret>(client, "outside").get_opt(PULL_SECRET).await?.is_none(), "a copy out of reach");
+    ensure!(
+        of::<Secret>(client, "outside")
+            .get_opt(PULL_SECRET)
+            .await?
+            .is_none(),
+        "a copy out of reach"
+    );
     the_webhook_alone_fills_a_namespace_before_its_pods(&mimeo).await?;
     pull.delete(client).await?;
     wait_gone(copies, PULL_SECRET).await?;
     mimeo.delete().await?;
-    mimeo.node.kubectl(["delete", "namespace", "vault", "tenant", "later", "outside"]).await.map(drop)
+    mimeo
+        .node
+        .kubectl(["delete", "namespace", "vault", "tenant", "later", "outside"])
+        .await
+        .map(drop)
 }
 
-/// One that exists, and that its labels bring under a rule, with a pod at once. No reconciler could have helped.
+/// One that exists, and that its labels bring under a rule, with a pod at once. No reconciler could
+/// have helped.
 async fn the_webhook_alone_fills_a_namespace_before_its_pods(mimeo: &Mimeo) -> Result<()> {
     let (client, copies) = (&mimeo.client, of::<Secret>(&mimeo.client, "later"));
-    let labelled = rule("labelled").secret("vault", PULL_SECRET).to_label("few", "later");
-    labelled.set("barrier", json!("Required")).create(client).await?;
-    wait_condition(client, "labelled", ["BarrierActive", "True", "Active"]).await?;
+    let labelled = rule("labelled")
+        .secret("vault", PULL_SECRET)
+        .to_label("few", "later");
+    labelled
+        .set("podGate", json!("Required"))
+        .create(client)
+        .await?;
+    wait_condition(client, "labelled", ["PodGateActive", "True", "Active"]).await?;
     mimeo.scale(Program::Reconciler, 0).await?;
     create_account(client, "later").await?;
-    ensure!(copies.get_opt(PULL_SECRET).await?.is_none(), "a copy where none is wanted");
+    ensure!(
+        copies.get_opt(PULL_SECRET).await?.is_none(),
+        "a copy where none is wanted"
+    );
     relabel(client, "later", "few", Some("later")).await?;
-    let (pod, _) = create_patiently(&of::<Pod>(client, "later"), &gated()?).await.context("a pod was refused")?;
-    let copy = copies.get(PULL_SECRET).await.context("a miss: no copy where a pod is")?;
-    ensure!(precedes(&copy, &pod)?, "a miss: the pod was there before the copy");
-    ensure!(value(&copy, "token").as_deref() == Some("two"), "another copy");
+    let (pod, _) = create_patiently(&of::<Pod>(client, "later"), &gated()?)
+        .await
+        .context("a pod was refused")?;
+    let copy = copies
+        .get(PULL_SECRET)
+        .await
+        .context("a miss: no copy where a pod is")?;
+    ensure!(
+        precedes(&copy, &pod)?,
+        "a miss: the pod was there before the copy"
+    );
+    ensure!(
+        value(&copy, "token").as_deref() == Some("two"),
+        "another copy"
+    );
     mimeo.scale(Program::Reconciler, 2).await?;
     rule("labelled").delete(client).await?;
     wait_gone(copies, PULL_SECRET).await

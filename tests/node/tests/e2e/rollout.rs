@@ -23,20 +23,35 @@ async fn webhooks_are_rolled_during_a_storm_of_namespaces_and_nobody_notices() -
         while people.moved_in() < STORM {
             let (before, old) = (people.moved_in(), pods(&mimeo).await?);
             mimeo.restart(Program::Webhook).await?;
-            ensure!(pods(&mimeo).await?.is_disjoint(&old), "some of {old:?} were not replaced");
+            ensure!(
+                pods(&mimeo).await?.is_disjoint(&old),
+                "some of {old:?} were not replaced"
+            );
             meanwhile += people.moved_in() - before;
             times += 1;
         }
         Ok((times, meanwhile))
     };
     let (names, (times, meanwhile)) = people.move_in_during(STORM, AT_ONCE, rolled).await?;
-    eprintln!("{} namespaces, {meanwhile} of them during {times} roll-outs", names.len());
-    ensure!(meanwhile > STORM / 2, "only {meanwhile} of {} came while pods were replaced", names.len());
+    eprintln!(
+        "{} namespaces, {meanwhile} of them during {times} roll-outs",
+        names.len()
+    );
+    ensure!(
+        meanwhile > STORM / 2,
+        "only {meanwhile} of {} came while pods were replaced",
+        names.len()
+    );
     people.have(&names, "first").await?;
     people.leave().await
 }
 
 /// The names of the webhook's pods.
 async fn pods(mimeo: &Mimeo) -> Result<BTreeSet<String>> {
-    Ok(mimeo.pods(Program::Webhook).await?.into_iter().filter_map(|pod| pod.metadata.name).collect())
+    Ok(mimeo
+        .pods(Program::Webhook)
+        .await?
+        .into_iter()
+        .filter_map(|pod| pod.metadata.name)
+        .collect())
 }

@@ -1,4 +1,5 @@
-//! `make demo`'s story, told by the pods of an installation: barrier, transformation, drift, rotation, clean-up.
+//! `make demo`'s story, told by the pods of an installation: pod gate, transformation, drift,
+//! rotation, clean-up.
 
 use std::time::Duration;
 
@@ -10,9 +11,15 @@ use mimeo_tests::Program;
 async fn the_demo_s_story_holds_on_a_node() -> Result<()> {
     let mimeo = Mimeo::by_kustomize().await?;
     let kubeconfig = mimeo.node.kubeconfig();
-    let demo = Program::new("mimeo-demo").arg("--on").arg(kubeconfig.display().to_string());
+    let demo = Program::new("mimeo-demo")
+        .arg("--on")
+        .arg(kubeconfig.display().to_string());
     let mut demo = demo.start()?;
     let ended = demo.wait(Duration::from_mins(5)).await?;
     ensure!(ended.success(), "{}", demo.log()?);
-    mimeo.node.kubectl(["delete", "namespace", "platform"]).await.map(drop)
+    mimeo
+        .node
+        .kubectl(["delete", "namespace", "platform"])
+        .await
+        .map(drop)
 }

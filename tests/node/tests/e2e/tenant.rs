@@ -1,4 +1,5 @@
-//! Somebody with an account and no rights, inside the cluster, tries all of Mimeo's doors for a Secret.
+//! Somebody with an account and no rights, inside the cluster, tries all of Mimeo's doors for a
+//! Secret.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
@@ -28,7 +29,8 @@ const GUARDED: &str = "guarded";
 /// The label that Mimeo sets while a namespace waits.
 const MARK: &str = "mimeo.dev/copies";
 
-/// A path of the operations port, and what a tenant is answered: where no token is asked for, where theirs is, and without one there.
+/// A path of the operations port, and what a tenant is answered: where no token is asked for, where
+/// theirs is, and without one there.
 struct Page(&'static str, &'static [Program], [u16; 3]);
 
 /// Those that there are, and some that one would try.
@@ -57,8 +59,16 @@ impl Page {
     async fn answers(&self, program: Program, door: &Door, case: usize) -> Result<()> {
         let Self(path, programs, statuses) = self;
         let status = door.get(path).await?;
-        let expected = if programs.contains(&program) { statuses[case] } else { 404 };
-        ensure!(status == expected, "{path} of {} answers {status}, not {expected}", program.name());
+        let expected = if programs.contains(&program) {
+            statuses[case]
+        } else {
+            404
+        };
+        ensure!(
+            status == expected,
+            "{path} of {} answers {status}, not {expected}",
+            program.name()
+        );
         Ok(())
     }
 }
@@ -66,7 +76,10 @@ impl Page {
 #[tokio::test]
 async fn a_tenant_reads_no_secret_through_any_of_its_doors() -> Result<()> {
     // All doors that there are.
-    let switches = [("MIMEO_UI", "mimeo-reconciler"), ("MIMEO_DEBUG_ENDPOINTS", "mimeo-(webhook|reconciler)")];
+    let switches = [
+        ("MIMEO_UI", "mimeo-reconciler"),
+        ("MIMEO_DEBUG_ENDPOINTS", "mimeo-(webhook|reconciler)"),
+    ];
     let patches = switches.map(|(name, deployments)| {
         let patch = json!([{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": {"name": name, "value": "true"}}]);
         json!({"target": {"kind": "Deployment", "name": deployments}, "patch": patch.to_string()})
@@ -76,13 +89,21 @@ async fn a_tenant_reads_no_secret_through_any_of_its_doors() -> Result<()> {
     let token = token(&mimeo, &scene.tenant).await?;
     let tenant = mimeo.node.client_with(&token).await?;
     for namespace in [scene.people.home(), &scene.filled, NAMESPACE] {
-        let refused = of::<Secret>(&tenant, namespace).list(&ListParams::default()).await;
+        let refused = of::<Secret>(&tenant, namespace)
+            .list(&ListParams::default())
+            .await;
         ensure!(
             matches!(refused, Err(kube::Error::Api(status)) if status.code == 403),
             "secrets of {namespace} are open"
         );
     }
-    ensure!(Api::<Secret>::all(tenant).list(&ListParams::default()).await.is_err(), "all secrets are open");
+    ensure!(
+        Api::<Secret>::all(tenant)
+            .list(&ListParams::default())
+            .await
+            .is_err(),
+        "all secrets are open"
+    );
 
     for program in PROGRAMS {
         for pod in mimeo.pods(program).await? {
@@ -91,12 +112,19 @@ async fn a_tenant_reads_no_secret_through_any_of_its_doors() -> Result<()> {
                 page.answers(program, &ops, 0).await?;
             }
             if program == Program::Webhook {
-                scene.review(&Door::of(&pod, "https", 8443, Some(&token))?).await?;
+                scene
+                    .review(&Door::of(&pod, "https", 8443, Some(&token))?)
+                    .await?;
             }
         }
     }
-    let refused = of::<Secret>(&mimeo.client, &scene.tenant).get_opt(PULL_SECRET).await?;
-    ensure!(refused.is_none(), "a review that nobody sent has brought them a copy");
+    let refused = of::<Secret>(&mimeo.client, &scene.tenant)
+        .get_opt(PULL_SECRET)
+        .await?;
+    ensure!(
+        refused.is_none(),
+        "a review that nobody sent has brought them a copy"
+    );
     scene.strike().await
 }
 
@@ -121,10 +149,15 @@ async fn a_tenant_s_token_opens_nothing_where_tokens_are_asked_for() -> Result<(
         }
     }
     mimeo.delete().await?;
-    mimeo.node.kubectl(["delete", "namespace", &home]).await.map(drop)
+    mimeo
+        .node
+        .kubectl(["delete", "namespace", &home])
+        .await
+        .map(drop)
 }
 
-/// What there is to be learnt: a source, copies, and a Secret of somebody's where a copy should be, all with the same in them.
+/// What there is to be learnt: a source, copies, and a Secret of somebody's where a copy should be,
+/// all with the same in them.
 struct Scene {
     people: People,
     /// A namespace with copies.
@@ -154,8 +187,10 @@ impl Scene {
             }),
         )
         .await?;
-        let guarding = rule(&format!("{tag}-guarding")).secret(people.home(), PULL_SECRET).to_label("people", &tag);
-        let guarding = guarding.named(GUARDED).set("driftPolicy", json!("Deny"));
+        let guarding = rule(&format!("{tag}-guarding"))
+            .secret(people.home(), PULL_SECRET)
+            .to_label("people", &tag);
+        let guarding = guarding.named(GUARDED).denying();
         guarding.create(client).await?;
 
         let planted = format!("{}{SECRET}", planted::MARK);
@@ -169,91 +204,160 @@ impl Scene {
         create_secret(client, &stuck, PULL_SECRET, &[("password", &planted)]).await?;
         relabel(client, &stuck, "people", Some(&tag)).await?;
         create_namespace(client, &tenant, &[]).await?;
-        Ok(Self { people, filled, stuck, tenant, policies: Api::all(client.clone()), guarding })
+        Ok(Self {
+            people,
+            filled,
+            stuck,
+            tenant,
+            policies: Api::all(client.clone()),
+            guarding,
+        })
     }
 
     async fn strike(&self) -> Result<()> {
-        self.policies.delete(&self.people.tag, &DeleteParams::default()).await?;
+        self.policies
+            .delete(&self.people.tag, &DeleteParams::default())
+            .await?;
         self.guarding.delete(&self.people.client).await?;
         self.people.leave().await
     }
 
-    /// Sends one replica, as if they came from the API server, reviews that have each of its hooks look at what it knows. What they
-    /// find is answered in the words named here, and never with what is in a Secret.
+    /// Sends one replica, as if they came from the API server, reviews that have each of its hooks
+    /// look at what it knows. What they find is answered in the words named here, and never with
+    /// what is in a Secret.
     async fn review(&self, door: &Door) -> Result<()> {
         let (client, tag, home) = (&self.people.client, &*self.people.tag, self.people.home());
         let metadata = json!({"name": unique(tag), "labels": {"people": tag}});
-        let created = review("namespaces", "Namespace", "CREATE", &json!({"object": {"metadata": metadata}}));
+        let created = review(
+            "namespaces",
+            "Namespace",
+            "CREATE",
+            &json!({"object": {"metadata": metadata}}),
+        );
         says(door, "/mutate/namespaces", &created, "mimeo.dev~1copies").await?;
         self.claim_to_be_selected(door).await?;
 
         let pod = json!({"namespace": self.stuck, "object": {"metadata": {"name": "a", "namespace": self.stuck}}});
-        says(door, "/mutate/barrier", &review("pods", "Pod", "CREATE", &pod), "cannot be written now").await?;
+        says(
+            door,
+            "/mutate/pods",
+            &review("pods", "Pod", "CREATE", &pod),
+            "podGate Required): Conflict",
+        )
+        .await?;
 
-        let metadata = json!({"name": PULL_SECRET, "namespace": self.stuck, "labels": {"doors": tag}});
+        let metadata =
+            json!({"name": PULL_SECRET, "namespace": self.stuck, "labels": {"doors": tag}});
         let secret = json!({"namespace": self.stuck, "object": {"metadata": metadata, "data": {"password": ""}}});
         let objects = format!("/mutate/objects/{tag}");
-        says(door, &objects, &review("secrets", "Secret", "CREATE", &secret), "seen").await?;
+        says(
+            door,
+            &objects,
+            &review("secrets", "Secret", "CREATE", &secret),
+            "seen",
+        )
+        .await?;
 
         let all = json!({"apiVersion": "v1", "kind": "Secret", "namespace": home, "selector": {}});
         let (named, mut selecting) = (self.people.rule(), self.people.rule());
         selecting.spec["sources"] = json!([all]);
-        selecting.spec["targets"][0]["name"] = json!("$(source.name)");
-        for (rule, words) in [(named, "wants Secret pull-secret, too"), (selecting, "every Secret in namespace")] {
-            self.review_rule(door, RuleSpec { name: unique(tag), ..rule }, words).await?;
+        selecting.spec["targets"][0]["copyName"] = json!("$(source.name)");
+        for (rule, words) in [
+            (named, "Name one rule's copies differently"),
+            (selecting, "every Secret in namespace"),
+        ] {
+            self.review_rule(
+                door,
+                RuleSpec {
+                    name: unique(tag),
+                    ..rule
+                },
+                words,
+            )
+            .await?;
         }
 
         let copy = of::<Secret>(client, &self.filled).get(GUARDED).await?;
-        let metadata = json!({"name": GUARDED, "namespace": self.filled, "annotations": copy.annotations()});
-        let copy = json!({"namespace": self.filled, "name": GUARDED, "oldObject": {"metadata": metadata}});
+        let metadata =
+            json!({"name": GUARDED, "namespace": self.filled, "annotations": copy.annotations()});
+        let copy =
+            json!({"namespace": self.filled, "name": GUARDED, "oldObject": {"metadata": metadata}});
         let mut change = copy.clone();
         change["object"] = json!({"metadata": {"name": GUARDED, "namespace": self.filled}});
         for (operation, about) in [("UPDATE", &change), ("DELETE", &copy)] {
             let review = review("secrets", "Secret", operation, about);
-            says(door, "/validate/copies", &review, "whose driftPolicy is Deny").await?;
+            says(
+                door,
+                "/validate/copies",
+                &review,
+                "whose driftPolicy is Deny",
+            )
+            .await?;
         }
-
-        let source = json!({"metadata": {"name": PULL_SECRET, "namespace": home}});
-        let deleted = json!({"namespace": home, "name": PULL_SECRET, "oldObject": source});
-        let review = review("secrets", "Secret", "DELETE", &deleted);
-        says(door, "/validate/sources", &review, "this Secret feeds").await
+        Ok(())
     }
 
-    /// That the tenant's namespace gets the label that the rule selects. The hook marks it, as it must, and finds that it doesn't.
+    /// That the tenant's namespace gets the label that the rule selects. The hook marks it, as it
+    /// must, and finds that it doesn't.
     async fn claim_to_be_selected(&self, door: &Door) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.people.client.clone());
-        let before =
-            wait_for(namespaces.clone(), self.tenant.clone(), |found| !found.labels().contains_key(MARK)).await?;
+        let before = wait_for(namespaces.clone(), self.tenant.clone(), |found| {
+            !found.labels().contains_key(MARK)
+        })
+        .await?;
         let mut after = before.clone();
-        after.labels_mut().insert("people".to_owned(), self.people.tag.clone());
+        after
+            .labels_mut()
+            .insert("people".to_owned(), self.people.tag.clone());
         let labelled = json!({"name": self.tenant, "namespace": self.tenant, "object": after, "oldObject": before});
         let review = review("namespaces", "Namespace", "UPDATE", &labelled);
         let answer = door.ask("/mutate/namespaces", &review).await?;
         ensure!(answer.contains("\"allowed\":true"), "{answer}");
-        ensure!(version(&namespaces.get(&self.tenant).await?) != version(&before), "nothing was done about it");
+        ensure!(
+            version(&namespaces.get(&self.tenant).await?) != version(&before),
+            "nothing was done about it"
+        );
         let unmarked = |found: &Namespace| !found.labels().contains_key(MARK);
-        wait_for(namespaces, self.tenant.clone(), unmarked).await.map(drop)
+        wait_for(namespaces, self.tenant.clone(), unmarked)
+            .await
+            .map(drop)
     }
 
-    /// A rule, as by the admin, which is looked into and answered with these words; and as by the tenant, which is refused.
+    /// A rule, as by the admin, which is looked into and answered with these words; and as by the
+    /// tenant, which is refused.
     async fn review_rule(&self, door: &Door, rule: RuleSpec, words: &str) -> Result<()> {
         let (kind, plural) = ("ClusterReplication", "clusterreplications");
         let object = rule.object();
-        let stamped = review(plural, kind, "CREATE", &json!({"name": rule.name, "object": object}));
-        says(door, "/mutate/rules", &stamped, "author-seal").await?;
-        // With the stamp of the admin's, whom nobody has the token of.
-        let rules = any(&self.people.client, "mimeo.dev/v1alpha1", kind, None)?;
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        let object: DynamicObject = rules.create(&dry_run, &serde_json::from_value(object)?).await?;
-        let author: Value = serde_json::from_str(object.annotations().get("mimeo.dev/author").context("no author")?)?;
-        let mut about = json!({"name": rule.name, "object": object, "userInfo": author});
-        says(door, "/validate/rules", &review(plural, kind, "CREATE", &about), words).await?;
-        about["userInfo"] = json!({"username": format!("system:serviceaccount:{}:default", self.tenant)});
-        says(door, "/validate/rules", &review(plural, kind, "CREATE", &about), "may not").await
+        let created = review(
+            plural,
+            kind,
+            "CREATE",
+            &json!({"name": rule.name, "object": object}),
+        );
+        says(door, "/mutate/rules", &created, "mimeo.dev~1author").await?;
+        let admin = json!({"username": "admin", "groups": ["system:masters"]});
+        let mut about = json!({"name": rule.name, "object": object, "userInfo": admin});
+        says(
+            door,
+            "/validate/rules",
+            &review(plural, kind, "CREATE", &about),
+            words,
+        )
+        .await?;
+        about["userInfo"] =
+            json!({"username": format!("system:serviceaccount:{}:default", self.tenant)});
+        says(
+            door,
+            "/validate/rules",
+            &review(plural, kind, "CREATE", &about),
+            "may not",
+        )
+        .await
     }
 }
 
-/// Waits until a hook's answer has these words: had it not looked, nothing would have been shown. No answer may tell a Secret.
+/// Waits until a hook's answer has these words: had it not looked, nothing would have been shown.
+/// No answer may tell a Secret.
 async fn says(door: &Door, hook: &str, review: &Value, words: &str) -> Result<()> {
     eventually(SOON, format!("{hook} to say {words:?}"), || async {
         let answer = door.ask(hook, review).await?;
@@ -265,7 +369,11 @@ async fn says(door: &Door, hook: &str, review: &Value, words: &str) -> Result<()
 
 /// A review of this request, by somebody who may do anything if nobody else is named.
 fn review(resource: &str, kind: &str, operation: &str, about: &Value) -> Value {
-    let group = if resource == "clusterreplications" { "mimeo.dev" } else { "" };
+    let group = if resource == "clusterreplications" {
+        "mimeo.dev"
+    } else {
+        ""
+    };
     let version = if group.is_empty() { "v1" } else { "v1alpha1" };
     let kind = json!({"group": group, "version": version, "kind": kind});
     let resource = json!({"group": group, "version": version, "resource": resource});

@@ -1,5 +1,6 @@
-//! Traces go to a collector that is known by the name of a Service, as the documentation's example has it: the programs are static,
-//! their image has nothing but them, and they look the name up all the same.
+//! Traces go to a collector that is known by the name of a Service, as the documentation's example
+//! has it: the programs are static, their image has nothing but them, and they look the name up all
+//! the same.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -41,7 +42,13 @@ async fn spans_arrive_at_a_collector_that_is_known_by_its_name() -> Result<()> {
     people.rotate("second").await?;
     people.have(&names, "second").await?;
     // The webhook answered reviews, the reconciler wrote.
-    for words in ["mimeo-webhook", "mimeo-reconciler", "\"review\"", "\"write\"", &names[0]] {
+    for words in [
+        "mimeo-webhook",
+        "mimeo-reconciler",
+        "\"review\"",
+        "\"write\"",
+        &names[0],
+    ] {
         eventually(SOON, format!("spans with {words}"), || async {
             ensure!(collector.text().contains(words), "none");
             Ok(Some(()))
@@ -51,7 +58,8 @@ async fn spans_arrive_at_a_collector_that_is_known_by_its_name() -> Result<()> {
     people.leave().await
 }
 
-/// Answers whoever asks for the address of this name that it is here, and that there is no other, until the process ends.
+/// Answers whoever asks for the address of this name that it is here, and that there is no other,
+/// until the process ends.
 fn know(name: &str) -> Result<()> {
     let name: Vec<u8> = name
         .split('.')

@@ -9,8 +9,10 @@ use crate::people::People;
 const AT_ONCE: usize = 4;
 
 #[tokio::test]
-async fn the_last_commit_is_upgraded_and_brought_back_under_load_and_nobody_notices() -> Result<()> {
-    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else nobody would notice it.
+async fn the_last_commit_is_upgraded_and_brought_back_under_load_and_nobody_notices() -> Result<()>
+{
+    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else
+    // nobody would notice it.
     let strict = json!({"webhook": {"namespacesFailurePolicy": "Fail"}});
     Mimeo::remove_any().await?;
     let before = Mimeo::by_the_last_commit_s_chart(&strict).await?;

@@ -34,7 +34,9 @@ fn renewal(bundle: &Bundle, second: i64) -> Renewal {
 #[track_caller]
 fn step(bundle: &Bundle, want: Renewal, second: i64) -> Bundle {
     assert_eq!(renewal(bundle, second), want);
-    bundle.renewed(want, &service(), &Lifetimes::default(), at(second)).expect("the next bundle")
+    bundle
+        .renewed(want, &service(), &Lifetimes::default(), at(second))
+        .expect("the next bundle")
 }
 
 /// Whether a client that trusts one bundle accepts the certificate of the other as `name`.
@@ -44,11 +46,17 @@ fn verifies(trusted: &Bundle, served: &Bundle, name: &str, second: i64) -> bool 
         roots.add(certificate.expect("PEM")).expect("a CA");
     }
     let provider = Arc::new(ring::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().expect("roots");
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .expect("roots");
     let shown = CertificateDer::from_pem_slice(served.serving.certificate.as_bytes()).expect("PEM");
-    let now = UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(START + second).expect("after 1970")));
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(
+        u64::try_from(START + second).expect("after 1970"),
+    ));
     let name = ServerName::try_from(name).expect("a name");
-    verifier.verify_server_cert(&shown, &[], &name, &[], now).is_ok()
+    verifier
+        .verify_server_cert(&shown, &[], &name, &[], now)
+        .is_ok()
 }
 
 #[test]
@@ -60,7 +68,10 @@ fn serving_certificates_hold_for_their_names_and_time() {
     }
     assert!(!verifies(&bundle, &bundle, "example.org", 0));
     assert!(!verifies(&issued(), &bundle, "localhost", 0), "another CA");
-    assert!(verifies(&bundle, &bundle, "localhost", -HOUR + 1), "a client whose clock is late");
+    assert!(
+        verifies(&bundle, &bundle, "localhost", -HOUR + 1),
+        "a client whose clock is late"
+    );
     assert!(!verifies(&bundle, &bundle, "localhost", -HOUR - 1));
     assert!(verifies(&bundle, &bundle, "localhost", 90 * DAY - 1));
     assert!(!verifies(&bundle, &bundle, "localhost", 90 * DAY + 1));
@@ -70,13 +81,33 @@ fn serving_certificates_hold_for_their_names_and_time() {
 #[test]
 fn a_serving_certificate_is_renewed_after_two_thirds_by_the_same_ca() {
     let first = issued();
-    assert_eq!(renewal(&first, 0), Renewal::Keep { until: at(60 * DAY) });
-    assert_eq!(renewal(&first, 60 * DAY - 1), Renewal::Keep { until: at(60 * DAY) });
+    assert_eq!(
+        renewal(&first, 0),
+        Renewal::Keep {
+            until: at(60 * DAY)
+        }
+    );
+    assert_eq!(
+        renewal(&first, 60 * DAY - 1),
+        Renewal::Keep {
+            until: at(60 * DAY)
+        }
+    );
     let second = step(&first, Renewal::RenewServing, 60 * DAY);
-    assert_eq!(renewal(&second, 60 * DAY), Renewal::Keep { until: at(120 * DAY) });
+    assert_eq!(
+        renewal(&second, 60 * DAY),
+        Renewal::Keep {
+            until: at(120 * DAY)
+        }
+    );
     assert_eq!(second.ca, first.ca);
     assert_ne!(second.serving.key, first.serving.key);
-    assert!(verifies(&first, &second, "mimeo-webhook.mimeo-system.svc", 60 * DAY));
+    assert!(verifies(
+        &first,
+        &second,
+        "mimeo-webhook.mimeo-system.svc",
+        60 * DAY
+    ));
     // Even one that slept through it all.
     step(&first, Renewal::RenewServing, 200 * DAY);
 }
@@ -86,19 +117,34 @@ fn other_names_are_added_once_and_dropped_by_the_next_renewal() {
     let (mine, yours) = (ServingNames::new(["10.0.0.1"]), service());
     let lifetimes = Lifetimes::default();
     let first = issued();
-    assert_eq!(first.renewal(&mine, &lifetimes, at(HOUR)), Renewal::AddNames);
-    let both = first.renewed(Renewal::AddNames, &mine, &lifetimes, at(HOUR)).expect("the next bundle");
+    assert_eq!(
+        first.renewal(&mine, &lifetimes, at(HOUR)),
+        Renewal::AddNames
+    );
+    let both = first
+        .renewed(Renewal::AddNames, &mine, &lifetimes, at(HOUR))
+        .expect("the next bundle");
     for names in [&mine, &yours] {
-        assert!(matches!(both.renewal(names, &lifetimes, at(HOUR)), Renewal::Keep { .. }));
+        assert!(matches!(
+            both.renewal(names, &lifetimes, at(HOUR)),
+            Renewal::Keep { .. }
+        ));
     }
     assert!(verifies(&first, &both, "10.0.0.1", HOUR));
-    assert!(verifies(&first, &both, "mimeo-webhook.mimeo-system.svc", HOUR));
-    let later = both.renewed(Renewal::RenewServing, &mine, &lifetimes, at(61 * DAY)).expect("the next bundle");
+    assert!(verifies(
+        &first,
+        &both,
+        "mimeo-webhook.mimeo-system.svc",
+        HOUR
+    ));
+    let later = both
+        .renewed(Renewal::RenewServing, &mine, &lifetimes, at(61 * DAY))
+        .expect("the next bundle");
     assert_eq!(ServingNames(later.serving.facts.names), mine);
 }
 
-/// A year and a half, hour by hour: whoever has the bundle of this step or the one before accepts what is served in
-/// this step or was served in the one before.
+/// A year and a half, hour by hour: whoever has the bundle of this step or the one before accepts
+/// what is served in this step or was served in the one before.
 #[test]
 fn no_client_notices_a_rotation() {
     let name = "mimeo-webhook.mimeo-system.svc";
@@ -112,37 +158,73 @@ fn no_client_notices_a_rotation() {
             continue;
         }
         let next = step(now, due, second);
-        assert!(matches!(renewal(&next, second), Renewal::Keep { .. }), "one step at a time");
+        assert!(
+            matches!(renewal(&next, second), Renewal::Keep { .. }),
+            "one step at a time"
+        );
         for (trusted, served) in [(now, &next), (&next, now), (&next, &next)] {
-            assert!(verifies(trusted, served, name, second), "{due:?} in hour {hour}");
+            assert!(
+                verifies(trusted, served, name, second),
+                "{due:?} in hour {hour}"
+            );
         }
         history.push(next);
         steps.push(due);
     }
     assert!(!steps.contains(&Renewal::Reissue));
-    let rotation = [Renewal::IntroduceCa, Renewal::PromoteCa, Renewal::FinishOverlap];
-    let rotations: Vec<_> = steps.iter().filter(|step| **step != Renewal::RenewServing).copied().collect();
+    let rotation = [
+        Renewal::IntroduceCa,
+        Renewal::PromoteCa,
+        Renewal::FinishOverlap,
+    ];
+    let rotations: Vec<_> = steps
+        .iter()
+        .filter(|step| **step != Renewal::RenewServing)
+        .copied()
+        .collect();
     assert_eq!(rotations, [rotation, rotation].concat());
 }
 
 #[test]
 fn the_steps_of_a_rotation_keep_their_distance() {
-    let lifetimes = Lifetimes { serving: Duration::from_hours(365 * 24), ..Lifetimes::default() };
+    let lifetimes = Lifetimes {
+        serving: Duration::from_hours(365 * 24),
+        ..Lifetimes::default()
+    };
     let names = service();
     let due = 365 * DAY * 2 / 3;
     let first = Bundle::issue(&names, &lifetimes, at(0)).expect("a bundle");
-    let first = first.renewed(Renewal::RenewServing, &names, &lifetimes, at(due)).expect("renewed");
+    let first = first
+        .renewed(Renewal::RenewServing, &names, &lifetimes, at(due))
+        .expect("renewed");
     let advance = |bundle: &Bundle, step, second| {
         assert_eq!(bundle.renewal(&names, &lifetimes, at(second)), step);
-        let next = bundle.renewed(step, &names, &lifetimes, at(second)).expect("the next bundle");
-        assert_eq!(next.renewal(&names, &lifetimes, at(second + HOUR - 1)), Renewal::Keep { until: at(second + HOUR) });
+        let next = bundle
+            .renewed(step, &names, &lifetimes, at(second))
+            .expect("the next bundle");
+        assert_eq!(
+            next.renewal(&names, &lifetimes, at(second + HOUR - 1)),
+            Renewal::Keep {
+                until: at(second + HOUR)
+            }
+        );
         next
     };
     let introduced = advance(&first, Renewal::IntroduceCa, due);
     assert_eq!(introduced.serving, first.serving);
     let promoted = advance(&introduced, Renewal::PromoteCa, due + HOUR);
-    assert_eq!(promoted.renewal(&names, &lifetimes, at(due + 2 * HOUR)), Renewal::FinishOverlap);
-    let finished = promoted.renewed(Renewal::FinishOverlap, &names, &lifetimes, at(due + 2 * HOUR)).expect("done");
+    assert_eq!(
+        promoted.renewal(&names, &lifetimes, at(due + 2 * HOUR)),
+        Renewal::FinishOverlap
+    );
+    let finished = promoted
+        .renewed(
+            Renewal::FinishOverlap,
+            &names,
+            &lifetimes,
+            at(due + 2 * HOUR),
+        )
+        .expect("done");
     assert_eq!(finished.ca_bundle(), finished.ca.certificate);
     assert_ne!(finished.ca, first.ca);
 }
@@ -151,7 +233,12 @@ fn the_steps_of_a_rotation_keep_their_distance() {
 fn what_expired_is_replaced_at_once() {
     let first = issued();
     let again = step(&first, Renewal::Reissue, 365 * DAY);
-    assert!(verifies(&again, &again, "mimeo-webhook.mimeo-system.svc", 365 * DAY));
+    assert!(verifies(
+        &again,
+        &again,
+        "mimeo-webhook.mimeo-system.svc",
+        365 * DAY
+    ));
     let introduced = step(&first, Renewal::RenewServing, 364 * DAY);
     let introduced = step(&introduced, Renewal::IntroduceCa, 364 * DAY);
     step(&introduced, Renewal::PromoteCa, 366 * DAY);
@@ -160,7 +247,10 @@ fn what_expired_is_replaced_at_once() {
 
 #[test]
 fn a_serving_certificate_never_outlives_its_ca() {
-    let lifetimes = Lifetimes { ca: Duration::from_mins(10), ..Lifetimes::default() };
+    let lifetimes = Lifetimes {
+        ca: Duration::from_mins(10),
+        ..Lifetimes::default()
+    };
     let bundle = Bundle::issue(&service(), &lifetimes, at(0)).expect("a bundle");
     assert_eq!(bundle.serving.not_after(), at(600));
 }
@@ -168,8 +258,22 @@ fn a_serving_certificate_never_outlives_its_ca() {
 #[test]
 fn a_secret_holds_every_state_and_keeps_what_is_not_ours() {
     let first = issued();
-    let introduced = first.renewed(Renewal::IntroduceCa, &service(), &Lifetimes::default(), at(DAY)).expect("next");
-    let promoted = introduced.renewed(Renewal::PromoteCa, &service(), &Lifetimes::default(), at(DAY)).expect("next");
+    let introduced = first
+        .renewed(
+            Renewal::IntroduceCa,
+            &service(),
+            &Lifetimes::default(),
+            at(DAY),
+        )
+        .expect("next");
+    let promoted = introduced
+        .renewed(
+            Renewal::PromoteCa,
+            &service(),
+            &Lifetimes::default(),
+            at(DAY),
+        )
+        .expect("next");
     let mut data = BTreeMap::from([("other".to_owned(), ByteString(b"x".to_vec()))]);
     for bundle in [&first, &introduced, &promoted, &first] {
         bundle.write_to(&mut data);
@@ -200,7 +304,10 @@ fn a_broken_secret_is_refused_by_the_key_that_is_wrong() {
     issued().write_to(&mut one);
     issued().write_to(&mut two);
     one.insert(key::CA_KEY.to_owned(), two[key::CA_KEY].clone());
-    assert!(matches!(Bundle::from_data(&one), Err(CertificateError::Unusable("ca.crt", _))));
+    assert!(matches!(
+        Bundle::from_data(&one),
+        Err(CertificateError::Unusable("ca.crt", _))
+    ));
 }
 
 #[test]

@@ -8,15 +8,29 @@ const ME: &str = "me";
 #[tokio::test]
 async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
     let at = |version: &str| {
-        let metadata =
-            ObjectMeta { name: Some("l".into()), resource_version: Some(version.into()), ..ObjectMeta::default() };
-        serde_json::to_value(Lease { metadata, ..Lease::default() }).expect("JSON")
+        let metadata = ObjectMeta {
+            name: Some("l".into()),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        serde_json::to_value(Lease {
+            metadata,
+            ..Lease::default()
+        })
+        .expect("JSON")
     };
     let list = serde_json::json!({"metadata": {"resourceVersion": "20"}, "items": [at("20")]});
     let conflict = Script::json(409, &serde_json::json!({"kind": "Status", "code": 409}));
     let read = Script::json(200, &at("7"));
     let silent = Script::lines([]).hold();
-    let server = Server::start([Script::json(200, &list), conflict, read, silent, Script::json(200, &at("8"))]).await;
+    let server = Server::start([
+        Script::json(200, &list),
+        conflict,
+        read,
+        silent,
+        Script::json(200, &at("8")),
+    ])
+    .await;
     let candidate = Candidate {
         holder: watch::Sender::new(None),
         api: Api::default_namespaced(server.client()),
@@ -27,10 +41,19 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
         renew_deadline: Duration::from_secs(10),
         retry_period: Duration::from_millis(100),
     };
-    let won = tokio::time::timeout(Duration::from_secs(20), candidate.stand_by()).await.expect("it takes the Lease");
+    let won = tokio::time::timeout(Duration::from_secs(20), candidate.stand_by())
+        .await
+        .expect("it takes the Lease");
     assert_eq!(won.0.metadata.resource_version.as_deref(), Some("8"));
-    let written: Vec<Lease> = server.came().iter().filter_map(|came| serde_json::from_slice(&came.body).ok()).collect();
-    let versions: Vec<_> = written.into_iter().filter_map(|lease| lease.metadata.resource_version).collect();
+    let written: Vec<Lease> = server
+        .came()
+        .iter()
+        .filter_map(|came| serde_json::from_slice(&came.body).ok())
+        .collect();
+    let versions: Vec<_> = written
+        .into_iter()
+        .filter_map(|lease| lease.metadata.resource_version)
+        .collect();
     assert_eq!(versions, ["20", "7"]);
 }
 
@@ -38,20 +61,65 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
 fn a_lease_is_taken_when_it_is_free_or_was_not_renewed_for_its_duration() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
-    let seen = |holder| Some(SeenLease { lease: lease(holder, 0), since: start, deleted: false });
+    let seen = |holder| {
+        Some(SeenLease {
+            lease: lease(holder, 0),
+            since: start,
+            deleted: false,
+        })
+    };
     let gone = |holder| observe(seen(holder), None, after(9));
-    let unspecified = Some(SeenLease { lease: Lease::default(), since: start, deleted: false });
+    let unspecified = Some(SeenLease {
+        lease: Lease::default(),
+        since: start,
+        deleted: false,
+    });
     let cases = [
         ("no Lease", None, after(0), Move::Create),
         ("an empty one", unspecified, after(0), Move::Take),
         ("released", seen(None), after(0), Move::Take),
-        ("released the other way", seen(Some("")), after(0), Move::Take),
-        ("mine from an earlier life", seen(Some(ME)), after(0), Move::Take),
-        ("another's", seen(Some("you")), after(0), Move::Wait(after(15))),
-        ("another's, a moment before it expires", seen(Some("you")), after(14), Move::Wait(after(15))),
-        ("another's, expired", seen(Some("you")), after(15), Move::Take),
-        ("another's, deleted under it", gone(Some("you")), after(14), Move::Wait(after(15))),
-        ("another's, deleted long ago", gone(Some("you")), after(15), Move::Create),
+        (
+            "released the other way",
+            seen(Some("")),
+            after(0),
+            Move::Take,
+        ),
+        (
+            "mine from an earlier life",
+            seen(Some(ME)),
+            after(0),
+            Move::Take,
+        ),
+        (
+            "another's",
+            seen(Some("you")),
+            after(0),
+            Move::Wait(after(15)),
+        ),
+        (
+            "another's, a moment before it expires",
+            seen(Some("you")),
+            after(14),
+            Move::Wait(after(15)),
+        ),
+        (
+            "another's, expired",
+            seen(Some("you")),
+            after(15),
+            Move::Take,
+        ),
+        (
+            "another's, deleted under it",
+            gone(Some("you")),
+            after(14),
+            Move::Wait(after(15)),
+        ),
+        (
+            "another's, deleted long ago",
+            gone(Some("you")),
+            after(15),
+            Move::Create,
+        ),
         ("released and deleted", gone(None), after(9), Move::Create),
     ];
     for (what, observed, now, want) in cases {
@@ -65,17 +133,32 @@ fn taking_renewing_and_releasing_keep_the_record() {
     let theirs = lease(Some("you"), 0).spec.expect("a spec");
     let taken = held(Some(&theirs), ME, Duration::from_millis(14_500), now);
     assert_eq!(taken.holder_identity.as_deref(), Some(ME));
-    assert_eq!((taken.lease_transitions, taken.lease_duration_seconds), (Some(4), Some(15)));
+    assert_eq!(
+        (taken.lease_transitions, taken.lease_duration_seconds),
+        (Some(4), Some(15))
+    );
     assert_eq!(taken.acquire_time, Some(MicroTime(now)));
 
     let later = Timestamp::from_second(102).expect("in range");
     let renewed = held(Some(&taken), ME, Duration::from_secs(15), later);
-    assert_eq!((&renewed.acquire_time, renewed.lease_transitions), (&taken.acquire_time, Some(4)));
+    assert_eq!(
+        (&renewed.acquire_time, renewed.lease_transitions),
+        (&taken.acquire_time, Some(4))
+    );
     assert_eq!(renewed.renew_time, Some(MicroTime(later)));
 
     let free = released(&renewed, later);
-    let seen =
-        SeenLease { lease: Lease { spec: Some(free), ..Lease::default() }, since: Instant::now(), deleted: false };
+    let seen = SeenLease {
+        lease: Lease {
+            spec: Some(free),
+            ..Lease::default()
+        },
+        since: Instant::now(),
+        deleted: false,
+    };
     assert_eq!(next_move(Some(&seen), "you", seen.since), Move::Take);
-    assert_eq!(held(None, ME, Duration::ZERO, now).lease_duration_seconds, Some(1));
+    assert_eq!(
+        held(None, ME, Duration::ZERO, now).lease_duration_seconds,
+        Some(1)
+    );
 }

@@ -1,18 +1,13 @@
 use std::time::Duration;
 
-use mimeo_core::{
-    engine::{Engine, Role, Settings, Tick},
-    kind::GroupVersionKind,
-    names,
-    review::User,
-    rule::{Rule, RuleKind},
-};
+use mimeo_engine::{AwaitedCopy, Engine, Settings, clock::Tick};
+use mimeo_model::{id::RuleKind, kind::GroupVersionKind, names, role::Role, rule::Rule};
 use serde_json::json;
 
 use super::*;
 use crate::{
     discovery::Discovery,
-    driver::{CopyRequests, Handle},
+    handle::{CopyRequests, Handle},
     limiter::Limiter,
     object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
@@ -25,7 +20,11 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn secrets() -> Resource {
     let gvk = GroupVersionKind::parse("v1", "Secret").expect("a kind");
-    Resource { gvk, plural: "secrets".into(), namespaced: true }
+    Resource {
+        gvk,
+        plural: "secrets".into(),
+        namespaced: true,
+    }
 }
 
 fn source(name: &str) -> SourceRef {
@@ -33,11 +32,13 @@ fn source(name: &str) -> SourceRef {
 }
 
 fn object(name: &str, version: u64) -> Value {
-    let metadata = json!({"name": name, "namespace": "platform", "resourceVersion": version.to_string()});
+    let metadata =
+        json!({"name": name, "namespace": "platform", "resourceVersion": version.to_string()});
     json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "data": {"a": "aHVudGVyMg=="}})
 }
 
-/// An observer of this server whose engine has one rule with these sources, and a namespace that waits for their copies.
+/// An observer of this server whose engine has one rule with these sources, and a namespace that
+/// waits for their copies.
 fn observer(server: &Server, names: &[&str]) -> Observer {
     let sources: Vec<Value> = names
         .iter()
@@ -45,12 +46,12 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
         .collect();
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
-        "spec": {"barrier": "Required", "sources": sources, "targets": [{"namespaces": ["team"]}]},
+        "spec": {"podGate": "Required", "sources": sources, "targets": [{"namespaces": ["team"]}]},
     });
     let rule = Rule::parse(&serde_json::from_value(rule).expect("a rule")).expect("a good rule");
     let id = rule.id.clone();
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), Some(User::default()), None, SECOND);
+    engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
     engine.rules_unserved(RuleKind::Replication, SECOND);
     let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
@@ -63,7 +64,12 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     Observer {
         handle: Handle::new(engine, CopyRequests::default(), Traces::off()),
         watcher: client.clone().into(),
-        writer: Writer::new(client.clone(), Limiter::new(1, 1), Duration::from_secs(5), "mimeo"),
+        writer: Writer::new(
+            client.clone(),
+            Limiter::new(1, 1),
+            Duration::from_secs(5),
+            "mimeo",
+        ),
         discovery: Arc::new(Discovery::new(client)),
         namespace: "mimeo".into(),
         crds: Arc::default(),
@@ -93,7 +99,10 @@ fn until(
 }
 
 fn refusal(code: u16) -> Script {
-    Script::json(code, &json!({"kind": "Status", "apiVersion": "v1", "code": code}))
+    Script::json(
+        code,
+        &json!({"kind": "Status", "apiVersion": "v1", "code": code}),
+    )
 }
 
 #[tokio::test]
@@ -101,14 +110,34 @@ async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
     let server = Server::start([refusal(403), refusal(403)]).await;
     let observer = observer(&server, &["a"]);
     let handle = observer.handle.clone();
-    until(observer.source(source("a"), secrets()), &handle, |engine, _| engine.informed()).await;
+    until(
+        observer.source(source("a"), secrets()),
+        &handle,
+        |engine, _| engine.informed(),
+    )
+    .await;
     assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
+}
+
+/// Whether the namespace's pods are denied for want of one copy, for this reason.
+fn denied_for(engine: &mut Engine, now: Tick, why: &str) -> bool {
+    let denied = engine.progress("team", now).denied;
+    matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why.as_deref() == Some(why))
 }
 
 /// What the namespace waits for, and what it can't get.
 fn held(handle: &Handle) -> Vec<String> {
     let progress = handle.look(|engine, now| engine.progress("team", now));
-    progress.waiting.into_iter().chain(progress.denied).collect()
+    let told = |copy: &AwaitedCopy| match &copy.why {
+        None => copy.copy.clone(),
+        Some(why) => format!("{} ({why})", copy.copy),
+    };
+    progress
+        .waiting
+        .iter()
+        .chain(&progress.denied)
+        .map(told)
+        .collect()
 }
 
 fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {
@@ -133,7 +162,8 @@ fn end() -> String {
 #[tokio::test]
 async fn a_source_that_cannot_be_read_holds_up_no_other() {
     let names = ["a", "b", "c"];
-    let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "c"}});
+    let absent =
+        json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "c"}});
     let server = Server::start([
         listing(&["a", "b"]).hold(),
         refusal(403),
@@ -143,40 +173,81 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
     .await;
     let observer = observer(&server, &names);
     let handle = observer.handle.clone();
-    until(many(observer, &names), &handle, |engine, _| engine.informed()).await;
+    until(many(observer, &names), &handle, |engine, _| {
+        engine.informed()
+    })
+    .await;
     let paths: Vec<String> = server.requests().split_off(1);
-    assert_eq!(paths, ["a", "b", "c"].map(|name| format!("GET /api/v1/namespaces/platform/secrets/{name}")));
-    assert_eq!(held(&handle), ["Secret b", "Secret a (Forbidden)", "Secret c (SourceNotFound)"]);
+    assert_eq!(
+        paths,
+        ["a", "b", "c"].map(|name| format!("GET /api/v1/namespaces/platform/secrets/{name}"))
+    );
+    assert_eq!(
+        held(&handle),
+        [
+            "Secret b",
+            "Secret a (Forbidden)",
+            "Secret c (SourceNotFound)"
+        ]
+    );
 }
 
-/// Of what is in the way of a decoder nothing is copied, and nobody waits for it; what else there is isn't concerned.
+/// Of what is in the way of a decoder nothing is copied, and nobody waits for it; what else there
+/// is isn't concerned.
 #[tokio::test]
 async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     let deep = || text_of("a", 9, &[], &format!(r#","spec":{}"#, nested(130)));
     let added = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
-    let refused = |engine: &mut Engine, now| engine.progress("team", now).denied == ["Secret a (SourceRefused)"];
+    let refused = |engine: &mut Engine, now| denied_for(engine, now, "SourceRefused");
 
-    let server = Server::start([refusal(503), Script::text(200, "").send(added(&deep())).send(end()).hold()]).await;
+    let server = Server::start([
+        refusal(503),
+        Script::text(200, "")
+            .send(added(&deep()))
+            .send(end())
+            .hold(),
+    ])
+    .await;
     let alone = observer(&server, &["a"]);
     let handle = alone.handle.clone();
     until(alone.source(source("a"), secrets()), &handle, refused).await;
 
-    let answers = [listing(&["a", "b"]).hold(), Script::text(200, deep()), Script::json(200, &object("b", 9))];
+    let answers = [
+        listing(&["a", "b"]).hold(),
+        Script::text(200, deep()),
+        Script::json(200, &object("b", 9)),
+    ];
     let server = Server::start(answers).await;
     let names = ["a", "b"];
     let beside = observer(&server, &names);
     let handle = beside.handle.clone();
     until(many(beside, &names), &handle, |engine, _| engine.informed()).await;
     assert_eq!(held(&handle), ["Secret b", "Secret a (SourceRefused)"]);
-    assert_eq!(server.requests().len(), 3, "it is read again when it changes");
+    assert_eq!(
+        server.requests().len(),
+        3,
+        "it is read again when it changes"
+    );
 
     // A client's managedFields make no difference.
     for bad in undecodable() {
         let object = text_of("a", 9, &[&bad], "");
-        let server = Server::start([refusal(503), Script::text(200, "").send(added(&object)).send(end()).hold()]).await;
+        let server = Server::start([
+            refusal(503),
+            Script::text(200, "")
+                .send(added(&object))
+                .send(end())
+                .hold(),
+        ])
+        .await;
         let observer = observer(&server, &["a"]);
         let handle = observer.handle.clone();
-        until(observer.source(source("a"), secrets()), &handle, |engine, _| engine.informed()).await;
+        until(
+            observer.source(source("a"), secrets()),
+            &handle,
+            |engine, _| engine.informed(),
+        )
+        .await;
         assert_eq!(held(&handle), ["Secret a"]);
     }
 }
@@ -185,16 +256,22 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
 #[tokio::test]
 async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
     let deleted = json!({"type": "DELETED", "object": object("a", 11)});
-    let absent = json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "a"}});
+    let absent =
+        json!({"kind": "Status", "apiVersion": "v1", "code": 404, "details": {"name": "a"}});
     let server = Server::start([
-        listing(&["a"]).pause(Duration::from_millis(100)).send(format!("{deleted}\n")).hold(),
-        Script::text(200, "").pause(Duration::from_millis(300)).send(object("a", 9).to_string()),
+        listing(&["a"])
+            .pause(Duration::from_millis(100))
+            .send(format!("{deleted}\n"))
+            .hold(),
+        Script::text(200, "")
+            .pause(Duration::from_millis(300))
+            .send(object("a", 9).to_string()),
         Script::json(404, &absent),
     ])
     .await;
     let observer = observer(&server, &["a"]);
     let handle = observer.handle.clone();
-    let gone = |engine: &mut Engine, now| engine.progress("team", now).denied == ["Secret a (SourceNotFound)"];
+    let gone = |engine: &mut Engine, now| denied_for(engine, now, "SourceNotFound");
     until(many(observer, &["a"]), &handle, gone).await;
     assert_eq!(server.requests().len(), 3);
 }

@@ -1,0 +1,490 @@
+//! What an answer of the API server means for a cell.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use mimeo_model::{
+    choices::ConflictPolicy,
+    id::{KindId, RuleId, SlotId},
+    kind::GroupKind,
+    meta::{Seen, Uid},
+    names,
+    outcome::{FailureReason, Outcome},
+    ownership::content_is_ours,
+    render::Copies,
+    role::Role,
+    template::Place,
+};
+
+use crate::{
+    Engine,
+    announce::Happening,
+    cell::{Basis, Belief, Cell, Content, Phase, Reference, Repair, Why},
+    clock::Tick,
+    request::{Ticket, Verb},
+    work::{Timer, delay},
+};
+
+impl Engine {
+    /// The answer to a request.
+    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        self.at(now);
+        self.work.untidy = true;
+        self.take_lesson(ticket, &outcome);
+        let Some(mut namespace) = self.namespaces.remove(&ticket.namespace) else {
+            return;
+        };
+        if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
+            let cell = &mut namespace.cells[at];
+            if cell.phase == Phase::InFlight(ticket.serial) {
+                cell.phase = Phase::Idle;
+                let owner = self.rule_of(cell);
+                let place = Place {
+                    name: &ticket.namespace,
+                    labels: &namespace.labels,
+                };
+                if matches!(outcome, Outcome::Object(_)) {
+                    self.measure(ticket, namespace.labelled);
+                }
+                self.take_in(ticket, outcome, place, cell);
+                if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
+                    self.consent.strew(rule, &ticket.namespace);
+                }
+                // What it comes to now is told when it is planned.
+                owner.iter().for_each(|rule| self.mark_status_due(rule));
+                self.sow(&ticket.namespace, &mut namespace, at);
+                self.dirty.insert(ticket.namespace.clone());
+            }
+        }
+        self.namespaces.insert(ticket.namespace.clone(), namespace);
+    }
+
+    /// A dry run's answer is its slot's, whatever has become of the cell meanwhile: the other cells
+    /// wait for it.
+    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
+        if !matches!(ticket.verb, Verb::Learn(_)) {
+            return;
+        }
+        let entry = match outcome {
+            Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
+            _ => None,
+        };
+        let Some((id, slot)) = ticket
+            .slot
+            .and_then(|id| Some((id, self.slots.get_mut(&id)?)))
+        else {
+            return;
+        };
+        let same = slot
+            .rendering
+            .as_ref()
+            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+        if !same || slot.reference != Reference::Asked {
+            return;
+        }
+        if let Some(entry) = entry {
+            self.learnt(id, entry);
+        } else {
+            // Asked of every cell at once, each would plan all others. It counts as asked until
+            // then.
+            let due = self.now + delay(&self.settings, slot.untold);
+            slot.untold = slot.untold.saturating_add(1);
+            self.work.timer(due, Timer::Learn(id));
+        }
+    }
+
+    /// What a good copy's field set is, is known: cells may wait for it.
+    fn learnt(&mut self, id: SlotId, entry: u64) {
+        let Some(slot) = self.slots.get_mut(&id) else {
+            return;
+        };
+        let asked =
+            std::mem::replace(&mut slot.reference, Reference::Known(entry)) == Reference::Asked;
+        slot.untold = 0;
+        if asked {
+            let rule = slot.rule.clone();
+            self.replan_rule(&rule);
+        }
+    }
+
+    /// Whoever couldn't tell may be able to by now, or another cell's object may.
+    pub(crate) fn ask_reference(&mut self, id: SlotId) {
+        let Some(slot) = self
+            .slots
+            .get_mut(&id)
+            .filter(|slot| slot.reference == Reference::Asked)
+        else {
+            return;
+        };
+        slot.reference = Reference::Unknown;
+        let rule = slot.rule.clone();
+        self.replan_rule(&rule);
+    }
+
+    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
+        let gone = matches!(
+            (ticket.verb, &outcome),
+            (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
+        );
+        if let Some(rule) = self.rule_of(cell).filter(|_| gone && cell.stuck) {
+            self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
+        }
+        match (ticket.verb, outcome) {
+            (Verb::Compare(uid, version), Outcome::Object(meta)) => {
+                let content = if content_is_ours(&meta) {
+                    Content::Same
+                } else {
+                    Content::Other
+                };
+                self.compared(ticket, (uid, version), content, place, cell);
+            }
+            (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
+                self.compared(ticket, (uid, version), Content::Other, place, cell);
+            }
+            (_, Outcome::Object(meta)) => {
+                let Some(seen) = self.read(&meta, ticket.kind) else {
+                    return;
+                };
+                self.remember_origin(
+                    &seen,
+                    meta.annotations
+                        .as_ref()
+                        .and_then(|all| all.get(names::SOURCE)),
+                );
+                self.take_object(ticket, seen, cell);
+            }
+            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
+            // Shown, and not there: the one or the other is old, and the watch will soon say which.
+            (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
+                self.work
+                    .put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
+            }
+            (verb, Outcome::Absent) => self.take_absence(verb, cell),
+            // Refused was what isn't wanted any more.
+            (_, Outcome::Refused(_) | Outcome::Immutable(_))
+                if !self.asked_for(ticket, place, cell) => {}
+            // What is to go to be made anew has to be seen first.
+            (Verb::Apply(uid), Outcome::Immutable(_)) if cell.belief == Belief::Hidden(uid) => {
+                cell.belief = Belief::Taken(Some(uid));
+            }
+            // It writes the former content, which may have become what is refused: then only the
+            // new one is let through.
+            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
+                if ticket.why != Some(Why::Shared) =>
+            {
+                cell.repair = Repair::Claimed;
+            }
+            // Asked what a good copy owns, the server refuses only where this one isn't good.
+            (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
+                if self.replaces(cell) =>
+            {
+                cell.stuck = true;
+            }
+            (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
+                // What isn't ours may change or go unseen.
+                let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
+                let hopeless = lasting
+                    && matches!(
+                        failure.reason,
+                        FailureReason::Invalid | FailureReason::TooLarge
+                    );
+                // Nothing was written that anybody could undo.
+                cell.repaired = 0;
+                self.fail(&ticket.namespace, cell, failure);
+                // The same bytes get the same answer, until what refused them is another: a schema,
+                // a limit, or who has a port.
+                let at_least = hopeless.then_some(self.settings.backoff_limit);
+                self.work
+                    .back_off(&ticket.namespace, cell, at_least, self.now, &self.settings);
+            }
+            (_, Outcome::NamespaceGone | Outcome::NotServed) => {
+                // Its own watch will say so; till then no noise.
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    Some(Duration::from_secs(1)),
+                    self.now,
+                    &self.settings,
+                );
+            }
+            (
+                verb,
+                Outcome::Unavailable {
+                    retry_after,
+                    failure,
+                },
+            ) => {
+                cell.leaving |= matches!(verb, Verb::Delete(..));
+                cell.repaired = 0;
+                self.fail(&ticket.namespace, cell, failure);
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    retry_after,
+                    self.now,
+                    &self.settings,
+                );
+            }
+        }
+        if let Some(id) = ticket
+            .slot
+            .and_then(|id| self.slots.get(&id))
+            .map(|slot| slot.rule.clone())
+        {
+            self.mark_status_due(&id);
+        }
+    }
+
+    /// How long a source's change took to get to this copy, if that is what was written. Where the
+    /// namespace has got other labels since, it may be these that were: who may change them doesn't
+    /// make copies look late.
+    fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
+        let slot = ticket.slot.and_then(|id| self.slots.get(&id));
+        let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
+            && ticket.why == Some(Why::Changed);
+        let now = slot.filter(|slot| {
+            written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
+        });
+        if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
+            self.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
+        }
+    }
+
+    /// What a comparison found, if it was of what is believed to be here, with what is wanted.
+    fn compared(
+        &self,
+        ticket: &Ticket,
+        object: (Uid, u64),
+        content: Content,
+        place: Place<'_>,
+        cell: &mut Cell,
+    ) {
+        if cell
+            .seen()
+            .is_some_and(|seen| (seen.uid, seen.version) == object)
+            && self.asked_for(ticket, place, cell)
+        {
+            cell.content = content;
+        }
+    }
+
+    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+        if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
+            self.shown += 1;
+            cell.shown = self.shown;
+        }
+        cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
+        cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
+        match ticket.verb {
+            // Not ours any more; the watch will say so.
+            Verb::Learn(_) if seen.entry.is_none() => {
+                self.work
+                    .back_off(&ticket.namespace, cell, None, self.now, &self.settings);
+            }
+            Verb::Learn(_) | Verb::Compare(..) => {}
+            Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
+                if ticket.verb == Verb::Create {
+                    self.adapt(ticket);
+                    cell.stuck = false;
+                }
+                if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
+                    self.teach(ticket, entry);
+                }
+                // What is seen by now may be this very write, of which the watch was quicker to
+                // tell.
+                let written = ticket.version != Some(seen.version);
+                let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
+                let was_refused = cell.refused();
+                cell.failure = None;
+                cell.verify = false;
+                if !written {
+                    // Nobody had undone anything.
+                    cell.repaired = 0;
+                }
+                if cell.repaired == 0 || was_refused {
+                    cell.streak = 0;
+                }
+                let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));
+                if let Some(rule) = self.rule_of(cell).filter(|_| adopted) {
+                    self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
+                }
+                // A client that only moved the resourceVersion, such as a storage migration, has
+                // edited nothing.
+                if written {
+                    self.edit_reverted(ticket, cell);
+                }
+                // Only an apply shows what is in an object whose entries somebody removed. What is
+                // there after a claim was put there since.
+                let begun =
+                    cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
+                cell.repair = if begun { Repair::Begun } else { Repair::None };
+                cell.show(seen);
+                // The watch may have been quicker to show what came after it.
+                basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
+                cell.basis = Some(basis);
+                let rule = ticket
+                    .slot
+                    .and_then(|id| self.slots.get(&id))
+                    .map(|slot| slot.rule.clone());
+                if let Some(rule) = rule.filter(|_| written) {
+                    self.synced(&rule);
+                }
+            }
+            Verb::Claim(..) => {
+                self.edit_reverted(ticket, cell);
+                cell.repair = Repair::Claimed;
+                cell.show(seen);
+            }
+            // A copy with finalizers outlives its deletion for a while.
+            Verb::Delete(..) => {
+                cell.show(seen);
+            }
+            Verb::Look => {
+                // Read, and then undone before the answer was here: what is there now, the next
+                // request will tell.
+                if !cell.show(seen) && cell.seen().is_none() {
+                    cell.belief = Belief::Unknown;
+                }
+            }
+        }
+    }
+
+    /// The object is gone, or never was. What the watch has shown since is newer than the answer.
+    fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
+        match verb {
+            Verb::Apply(uid)
+            | Verb::Take(uid, _)
+            | Verb::Compare(uid, _)
+            | Verb::Learn(uid)
+            | Verb::Claim(uid, _)
+            | Verb::Delete(uid, _)
+                if cell.seen().is_some_and(|seen| seen.uid != uid) =>
+            {
+                return;
+            }
+            Verb::Create if cell.seen().is_some() => return,
+            _ => {}
+        }
+        if let (Verb::Delete(..), Some(rule)) =
+            (verb, cell.ours().and_then(|seen| seen.rule.clone()))
+        {
+            self.synced(&rule);
+        }
+        if let Verb::Delete(_, version) = verb {
+            // A listing from before may yet come.
+            cell.unseen = cell.unseen.max(version);
+        }
+        cell.belief = Belief::Absent;
+        cell.leaving = false;
+        cell.stuck = false;
+        cell.basis = None;
+        cell.failure = None;
+        cell.condemned = None;
+    }
+
+    fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
+        let mut seen = Seen::read(meta, &self.kinds[kind].group_kind, &self.settings.cluster)?;
+        seen.rule = seen.rule.map(|rule| self.rule_name(&rule));
+        Some(seen)
+    }
+
+    /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to
+    /// overwrite, where nothing hangs by the object itself. A workload, a volume or a service would
+    /// go with it.
+    fn replaces(&self, cell: &Cell) -> bool {
+        let GroupKind { group, kind } = &self.kinds[cell.kind].group_kind;
+        let harmless = match &**group {
+            "" => matches!(&**kind, "Secret" | "ConfigMap"),
+            "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
+            _ => false,
+        };
+        let rule = self
+            .rule_of(cell)
+            .and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
+        let given = cell.ours().is_some()
+            || rule.is_some_and(|rule| rule.conflict == ConflictPolicy::Overwrite);
+        harmless && given && self.settings.role == Role::Keeper
+    }
+
+    /// Whether a request still says what its cell wants.
+    fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
+        let copies = cell
+            .want
+            .and_then(|id| self.slots.get(&id))
+            .and_then(|slot| slot.rendering.as_ref().ok());
+        let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
+        cell.want == ticket.slot && checksum == ticket.checksum
+    }
+
+    /// A write's answer shows which fields a good copy owns.
+    fn teach(&mut self, ticket: &Ticket, entry: u64) {
+        let Some((id, slot)) = ticket.slot.and_then(|id| Some((id, self.slots.get(&id)?))) else {
+            return;
+        };
+        let same = slot
+            .rendering
+            .as_ref()
+            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+        if same && matches!(slot.reference, Reference::Unknown | Reference::Asked) {
+            self.learnt(id, entry);
+        }
+    }
+
+    /// A copy of the rule was written or deleted.
+    fn synced(&mut self, rule: &Arc<RuleId>) {
+        let now = self.now;
+        if let Some(state) = self.rules.get_mut(rule) {
+            state.status.synced(now);
+        }
+    }
+
+    /// A write that comes too soon after its namespace makes the API server sleep for 50 ms until
+    /// its cache knows the namespace. So a create that took about that long asks for a later start
+    /// next time, and quick ones for an earlier.
+    fn adapt(&mut self, ticket: &Ticket) {
+        const SLEPT: Duration = Duration::from_millis(48);
+        // Far more up than down: one create in some hundreds may sleep, for the others to start as
+        // early as they can.
+        const STEP: Duration = Duration::from_millis(1);
+        if self.settings.role != Role::Injector {
+            return;
+        }
+        let took = self.now.saturating_sub(ticket.sent);
+        self.marks.delay = if (SLEPT..SLEPT * 2).contains(&took) {
+            (self.marks.delay + STEP).min(Duration::from_millis(5))
+        } else {
+            self.marks
+                .delay
+                .mul_f32(0.999)
+                .max(Duration::from_millis(1))
+        };
+    }
+}
+
+/// The object isn't what the request took it for: it is to be looked at, unless the watch has shown
+/// it since.
+fn refute(verb: Verb, cell: &mut Cell) {
+    let known = cell.seen().map(|seen| (seen.uid, seen.version));
+    let refuted = match verb {
+        Verb::Create | Verb::Look => known.is_none(),
+        Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
+        Verb::Take(uid, version)
+        | Verb::Compare(uid, version)
+        | Verb::Claim(uid, version)
+        | Verb::Delete(uid, version) => known.is_none_or(|known| known == (uid, version)),
+    };
+    if !refuted {
+        return;
+    }
+    cell.belief = match (verb, &cell.belief) {
+        (Verb::Create, Belief::Vanished(uid)) => Belief::Hidden(*uid),
+        _ => Belief::Taken(cell.ours().map(|seen| seen.uid)),
+    };
+    if matches!(verb, Verb::Claim(..)) {
+        cell.repair = Repair::None;
+    }
+    // It may be another object by now, which could be changed.
+    cell.stuck = false;
+    cell.basis = None;
+}

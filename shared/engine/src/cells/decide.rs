@@ -1,0 +1,288 @@
+//! What to do about one cell. Everything that is ever done to a copy is decided here, or in
+//! `collect` if nobody wants it.
+
+use std::sync::Arc;
+
+use mimeo_model::{
+    choices::{PodGate, Strategy},
+    id::{RuleId, RuleKind, SlotId},
+    meta::Checksum,
+    role::Role,
+    rule::Rule,
+};
+
+use crate::{
+    Engine, Listing, Namespace, RuleState,
+    absent::HowGone,
+    cell::{Belief, Cell, Leave, Spared, Step, Why},
+    slot::{NoRendering, Slot},
+};
+
+impl Engine {
+    /// What to do about one cell, as things stand now.
+    pub(crate) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        if !namespace.alive() {
+            // A terminating namespace's copies go with it, and nothing can be written there.
+            return Step::Leave(Leave::Nothing);
+        }
+        match self.decide_in(name, namespace, cell) {
+            // A copy that is created once belongs to its namespace.
+            Step::Leave(Leave::Seeded) => Step::Leave(Leave::Seeded),
+            // A write would tell whether the copy is still there. Without one nobody would know it
+            // again when it is to go.
+            Step::Leave(_) if self.settings.role == Role::Keeper && cell.out_of_sight() => {
+                Step::Look
+            }
+            step => step,
+        }
+    }
+
+    fn decide_in(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+        let Some(id) = cell.want else {
+            return self.decide_unwanted(name, namespace, cell);
+        };
+        let step = self.decide_wanted(id, name, namespace, cell);
+        if matches!(step, Step::Leave(Leave::NoSource)) {
+            return self.decide_sourceless(id, name, namespace, cell);
+        }
+        if matches!(step, Step::Leave(_)) {
+            return step;
+        }
+        if self.reserved_for(id, cell).is_some() {
+            return Step::Leave(Leave::Reserved);
+        }
+        if self.in_charge(namespace) && self.left_by_the_platform(id, name, cell) {
+            return step;
+        }
+        Step::Leave(Leave::Undecided)
+    }
+
+    fn decide_sourceless(
+        &mut self,
+        id: SlotId,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        cell: &Cell,
+    ) -> Step {
+        let keep = Step::Leave(Leave::NoSource);
+        let Some(slot) = self.slots.get(&id) else {
+            return keep;
+        };
+        let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
+            return keep;
+        };
+        let (disposal, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
+        if disposal.goes() && !self.left_by_the_platform(id, name, cell) {
+            return keep;
+        }
+        self.decide_disposal(disposal, &rule, (name, namespace), cell)
+    }
+
+    /// Returns the `ClusterReplication` whose copy occupies this slot's cell although the rule is
+    /// inactive: its spec is refused, so its wishes are unknown, or it is suspended, and a
+    /// Replication takes nothing from a suspended `ClusterReplication`.
+    pub(crate) fn reserved_for<'a>(&self, id: SlotId, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+        let rule = &self.slots.get(&id)?.rule;
+        let former = cell
+            .ours()?
+            .rule
+            .as_ref()
+            .filter(|former| former.kind == RuleKind::ClusterReplication)?;
+        let state = self.rules.get(former).filter(|_| former != rule)?;
+        let rests = match &state.rule {
+            Err(_) => true,
+            Ok(former) => rule.kind == RuleKind::Replication && former.suspend,
+        };
+        rests.then_some(former)
+    }
+
+    /// Whether a rule may have its cell as far as other rules of the platform go, which come before
+    /// a tenant's. Unless they are seen nobody knows what they want; so a copy of theirs passes on
+    /// only where it might be deleted, too.
+    fn left_by_the_platform(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> bool {
+        let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else {
+            return true;
+        };
+        let tenants = rule.kind == RuleKind::Replication;
+        let listing = self.collections[RuleKind::ClusterReplication].listing;
+        if tenants && !matches!(listing, Listing::Listed | Listing::Unserved) {
+            return false;
+        }
+        let marked = cell.ours().and_then(|seen| seen.rule.clone());
+        let others =
+            |former: &Arc<RuleId>| former.kind == RuleKind::ClusterReplication && *former != rule;
+        let Some(former) = marked.filter(others) else {
+            return true;
+        };
+        match self.rules.get(&former) {
+            Some(state) if tenants => state.acting().is_some(),
+            Some(state) => state.rule.is_ok(),
+            // Whoever only fills new namespaces leaves it to the keeper, who asks.
+            None if self.settings.role == Role::Injector => false,
+            None if !tenants && listing != Listing::Listed => false,
+            // Among the platform's own it is enough that it isn't there: else no rule could follow
+            // one that was lost.
+            None => self
+                .how_rule_went(&former, name, cell)
+                .is_some_and(|how| how == HowGone::Deleted || !tenants),
+        }
+    }
+
+    /// Whether this process may write into the namespace now.
+    pub(crate) fn in_charge(&self, namespace: &Namespace) -> bool {
+        match self.settings.role {
+            // A marked namespace is the webhook's for a while: two writers would cost a second
+            // request.
+            Role::Keeper => {
+                let left = namespace.mark.as_ref().map_or(namespace.settles, |mark| {
+                    mark.since + self.settings.takeover
+                });
+                self.now >= left
+            }
+            Role::Injector => namespace.charge.is_some_and(|from| self.now >= from),
+        }
+    }
+
+    pub(crate) fn decide_wanted(
+        &self,
+        id: SlotId,
+        name: &str,
+        namespace: &Namespace,
+        cell: &Cell,
+    ) -> Step {
+        let Some(slot) = self.slots.get(&id) else {
+            return Step::Leave(Leave::Nothing);
+        };
+        let Some(state) = self.rules.get(&slot.rule) else {
+            return Step::Leave(Leave::Nothing);
+        };
+        let Ok(rule) = &state.rule else {
+            return Step::Leave(Leave::Suspended);
+        };
+        let acting = state.acting().is_some();
+        let step = self.aim(slot, rule, (name, namespace), cell);
+        if step == Step::Leave(Leave::Seeded) {
+            let keeps = self.settings.role == Role::Keeper && acting;
+            // Nothing that is only thought to be here is remembered for good.
+            let doubted = keeps
+                && !self.is_of_now(name, namespace, cell)
+                && self.kinds.resource(slot.gvk()).is_some();
+            return if doubted { Step::Look } else { step };
+        }
+        if matches!(step, Step::Leave(Leave::NoSource | Leave::SourceRefused)) {
+            return step;
+        }
+        if self.kinds.resource(slot.gvk()).is_none() {
+            return Step::Leave(Leave::KindNotServed);
+        }
+        if step == Step::Leave(Leave::Unfillable) {
+            return step;
+        }
+        let kind = &self.kinds[slot.kind];
+        let listed = kind.copies_known_in(name) || self.settings.role == Role::Injector;
+        let step = if listed {
+            step
+        } else {
+            Step::Leave(Leave::NotListed)
+        };
+        if !acting {
+            // The preview must tell a create from a conflict, and only a read can.
+            let unknown = matches!(
+                cell.belief,
+                Belief::Unknown | Belief::Taken(_) | Belief::Vanished(_) | Belief::Hidden(_)
+            );
+            return match (step, self.settings.role) {
+                (Step::Leave(Leave::NotListed), _) => step,
+                (_, Role::Keeper) if unknown => Step::Look,
+                // And what would be adopted, or has been changed while nobody watched, only the
+                // server. Neither writes anything.
+                (Step::Compare(..) | Step::Learn(_), Role::Keeper) => step,
+                _ => Step::Leave(Leave::Suspended),
+            };
+        }
+        if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) =
+            (cell.stuck, step, cell.seen())
+        {
+            return Step::Delete(uid, seen.version, Why::Replaced);
+        }
+        let noted = kind.may_be_written() && !self.crd_unrecorded(slot.rule.kind);
+        // Noted while it is being listed, it costs no time.
+        let writes = matches!(
+            step,
+            Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..)
+        );
+        if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
+            return Step::Leave(Leave::KindNotRecorded);
+        }
+        step
+    }
+
+    /// What would make of a cell what its slot wants it to be, as far as everybody's wishes go:
+    /// whether the rule acts now, and what has to be known before, is another matter.
+    pub(crate) fn aim(
+        &self,
+        slot: &Slot,
+        rule: &Rule,
+        place: (&str, &Namespace),
+        cell: &Cell,
+    ) -> Step {
+        let (name, namespace) = place;
+        if self.seeded(slot, rule, namespace, cell) {
+            return Step::Leave(Leave::Seeded);
+        }
+        match &slot.rendering {
+            Ok(copies) => match copies.checksum_at(namespace.place(name)) {
+                Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
+                Err(_) => Step::Leave(Leave::Unfillable),
+            },
+            Err(NoRendering::Refused(why)) if why.by_the_rule() => Step::Leave(Leave::Unfillable),
+            Err(NoRendering::Refused(_)) => Step::Leave(Leave::SourceRefused),
+            Err(_) => Step::Leave(Leave::NoSource),
+        }
+    }
+
+    /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
+    fn compare(
+        &self,
+        slot: &Slot,
+        checksum: Checksum,
+        rule: &Rule,
+        name: &str,
+        cell: &Cell,
+    ) -> Step {
+        let exclusive = rule.strategy == Strategy::Replace;
+        let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
+        match step {
+            // Of what isn't ours all rules must be known before it is written: any may name it as
+            // its source.
+            Step::Take(..) | Step::Compare(..) if !self.all_rules() => {
+                Step::Leave(Leave::Undecided)
+            }
+            Step::Take(..) | Step::Compare(..)
+                if self.is_source(rule.id.kind, slot.kind, name, &cell.name) =>
+            {
+                Step::Leave(Leave::Foreign(Spared::Source))
+            }
+            // Each rule of a ring would have to rank above the next one, so no ring can form.
+            _ if self.is_named_above(&slot.rule, slot.kind, name, &cell.name) => {
+                // An object that is there counts as created. A create would tell; here a read does.
+                let once = rule.strategy == Strategy::CreateOnce;
+                if once && matches!(cell.belief, Belief::Unknown) {
+                    Step::Look
+                } else {
+                    Step::Leave(Leave::Foreign(Spared::Named))
+                }
+            }
+            _ => step,
+        }
+    }
+
+    /// The pod gate of the slot's rule.
+    pub(crate) fn pod_gate_of(&self, id: SlotId) -> PodGate {
+        let state = self
+            .slots
+            .get(&id)
+            .and_then(|slot| self.rules.get(&slot.rule));
+        state.map_or(PodGate::None, RuleState::pod_gate)
+    }
+}

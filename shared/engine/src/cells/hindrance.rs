@@ -1,0 +1,96 @@
+//! Why there can be no copy for now: whoever waits for it needn't, and is told.
+
+use std::fmt;
+
+use mimeo_model::{
+    condition::ConditionReason,
+    outcome::{FailureReason, Unreadable},
+    source::SourceSelector,
+};
+
+use crate::{
+    Engine, Served,
+    slot::{NoRendering, Slot},
+};
+
+/// What keeps a copy from being made or written; it reads as the word for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hindrance {
+    /// Mimeo doesn't act where the source is.
+    OutOfReach,
+    /// Something is the matter with the rule or its source.
+    Condition(ConditionReason),
+    /// The source, or how its kind is served, can't be read.
+    Unreadable(Unreadable),
+    /// Writing it failed.
+    Failure(FailureReason),
+}
+
+impl fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfReach => f.write_str("OutOfReach"),
+            Self::Condition(reason) => reason.fmt(f),
+            Self::Unreadable(why) => why.fmt(f),
+            Self::Failure(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl Engine {
+    /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
+    pub(crate) fn hindrance(&self, slot: &Slot) -> Option<Hindrance> {
+        if self.settings.reach.refuses(&slot.source).is_some() {
+            return Some(Hindrance::OutOfReach);
+        }
+        match (self.kinds.served(slot.gvk()), &slot.rendering) {
+            (None | Some(Served::Unknown), _) => None,
+            (Some(Served::Unanswered(why)), _) => Some(Hindrance::Unreadable(*why)),
+            (Some(served), _) if served.namespaced().is_none() => {
+                Some(Hindrance::Condition(ConditionReason::KindNotServed))
+            }
+            (_, Err(NoRendering::NotGranted)) => {
+                Some(Hindrance::Condition(ConditionReason::NotGranted))
+            }
+            (_, Err(NoRendering::NotRead)) => self
+                .unreadable
+                .get(&slot.source)
+                .copied()
+                .map(Hindrance::Unreadable),
+            (_, Err(NoRendering::SourceMissing)) => {
+                Some(Hindrance::Condition(ConditionReason::SourceNotFound))
+            }
+            (_, Err(NoRendering::Refused(why))) if why.by_the_rule() => {
+                Some(Hindrance::Failure(FailureReason::Invalid))
+            }
+            (_, Err(NoRendering::Refused(_))) => {
+                Some(Hindrance::Condition(ConditionReason::SourceRefused))
+            }
+            (_, Ok(_)) => None,
+        }
+    }
+
+    /// Why nobody knows what a selector finds, if that is known: whoever waits for it needn't.
+    pub(crate) fn selector_hindrance(&self, selector: &SourceSelector) -> Option<Hindrance> {
+        if self
+            .settings
+            .reach
+            .refuses_home(&selector.gvk, Some(&selector.namespace))
+            .is_some()
+        {
+            return Some(Hindrance::OutOfReach);
+        }
+        match self.kinds.served(&selector.gvk) {
+            None | Some(Served::Unknown) => None,
+            Some(Served::Unanswered(why)) => Some(Hindrance::Unreadable(*why)),
+            Some(served) if served.namespaced().is_none() => {
+                Some(Hindrance::Condition(ConditionReason::KindNotServed))
+            }
+            Some(_) => self
+                .selectors
+                .get(selector)?
+                .unreadable
+                .map(Hindrance::Unreadable),
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Goes over the namespaces in which something changed, cell by cell.
+
+use std::{sync::Arc, time::Duration};
+
+use mimeo_model::{
+    id::RuleId,
+    meta::Checksum,
+    outcome::{Failure, FailureReason},
+    role::Role,
+    template::Place,
+};
+
+use crate::{
+    Engine, Namespace, SourceState,
+    cell::{Cell, Leave, Phase, Step, Why},
+    clock::Tick,
+    slot::NoRendering,
+    wants::taken,
+    work::Timer,
+};
+
+/// A namespace with this many cells is crowded.
+const CROWD: usize = 256;
+/// How long a crowded namespace rests for each of its cells after it was planned: some ten times
+/// what planning took.
+const REST: Duration = Duration::from_micros(20);
+
+impl Engine {
+    /// Plans every namespace in which something changed.
+    pub(crate) fn plan(&mut self) {
+        while let Some(name) = self.dirty.pop_first() {
+            if self.rests(&name) {
+                continue;
+            }
+            self.planned += 1;
+            self.plan_namespace(&name);
+        }
+    }
+
+    /// Whether a crowded namespace is planned later: so many rules as a tenant may have in it would
+    /// keep the engine from all others' work, if each of their changes planned all of their copies
+    /// at once.
+    fn rests(&mut self, name: &Arc<str>) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(name) else {
+            return false;
+        };
+        if namespace.cells.len() < CROWD || namespace.mark.is_some() {
+            return false;
+        }
+        if self.now < namespace.rests {
+            self.work
+                .timer(namespace.rests, Timer::Namespace(name.clone()));
+            return true;
+        }
+        let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
+        namespace.rests = self.now + pause;
+        false
+    }
+
+    /// How often a namespace was planned so far.
+    pub fn planned(&self) -> u64 {
+        self.planned
+    }
+
+    fn plan_namespace(&mut self, name: &Arc<str>) {
+        let Some(mut namespace) = self.namespaces.remove(name) else {
+            return;
+        };
+        self.assign(name, &mut namespace);
+        // Wanted ones first: what becomes of the others depends on whether these are there.
+        for wanted in [true, false] {
+            for index in 0..namespace.cells.len() {
+                if namespace.cells[index].want.is_some() == wanted {
+                    self.consider(name, &mut namespace, index);
+                }
+            }
+        }
+        // An injector watches no copies: what it knew of one is forgotten with the want.
+        let keeps = self.settings.role == Role::Keeper;
+        let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
+        namespace
+            .cells
+            .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
+        self.plan_mark(name, &mut namespace);
+        self.plan_seeds(name, &mut namespace);
+        namespace.changed = self.changes.next();
+        if namespace.uid.is_some() || !namespace.cells.is_empty() {
+            self.namespaces.insert(name.clone(), namespace);
+        }
+    }
+
+    /// Decides about one cell and queues what is to be done.
+    fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
+        let cell = &namespace.cells[index];
+        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
+            // The note was removed while the copy was being written.
+            self.record(cell.kind);
+        }
+        let step = self.decide(name, namespace, cell);
+        let urgent = namespace.mark.is_some();
+        let home = self
+            .rule_of(&namespace.cells[index])
+            .filter(|_| !matches!(step, Step::Leave(_)));
+        let cell = &mut namespace.cells[index];
+        cell.condemned = cell.condemned.filter(|why| step.may_be_for(*why));
+        if let Step::Leave(why) = step {
+            self.settle(
+                Place {
+                    name,
+                    labels: &namespace.labels,
+                },
+                name,
+                cell,
+                why,
+            );
+            return;
+        }
+        if cell.phase == Phase::Idle {
+            cell.phase = Phase::Queued;
+            self.work.queue(
+                name,
+                cell,
+                urgent,
+                home.as_deref().and_then(|rule| rule.namespace.as_deref()),
+            );
+        }
+        self.mark_status_of_cell_due(index, namespace);
+    }
+
+    /// Notes that a cell needs no request now, and why.
+    pub(crate) fn settle(
+        &mut self,
+        place: Place<'_>,
+        name: &Arc<str>,
+        cell: &mut Cell,
+        why: Leave,
+    ) {
+        // What isn't wanted any more counts with the rule whose copy it is.
+        let rule = self.rule_of(cell);
+        match why {
+            Leave::UpToDate => {
+                self.remind_of_resync(name, cell);
+                let before = (cell.basis, cell.failure.take());
+                cell.approve();
+                if before == (cell.basis, None) {
+                    return;
+                }
+            }
+            Leave::Unfillable => {
+                let slot = cell.want.and_then(|id| self.slots.get(&id));
+                let failure = slot.and_then(|slot| match &slot.rendering {
+                    Ok(copies) => copies.checksum_at(place).err(),
+                    Err(NoRendering::Refused(why)) => Some(why.failure()),
+                    Err(_) => None,
+                });
+                if let Some(failure) = failure {
+                    self.fail(name, cell, failure);
+                }
+            }
+            Leave::Foreign(why) if cell.phase == Phase::Idle => {
+                self.fail(
+                    name,
+                    cell,
+                    Failure {
+                        reason: FailureReason::Conflict,
+                        message: why.message().into(),
+                    },
+                );
+                // Not being ours it may carry no label that a watch would show: look again now and
+                // then.
+                self.work
+                    .back_off(name, cell, None, self.now, &self.settings);
+            }
+            // No watch will tell of its end.
+            Leave::Deleting
+                if cell.phase == Phase::Idle
+                    && cell
+                        .seen()
+                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+            {
+                cell.failure = None;
+                self.work
+                    .back_off(name, cell, None, self.now, &self.settings);
+            }
+            Leave::Reserved => {
+                let loser = cell.want.and_then(|id| {
+                    Some((&self.slots.get(&id)?.rule, self.reserved_for(id, cell)?))
+                });
+                let message = loser.map(|(loser, winner)| taken(winner, loser, name));
+                if let Some(message) = message {
+                    self.fail(
+                        name,
+                        cell,
+                        Failure {
+                            reason: FailureReason::RuleConflict,
+                            message: message.into(),
+                        },
+                    );
+                }
+            }
+            Leave::KindNotRecorded => self.record(cell.kind),
+            // Something is still to be done, now or soon: what failed last is worth telling till
+            // then.
+            Leave::Foreign(_) | Leave::Learning | Leave::NotListed => {}
+            Leave::Undecided if cell.want.is_some() => {}
+            _ => cell.failure = None,
+        }
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+            state.status.mark_due();
+        }
+    }
+
+    /// When the rule's period is over, the copy is verified. By its name it has its own moment in
+    /// the period, so that not all come at once; and the same each time, so that it has one timer,
+    /// however often it is found right.
+    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let due = self.resync_of(cell).map(|period| {
+            let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short()
+                % millis(period);
+            let periods = (millis(self.now) + millis(period) - moment) / millis(period);
+            Duration::from_millis(moment)
+                + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+        });
+        self.work.remind(namespace, cell, due);
+    }
+
+    /// The period after which a copy is verified, as long as its rule may write it.
+    pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
+        let slot = self.slots.get(&cell.want?)?;
+        let rule = self.rules.get(&slot.rule)?.acting()?;
+        rule.resync.filter(|_| self.settings.role == Role::Keeper)
+    }
+
+    fn mark_status_of_cell_due(&mut self, index: usize, namespace: &Namespace) {
+        let rule = namespace.cells[index]
+            .want
+            .and_then(|id| self.slots.get(&id))
+            .map(|slot| slot.rule.clone());
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+            state.status.mark_due();
+        }
+    }
+
+    /// When the grace of a missing source ends, its cells are to be looked at again.
+    pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
+            return;
+        };
+        // Those that selectors don't find any more are reminded of by their copies.
+        let missing = rule
+            .sources
+            .iter()
+            .filter_map(|source| match self.sources.get(source) {
+                Some(SourceState::Missing { since, .. }) => Some(*since),
+                _ => None,
+            });
+        let due: Vec<Tick> = missing
+            .map(|since| since + rule.retention.source_grace)
+            .collect();
+        for due in due {
+            self.work.timer(due, Timer::Rule(id.clone()));
+        }
+    }
+
+    /// Marks a rule's status as due.
+    pub(crate) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.mark_due();
+        }
+    }
+}
+
+impl Step {
+    /// Whether a copy goes for that reason, or may still. What was decided about a loss that has
+    /// been undone doesn't hold of the next.
+    fn may_be_for(self, loss: Why) -> bool {
+        match self {
+            Self::Delete(.., why) => why == loss,
+            Self::Leave(why) => matches!(why, Leave::Undecided | Leave::Deleting),
+            Self::Look => true,
+            _ => false,
+        }
+    }
+}
+
+impl Cell {
+    /// Whether no request is queued or under way.
+    pub(crate) fn settled(&self) -> bool {
+        !matches!(self.phase, Phase::Queued | Phase::InFlight(_))
+    }
+}

@@ -1,0 +1,387 @@
+//! Which cell is which rule's.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use mimeo_api::{Access, DriftPolicy};
+
+use mimeo_model::{
+    choices::Strategy,
+    drift::Marked,
+    id::{KindId, RuleId, RuleKind, SlotId},
+    outcome::FailureReason,
+    render::unset,
+    role::Role,
+    rule::Rule,
+    selection::Labels,
+    template::{Place, Variable},
+};
+
+use crate::{Engine, Namespace, RuleState, announce::Happening, cell::Cell, slot::Slot};
+
+/// A cell that a rule wants and can't have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Unmet {
+    pub(crate) kind: KindId,
+    pub(crate) name: Arc<str>,
+    cause: Cause,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Cause {
+    /// This rule has it.
+    Taken(Arc<RuleId>),
+    /// It is none: the namespace has no value for this variable of its name. Another rule may want
+    /// a copy of a like name.
+    Unset(Variable),
+}
+
+impl Unmet {
+    /// The stable word for it.
+    pub(crate) fn reason(&self) -> FailureReason {
+        match self.cause {
+            Cause::Taken(_) => FailureReason::RuleConflict,
+            Cause::Unset(_) => FailureReason::VariableUnset,
+        }
+    }
+
+    /// What the matter is, to people who look at the rule that hasn't got it.
+    pub(crate) fn message(&self, loser: &RuleId, namespace: &str) -> String {
+        let winner = match &self.cause {
+            Cause::Taken(winner) => winner,
+            Cause::Unset(variable) => return unset(variable),
+        };
+        if **winner == *loser {
+            "another source of this rule has this copy".to_owned()
+        } else {
+            taken(winner, loser, namespace)
+        }
+    }
+}
+
+/// That another rule has a copy, to people who look at the rule that hasn't got it.
+pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String {
+    // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing
+    // else is.
+    let known = |home: &str| namespace == home || winner.namespace.as_deref() == Some(home);
+    if loser.namespace.as_deref().is_none_or(known) {
+        format!("{winner} has this copy")
+    } else {
+        "another rule has this copy".to_owned()
+    }
+}
+
+type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
+
+impl Engine {
+    /// Gives every cell of the namespace the slot that wants a copy in it.
+    pub(crate) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let (wants, unmet) = self.wanted(name, namespace);
+        for id in &self.rules_for(name) {
+            let Some(state) = self.rules.get_mut(id) else {
+                continue;
+            };
+            match unmet.get(id) {
+                Some(cells) if state.unmet.get(name) == Some(cells) => {}
+                Some(cells) => {
+                    if self.settings.role == Role::Keeper {
+                        let known = state.unmet.get(name).map_or(&[][..], Vec::as_slice);
+                        for cell in cells.iter().filter(|cell| !known.contains(cell)) {
+                            let key = (name.clone(), cell.kind, cell.name.clone());
+                            self.news.add(
+                                id,
+                                Happening::CopyFailed(cell.reason()),
+                                [(key, None)],
+                                0,
+                                self.now,
+                            );
+                        }
+                    }
+                    state.unmet.insert(name.clone(), cells.clone());
+                    state.status.mark_due();
+                }
+                None if state.unmet.is_empty() => {}
+                None => {
+                    if state.unmet.remove(name).is_some() {
+                        state.status.mark_due();
+                    }
+                }
+            }
+        }
+        for (kind, copy) in wants.keys() {
+            namespace.cell_or_insert(*kind, copy);
+        }
+        let place = Place {
+            name,
+            labels: &namespace.labels,
+        };
+        for cell in &mut namespace.cells {
+            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
+            if cell.want == want {
+                continue;
+            }
+            let former = self.rule_of(cell);
+            let rule = want.and_then(|id| {
+                self.rules
+                    .get(&self.slots.get(&id)?.rule)?
+                    .rule
+                    .as_ref()
+                    .ok()
+            });
+            if self.settings.role == Role::Keeper
+                && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
+            {
+                cell.look_anew();
+            }
+            cell.want = want;
+            // What was right was another copy, unless it is the same bytes that are wanted now.
+            let wanted = want
+                .and_then(|id| self.slots.get(&id))
+                .and_then(|slot| slot.rendering.as_ref().ok());
+            let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
+            if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
+                cell.basis.iter_mut().for_each(|basis| basis.right = false);
+            }
+            cell.streak = 0;
+            cell.start_over();
+            self.work.remind(name, cell, None);
+            if want.is_some() {
+                self.forgive(name, cell.kind, &cell.name);
+            }
+            for rule in [former, self.rule_of(cell)].iter().flatten() {
+                self.mark_status_due(rule);
+            }
+        }
+    }
+
+    /// The cells that rules want in a namespace, each with its winner, and what each of the others
+    /// can't have.
+    fn wanted(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Unmet>>) {
+        // An injector has no business in a namespace that waits for nothing.
+        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
+        if !namespace.alive() || !concerned {
+            return (Wants::new(), BTreeMap::new());
+        }
+        let mut wants = Wants::new();
+        let mut unmet: BTreeMap<Arc<RuleId>, Vec<Unmet>> = BTreeMap::new();
+        // A tenant's rule never wins over the platform's, whose copies are all that an injector
+        // writes.
+        let rules = match self.settings.role {
+            Role::Keeper => self.rules_for(name),
+            Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
+        };
+        let mut given = BTreeMap::new();
+        for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
+            let given = given
+                .entry(&id.namespace)
+                .or_insert_with(|| self.given(Access::Write, id, name));
+            for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
+                let copy = slot.name.at(namespace.place(name));
+                let kind = &self.kinds[slot.kind].group_kind;
+                if self.is_own_source(state, kind, name, &copy) {
+                    continue; // A source is never written, be it for the copy of another one.
+                }
+                if !slot.granted || !given.covers(kind, &copy) {
+                    continue;
+                }
+                let marked = namespace
+                    .cell(slot.kind, &copy)
+                    .and_then(Cell::ours)
+                    .and_then(|seen| seen.rule.as_ref());
+                if let Some(present) =
+                    marked.filter(|present| self.is_yet_to_say(present, slot, name, namespace))
+                {
+                    let cells = unmet.entry(id.clone()).or_default();
+                    // Another target of the same rule may have lost it already.
+                    if !cells
+                        .iter()
+                        .any(|cell| cell.kind == slot.kind && cell.name == copy)
+                    {
+                        cells.push(Unmet {
+                            kind: slot.kind,
+                            name: copy,
+                            cause: Cause::Taken(present.clone()),
+                        });
+                    }
+                    continue;
+                }
+                let key = (slot.kind, copy.clone());
+                let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
+                    wants.insert(key, slot_id);
+                    continue;
+                };
+                if holder.rule == slot.rule && holder.source == slot.source {
+                    continue; // An earlier target of the same rule.
+                }
+                if let Some(variable) = slot.name.unset_at(namespace.place(name)) {
+                    let cells = unmet.entry(id.clone()).or_default();
+                    cells.push(Unmet {
+                        kind: slot.kind,
+                        name: copy,
+                        cause: Cause::Unset(variable.clone()),
+                    });
+                    continue;
+                }
+                // Of two sources of one rule the earlier target's has it, or the earlier.
+                let (winner, loser) =
+                    if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
+                        let loser = holder.rule.clone();
+                        wants.insert(key, slot_id);
+                        (id.clone(), loser)
+                    } else {
+                        (holder.rule.clone(), id.clone())
+                    };
+                let cells = unmet.entry(loser).or_default();
+                // Another target of the same rule may have lost it already, to somebody who lost it
+                // since.
+                match cells
+                    .iter_mut()
+                    .find(|cell| cell.kind == slot.kind && cell.name == copy)
+                {
+                    Some(cell) => cell.cause = Cause::Taken(winner),
+                    None => cells.push(Unmet {
+                        kind: slot.kind,
+                        name: copy,
+                        cause: Cause::Taken(winner),
+                    }),
+                }
+            }
+        }
+        (wants, unmet)
+    }
+
+    /// The slots of a rule that a namespace matches.
+    pub(crate) fn slots_for<'a>(
+        &'a self,
+        state: &'a RuleState,
+        name: &'a str,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
+        let rule = state.rule.as_ref().into_iter();
+        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
+        let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
+        matched
+            .flat_map(|(_, slots)| slots)
+            .filter_map(|id| Some((*id, self.slots.get(id)?)))
+    }
+
+    /// True if rule `a` wins a cell against rule `b`: the wider kind of rule first, then the rule
+    /// whose mark the copy carries, then the older rule, then by name.
+    pub(crate) fn precedes(
+        &self,
+        a: &Arc<RuleId>,
+        b: &Arc<RuleId>,
+        marked: Option<&Arc<RuleId>>,
+    ) -> bool {
+        let created = |id| {
+            self.rules
+                .get(id)
+                .and_then(|state| state.rule.as_ref().ok())
+                .map(|rule| rule.created)
+        };
+        let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));
+        rank(a) < rank(b)
+    }
+
+    /// True if the rule `present`, whose mark the copy in the slot's place carries, may want the
+    /// copy once its selectors are listed. No other rule takes the copy before that, because it
+    /// would then keep it. A wider kind of rule wins the cell in any case, so a Replication
+    /// reserves nothing against it.
+    fn is_yet_to_say(
+        &self,
+        present: &RuleId,
+        slot: &Slot,
+        name: &str,
+        namespace: &Namespace,
+    ) -> bool {
+        let others = *slot.rule != *present && present.kind <= slot.rule.kind;
+        let rule = self
+            .rules
+            .get(present)
+            .filter(|_| others)
+            .and_then(RuleState::valid);
+        let Some(rule) = rule.filter(|rule| !self.knows_selected(rule)) else {
+            return false;
+        };
+        let kind = &self.kinds[slot.kind].group_kind;
+        let place = namespace.place(name);
+        let copy = slot.name.at(place);
+        let selects = || {
+            rule.selectors
+                .iter()
+                .any(|selector| selector.gvk.is_of(kind))
+        };
+        rule.wants(&rule.sources, kind, &copy, place)
+            || selects()
+                && !rule.is_source(kind, name, &copy)
+                && rule.matches(name, &namespace.labels)
+    }
+
+    /// Whether a rule wants that copy, and nobody else to change it.
+    pub fn guards(&self, id: &RuleId, copy: &Marked<'_>) -> bool {
+        let Marked {
+            kind,
+            namespace,
+            name,
+            ..
+        } = copy;
+        let Some(state) = self.rules.get(id) else {
+            return false;
+        };
+        let Some(rule) = state.acting() else {
+            return false;
+        };
+        let Some(space) = self.namespaces.get(*namespace) else {
+            return false;
+        };
+        let denies = rule.drift == DriftPolicy::Deny && space.alive();
+        let makes = |slot: &Slot| {
+            slot.granted
+                && slot.gvk().is_of(kind)
+                && *slot.name.at(space.place(namespace)) == **name
+        };
+        denies
+            && (self
+                .slots_for(state, namespace, &space.labels)
+                .any(|(_, slot)| makes(slot))
+                || self.may_select_for(rule, space, copy))
+            && !self.is_own_source(state, kind, namespace, name)
+            && self.may_write(id, namespace, kind, name)
+    }
+
+    /// Whether a copy may be of a source that a tenant's selectors find. The webhook doesn't watch
+    /// these selectors. The copy's own marks, which only Mimeo may change, name its source.
+    fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
+        if self.settings.role == Role::Keeper || rule.id.kind != RuleKind::Replication {
+            return false;
+        }
+        let Some(source) = copy
+            .source
+            .as_ref()
+            .filter(|source| source.gvk.is_of(&copy.kind))
+        else {
+            return false;
+        };
+        let place = space.place(copy.namespace);
+        self.followed(rule)
+            .iter()
+            .any(|selector| selector.could_find(source))
+            && rule.targets.iter().any(|target| {
+                target.selection.matches(copy.namespace, &space.labels)
+                    && target.copy_name(source).text_at(place) == copy.name
+            })
+    }
+}
+
+/// The lower one wins a cell. `marked` is the rule whose copy is there, if that is known.
+pub(crate) fn rank<'a>(
+    id: &'a RuleId,
+    created: Option<Timestamp>,
+    marked: Option<&RuleId>,
+) -> impl Ord + use<'a> {
+    (id.kind, marked != Some(id), created, id)
+}

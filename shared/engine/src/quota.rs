@@ -1,0 +1,230 @@
+//! One quota: of the objects of one namespace the oldest fit, and the rest waits.
+//!
+//! A quota counts objects and their cost, which is a number of smaller objects: copies, names,
+//! selectors. Replications are counted here; grants count in `grants`, selectors in `follow`.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    refusal::{Refusal, Refused},
+    rule::Rule,
+};
+
+use crate::Engine;
+
+/// Objects of one namespace, of which so many fit, with so much cost in all: the oldest, and among
+/// those of one age the first by name.
+#[derive(Debug)]
+pub(crate) struct Quota<T, const OBJECTS: usize, const COST: usize> {
+    by_age: BTreeMap<(Timestamp, Box<str>), Entry<T>>,
+    created: BTreeMap<Box<str>, Timestamp>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    cost: usize,
+    value: T,
+}
+
+impl<T, const OBJECTS: usize, const COST: usize> Default for Quota<T, OBJECTS, COST> {
+    fn default() -> Self {
+        Self {
+            by_age: BTreeMap::new(),
+            created: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
+    /// Adds an object, or replaces the one of that name.
+    pub(crate) fn put(&mut self, name: &str, created: Timestamp, cost: usize, value: T) {
+        self.remove(name);
+        self.created.insert(name.into(), created);
+        self.by_age
+            .insert((created, name.into()), Entry { cost, value });
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) -> Option<T> {
+        let (name, created) = self.created.remove_entry(name)?;
+        self.by_age
+            .remove(&(created, name))
+            .map(|entry| entry.value)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&T> {
+        let created = *self.created.get(name)?;
+        self.by_age
+            .get(&(created, name.into()))
+            .map(|entry| &entry.value)
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut T> {
+        let created = *self.created.get(name)?;
+        self.by_age
+            .get_mut(&(created, name.into()))
+            .map(|entry| &mut entry.value)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_age.is_empty()
+    }
+
+    /// All objects, the oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Box<str>, &T)> {
+        self.by_age
+            .iter()
+            .map(|((_, name), entry)| (name, &entry.value))
+    }
+
+    /// The same, to change them.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&Box<str>, &mut T)> {
+        self.by_age
+            .iter_mut()
+            .map(|((_, name), entry)| (name, &mut entry.value))
+    }
+
+    /// How many fit: so many of the oldest.
+    pub(crate) fn fitting(&self) -> usize {
+        let mut sum = 0;
+        let fits = |entry: &&Entry<T>| {
+            sum += entry.cost;
+            sum <= COST
+        };
+        self.by_age.values().take(OBJECTS).take_while(fits).count()
+    }
+
+    /// True if an object would fit, added or instead of the one of that name.
+    pub(crate) fn would_fit(&self, name: &str, created: Timestamp, cost: usize) -> bool {
+        let older = self
+            .by_age
+            .range(..(created, name.into()))
+            .filter(|((_, other), _)| **other != *name)
+            .take(OBJECTS);
+        let (objects, taken) = older.fold((0, 0), |(objects, taken), (_, other)| {
+            (objects + 1, taken + other.cost)
+        });
+        objects < OBJECTS && taken + cost <= COST
+    }
+}
+
+/// Most Replications of one namespace.
+const REPLICATIONS: usize = 1024;
+/// Most copies that they may have in all.
+const COPIES: usize = 10_240;
+
+/// The Replications of one namespace that fit. The cost is the number of their copies.
+pub(crate) type Replications = Quota<Arc<RuleId>, REPLICATIONS, COPIES>;
+
+impl Engine {
+    /// Counts a Replication, or refuses it if older ones use up the quota. Then refuses younger
+    /// ones that don't fit any more. The engine holds nothing of a refused rule, and its copies
+    /// stay.
+    pub(crate) fn count_replication(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: Result<Rule, Refused>,
+    ) -> Result<Rule, Refused> {
+        self.uncount_replication(id);
+        let (Ok(valid), Some(home)) = (&rule, &id.namespace) else {
+            return rule;
+        };
+        if self.refuses_rule(valid).is_some() {
+            return Err(refused(valid));
+        }
+        let quota = self.replications.entry(home.clone()).or_default();
+        quota.put(&id.name, valid.created, valid.most_copies(), id.clone());
+        let fitting = quota.fitting();
+        let excess: Vec<_> = quota
+            .iter()
+            .skip(fitting)
+            .map(|(_, id)| id.clone())
+            .collect();
+        for out in &excess {
+            self.refuse_replication(out);
+        }
+        rule
+    }
+
+    pub(crate) fn uncount_replication(&mut self, id: &RuleId) {
+        let Some(home) = &id.namespace else { return };
+        if let Some(quota) = self.replications.get_mut(home) {
+            quota.remove(&id.name);
+            if quota.is_empty() {
+                self.replications.remove(home);
+            }
+        }
+    }
+
+    fn refuse_replication(&mut self, id: &Arc<RuleId>) {
+        let Some(state) = self.rules.get(id) else {
+            return;
+        };
+        if let Ok(rule) = &state.rule {
+            let (refused, observed) = (refused(rule), state.status.observed().clone());
+            self.rule_applied((**id).clone(), Err(refused), observed, self.now);
+        }
+    }
+
+    /// Why a Replication that is about to be stored would be refused, if the quota of its namespace
+    /// is used up.
+    pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
+        let home =
+            (rule.id.kind == RuleKind::Replication).then_some(rule.id.namespace.as_ref()?)?;
+        let quota = self.replications.get(home)?;
+        let fits = quota.would_fit(&rule.id.name, rule.created, rule.most_copies());
+        (!fits).then(used_up)
+    }
+}
+
+fn refused(rule: &Rule) -> Refused {
+    Refused {
+        generation: rule.generation,
+        refusals: vec![used_up()],
+    }
+}
+
+fn used_up() -> Refusal {
+    Refusal {
+        field: "spec".into(),
+        message: format!(
+            "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in all (sources times target \
+             namespaces, and 256 where a selector finds the sources); older Replications use that up: delete some of them, then \
+             change this one"
+        ),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    fn age(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    fn fitting(quota: &Quota<(), 3, 10>) -> Vec<&str> {
+        let names = quota.iter().map(|(name, ())| &**name);
+        names.take(quota.fitting()).collect()
+    }
+
+    #[test]
+    fn the_oldest_fit_and_among_those_of_one_age_the_first_by_name() {
+        let mut quota = Quota::<(), 3, 10>::default();
+        for (name, created, cost) in [("d", 9, 1), ("b", 5, 1), ("c", 5, 1), ("a", 7, 1)] {
+            quota.put(name, age(created), cost, ());
+        }
+        assert_eq!(fitting(&quota), ["b", "c", "a"]);
+        assert!(quota.would_fit("a", age(7), 8) && !quota.would_fit("a", age(7), 9));
+        assert!(quota.would_fit("new", age(1), 10) && !quota.would_fit("new", age(10), 1));
+        // One that costs too much keeps out all that are younger.
+        quota.put("c", age(5), 10, ());
+        assert_eq!(fitting(&quota), ["b"]);
+        assert_eq!(quota.remove("c"), Some(()));
+        assert_eq!(fitting(&quota), ["b", "a", "d"]);
+        assert!(quota.get("c").is_none() && quota.get_mut("a").is_some());
+    }
+}

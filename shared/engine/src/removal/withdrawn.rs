@@ -1,0 +1,240 @@
+//! Consent that was taken back, told from consent that was lost.
+//!
+//! A copy that its rule may no longer have is not deleted because a watch stopped showing a grant.
+//! The namespace that granted it is read first, past all caches: its grants, itself and their CRD.
+//! If the grants are those that are known here, and the copy is younger than the namespace and the
+//! CRD, then the consent was taken back on purpose, and the copy is deleted: the owner of the
+//! Replication has no say in it. A lost CRD takes nothing back. A copy that is lost with the
+//! namespace, or by new labels of the Replication's own namespace, is collected like any other
+//! loss.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mimeo_api::Access;
+
+use mimeo_model::{
+    grant::{Edition, Grant},
+    id::RuleId,
+    kind::GroupKind,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, Namespace,
+    absent::{Absence, Became, Home, HowGone},
+    cell::{Cell, Leave, Step, Why},
+    clock::Tick,
+    consent::Consent,
+    grants::Grants,
+    work::{Errand, Timer},
+};
+
+/// What is known of a namespace that no longer grants what copies came by.
+#[derive(Debug)]
+pub(crate) struct Withdrawal {
+    absence: Absence,
+    /// When the CRD of grants was created, in seconds since 1970, as it was last read.
+    defined: u32,
+}
+
+/// The answer to [`Errand::ConfirmGrants`], by reads that no cache answers, the grants first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantsRead {
+    /// Every grant in the namespace that can be parsed, by name.
+    pub grants: BTreeMap<Box<str>, Edition>,
+    /// The namespace, if it isn't gone, or going.
+    pub home: Option<Home>,
+    /// When the CRD of grants was created, in seconds since 1970; none if it is missing or being
+    /// deleted.
+    pub defined: Option<u32>,
+}
+
+impl Withdrawal {
+    /// The grants of the namespace have changed: an earlier read says nothing of them.
+    pub(crate) fn forget_what_was_read(&mut self) {
+        self.absence.became = Became::Unknown;
+    }
+}
+
+impl Engine {
+    /// The grants of a namespace were read; none: there was no answer. A 403 or 5xx is never read
+    /// as "gone".
+    pub fn grants_read(&mut self, namespace: &str, read: Option<&GrantsRead>, now: Tick) {
+        self.at(now);
+        let known = self
+            .consent
+            .grants
+            .get(namespace)
+            .map(Grants::editions)
+            .unwrap_or_default();
+        let Some(Withdrawal { absence, defined }) = self.consent.withdrawals.get_mut(namespace)
+        else {
+            return;
+        };
+        let Some(shown) = absence.asked() else {
+            return;
+        };
+        // The watch has yet to tell of a difference.
+        let Some(read) = read.filter(|read| read.grants == known) else {
+            let pause = absence.ask_later(&self.settings);
+            let timer = Timer::AskGrants(namespace.into());
+            return self.work.timer(self.now + pause, timer);
+        };
+        *defined = read.defined.unwrap_or_default();
+        let became = match (read.home, read.defined) {
+            (_, None) => Became::Unexplained,
+            (None, _) => Became::GoneWithNamespace,
+            (Some(home), Some(_)) => absence.absent_at(home, shown, self.now),
+        };
+        let mut asking = absence.answer(became);
+        self.dirty.append(&mut asking);
+    }
+
+    /// The grants of a namespace may be asked about again.
+    pub(crate) fn reopen_grants(&mut self, namespace: &str) {
+        if let Some(withdrawal) = self.consent.withdrawals.get_mut(namespace) {
+            self.dirty.append(&mut withdrawal.absence.reopen());
+        }
+    }
+
+    /// Decides about a copy that its rule wants no more, or may no longer have, in its namespace.
+    pub(crate) fn decide_unmatched(
+        &mut self,
+        id: &Arc<RuleId>,
+        (name, namespace): (&Arc<str>, &Namespace),
+        cell: &Cell,
+    ) -> Step {
+        let Some(seen) = cell.ours() else {
+            return Step::Leave(Leave::Nothing);
+        };
+        let Some(giver) = self.withdrawn_by(id, (name, namespace), cell) else {
+            return self.sweep(id, name, cell, Why::Unmatched);
+        };
+        match self.how_consent_went(giver, name, cell) {
+            None => Step::Leave(Leave::Undecided),
+            Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, Why::Unmatched),
+            Some(HowGone::WithNamespace) => self.sweep(id, name, cell, Why::Unmatched),
+            Some(HowGone::Unexplained) => Step::Leave(Leave::Retained),
+        }
+    }
+
+    /// How a namespace came to grant a copy no more. If that isn't known, the namespace is asked.
+    fn how_consent_went(
+        &mut self,
+        giver: Box<str>,
+        name: &Arc<str>,
+        cell: &Cell,
+    ) -> Option<HowGone> {
+        let seen = cell.ours()?;
+        let entry = self.consent.withdrawals.entry(giver.clone());
+        let Withdrawal { absence, defined } = entry.or_insert_with(|| Withdrawal {
+            absence: Absence::from(None),
+            defined: 0,
+        });
+        let how = absence.how_gone(cell, seen, self.now);
+        if how.is_none() && absence.ask(name, self.shown) {
+            self.work.errands.push_back(Errand::ConfirmGrants(giver));
+        }
+        // It may have been granted under a former CRD, and no owner took that back.
+        how.map(|how| {
+            if how != HowGone::Unexplained && seen.last_made() < *defined {
+                HowGone::Unexplained
+            } else {
+                how
+            }
+        })
+    }
+
+    /// The namespace that doesn't grant what the copy in a cell takes, if that alone is why its
+    /// rule wants it no more, and it isn't for labels that the rule's namespace has now.
+    fn withdrawn_by(
+        &self,
+        id: &RuleId,
+        (name, namespace): (&Arc<str>, &Namespace),
+        cell: &Cell,
+    ) -> Option<Box<str>> {
+        let state = self.rules.get(id)?;
+        let rule = state
+            .rule
+            .as_ref()
+            .ok()
+            .filter(|rule| rule.matches(name, &namespace.labels))?;
+        let place = namespace.place(name);
+        let mut slots = self
+            .slots_for(state, name, &namespace.labels)
+            .map(|(_, slot)| slot);
+        let slot = slots.find(|slot| slot.kind == cell.kind && slot.name.at(place) == cell.name);
+        let withheld = || {
+            self.origin(cell)
+                .filter(|source| self.is_withheld(rule, source))
+        };
+        let group_kind = &self.kinds[cell.kind].group_kind;
+        // A selector takes a grant of objects of any name.
+        let read: Option<(&SourceRef, bool)> = match slot {
+            Some(slot) => (!slot.granted).then_some((&slot.source, slot.source.is_named())),
+            None => Some((withheld()?, false)),
+        };
+        let (access, giver, object) = match read {
+            Some((source, named)) => (
+                Access::Read,
+                &*source.namespace,
+                named.then_some(&*source.name),
+            ),
+            None if !self.may_write(id, name, group_kind, &cell.name) => {
+                (Access::Write, &**name, Some(&*cell.name))
+            }
+            None => return None,
+        };
+        let home = if id.namespace.as_deref() == Some(&**name) {
+            Some(namespace)
+        } else {
+            let home = id.namespace.as_deref()?;
+            self.namespaces.get(home).map(|entry| &**entry)
+        };
+        (!self.may_be_for_labels(home, access, giver, group_kind, object)).then(|| giver.into())
+    }
+
+    /// Whether a namespace may grant that to a rule but for the labels of the rule's namespace, and
+    /// these have changed later than what it grants, or nobody knows: whoever may label namespaces
+    /// has not spoken for its owner. Or whether that isn't known.
+    fn may_be_for_labels(
+        &self,
+        home: Option<&Namespace>,
+        access: Access,
+        giver: &str,
+        kind: &GroupKind,
+        name: Option<&str>,
+    ) -> bool {
+        let Some(home) = home.filter(|home| home.uid.is_some() && self.grants_known()) else {
+            return true;
+        };
+        let Some(grants) = self.consent.grants.get(giver) else {
+            return false;
+        };
+        let covers = |grant: &Grant| match name {
+            Some(name) => grant.covers(kind, name),
+            None => grant.covers_any(kind),
+        };
+        grants.awaits_some()
+            || grants.counting_with_changes().any(|(grant, changed)| {
+                let later = changed.is_some_and(|changed| changed > home.labelled);
+                grant.selects_by_labels(access) && covers(grant) && !later
+            })
+    }
+
+    /// Forgets the reads of namespaces that concern no Replication any more.
+    pub(crate) fn forget_withdrawals(&mut self) {
+        let Consent {
+            withdrawals,
+            readers,
+            targeting,
+            selecting,
+            ..
+        } = &mut self.consent;
+        withdrawals.retain(|namespace, _| {
+            readers.contains_key(namespace)
+                || targeting.contains_key(namespace)
+                || selecting.contains_key(namespace)
+        });
+    }
+}

@@ -1,0 +1,673 @@
+//! What people are told by Events, and how few: a rule that fails in 5,000 namespaces is one piece
+//! of news, not 5,000.
+//!
+//! What happens is collected by topic for a moment, so that what happened together is told
+//! together, and what has passed by then isn't told at all. Nothing here depends on whether an
+//! Event was written: one that couldn't be is lost.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use mimeo_model::{
+    choices::Retain,
+    id::{RuleId, RuleKind},
+    meta::{Checksum, source_hash},
+    outcome::FailureReason,
+    plural,
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+    words,
+};
+
+use crate::{
+    Engine, SourceState, cell::Cell, clock::Tick, losses::CellKey, request::Ticket, slot::Slot,
+};
+
+/// An Event to write. The same topic has the same name each time: its Event is the series that the
+/// next one continues.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Announcement {
+    /// Name of the Event.
+    pub name: Box<str>,
+    /// The rule, or a copy.
+    pub regarding: ObjectReference,
+    /// The rule, where it isn't what the Event is about.
+    pub related: Option<ObjectReference>,
+    /// The stable word.
+    pub reason: EventReason,
+    /// For people. Like a status it holds nothing that the server says of a Secret.
+    pub note: String,
+    /// How often it happened since it was last told.
+    pub count: i32,
+}
+
+words! {
+    /// Why an Event is written. Its type and its action follow from it.
+    EventReason {
+        /// Copies could not be written or deleted.
+        CopyFailed,
+        /// A copy was deleted, to be made anew.
+        CopyRecreated,
+        /// What wasn't ours has become a copy.
+        CopyAdopted,
+        /// Another client changed a copy, and Mimeo restored it.
+        EditReverted,
+        /// A source is gone that there are copies of.
+        SourceGone,
+        /// So many copies were lost at once that none is deleted until somebody confirms it.
+        DeletionHeld,
+    }
+}
+
+impl EventReason {
+    /// `Normal` or `Warning`.
+    pub fn type_(self) -> &'static str {
+        match self {
+            Self::CopyRecreated | Self::CopyAdopted => "Normal",
+            Self::CopyFailed | Self::EditReverted | Self::SourceGone | Self::DeletionHeld => {
+                "Warning"
+            }
+        }
+    }
+
+    /// What Mimeo was about to do, or did.
+    pub fn action(self) -> &'static str {
+        match self {
+            Self::CopyFailed | Self::SourceGone => "Reconcile",
+            Self::CopyRecreated => "Replace",
+            Self::CopyAdopted => "Adopt",
+            Self::EditReverted => "Revert",
+            Self::DeletionHeld => "Delete",
+        }
+    }
+}
+
+/// What may happen to a rule's copies that people are told.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Happening {
+    /// Copies could not be written or deleted, for this reason.
+    CopyFailed(FailureReason),
+    /// A copy was deleted, to be made anew.
+    CopyRecreated,
+    /// What wasn't ours has become a copy.
+    CopyAdopted,
+    /// Another client changed a copy, and Mimeo restored it.
+    EditReverted,
+    /// A source is gone that there are copies of.
+    SourceGone(SourceRef),
+    /// So many copies were lost at once that none is deleted until somebody confirms it.
+    DeletionHeld,
+}
+
+impl Happening {
+    fn reason(&self) -> EventReason {
+        match self {
+            Self::CopyFailed(_) => EventReason::CopyFailed,
+            Self::CopyRecreated => EventReason::CopyRecreated,
+            Self::CopyAdopted => EventReason::CopyAdopted,
+            Self::EditReverted => EventReason::EditReverted,
+            Self::SourceGone(_) => EventReason::SourceGone,
+            Self::DeletionHeld => EventReason::DeletionHeld,
+        }
+    }
+
+    /// What tells Events of one reason apart.
+    fn detail(&self) -> String {
+        match self {
+            Self::CopyFailed(reason) => reason.to_string(),
+            Self::SourceGone(source) => source.to_string(),
+            Self::CopyRecreated | Self::CopyAdopted | Self::EditReverted | Self::DeletionHeld => {
+                String::new()
+            }
+        }
+    }
+}
+
+type Topic = (Arc<RuleId>, Happening);
+
+/// From the first that happened on, what else happens is told with it.
+const COLLECTED: Duration = Duration::from_secs(5);
+/// A topic is told at most this often.
+const INTERVAL: Duration = Duration::from_mins(1);
+/// Each time, in at most so many of its namespaces there are Events about copies.
+const NAMESPACES: usize = 10;
+/// Most Events at once, of all rules.
+const BURST: u32 = 50;
+/// Of these, what is left to rules alone.
+const RESERVED: u32 = 25;
+/// And what is left to the platform's, however many tenants' rules fail.
+const KEPT: u32 = 10;
+/// One more Event may be written after each of these times.
+const REFILL: Duration = Duration::from_secs(6);
+/// Longest note of an Event, in bytes: the API server's limit.
+const LONGEST: usize = 1024;
+
+/// What has happened and is to be told.
+#[derive(Debug)]
+pub(crate) struct News {
+    pending: BTreeMap<Topic, Pending>,
+    told: BTreeMap<Topic, Tick>,
+    tokens: u32,
+    refilled: Tick,
+}
+
+#[derive(Debug)]
+struct Pending {
+    due: Tick,
+    /// The cells that it happened to, each with the field manager of the edit that was undone, if
+    /// that is known.
+    cells: BTreeMap<CellKey, Option<Box<str>>>,
+    /// Copies concerned that aren't told one by one.
+    copies: usize,
+}
+
+impl Default for News {
+    fn default() -> Self {
+        Self {
+            pending: BTreeMap::new(),
+            told: BTreeMap::new(),
+            tokens: BURST,
+            refilled: Tick::ZERO,
+        }
+    }
+}
+
+impl News {
+    /// Something happened to these cells, or to so many copies.
+    pub(crate) fn add(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        cells: impl IntoIterator<Item = (CellKey, Option<Box<str>>)>,
+        copies: usize,
+        now: Tick,
+    ) {
+        let topic = (rule.clone(), happening);
+        let due = (now + COLLECTED).max(
+            self.told
+                .get(&topic)
+                .map_or(Tick::ZERO, |told| *told + INTERVAL),
+        );
+        let pending = self.pending.entry(topic).or_insert_with(|| Pending {
+            due,
+            cells: BTreeMap::new(),
+            copies: 0,
+        });
+        for (cell, editor) in cells {
+            let known = pending.cells.entry(cell).or_default();
+            *known = editor.or(known.take());
+        }
+        pending.copies = pending.copies.max(copies);
+    }
+
+    /// A rule is another one now, or isn't there: of what it had from sources that it no longer
+    /// names there is nothing to tell.
+    pub(crate) fn forget_sources(
+        &mut self,
+        rule: &Arc<RuleId>,
+        still: impl Fn(&SourceRef) -> bool,
+    ) {
+        let stays = |happening: &Happening| match happening {
+            Happening::SourceGone(source) => still(source),
+            _ => true,
+        };
+        self.pending
+            .retain(|(id, happening), _| id != rule || stays(happening));
+    }
+
+    /// A standby announces nothing: the leader does.
+    pub(crate) fn forget(&mut self) {
+        self.pending.clear();
+    }
+
+    fn refill(&mut self, now: Tick) {
+        while self.tokens < BURST && self.refilled + REFILL <= now {
+            self.tokens += 1;
+            self.refilled += REFILL;
+        }
+        if self.tokens == BURST {
+            self.refilled = now;
+        }
+    }
+
+    /// What is to be told now, in its order: the platform's first, then of those namespaces of
+    /// whose rules least was told lately.
+    fn due(&self, now: Tick) -> Vec<Topic> {
+        let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+        for (id, _) in self.told.keys() {
+            *told.entry(id.namespace.as_deref()).or_default() += 1;
+        }
+        let due = self
+            .pending
+            .iter()
+            .filter(|(topic, pending)| pending.due <= now && self.affords(topic));
+        let turn = |(id, happening): &Topic| {
+            (
+                *happening == Happening::EditReverted,
+                id.kind,
+                told.get(&id.namespace.as_deref())
+                    .copied()
+                    .unwrap_or_default(),
+            )
+        };
+        let mut due: Vec<_> = due
+            .map(|(topic, pending)| ((turn(topic), pending.due), topic))
+            .collect();
+        due.sort();
+        due.into_iter().map(|(_, topic)| topic.clone()).collect()
+    }
+
+    fn affords(&self, (id, happening): &Topic) -> bool {
+        match id.kind {
+            // A user who may edit copies can cause any number of these.
+            _ if *happening == Happening::EditReverted => self.tokens > RESERVED,
+            RuleKind::ClusterReplication => self.tokens > 0,
+            RuleKind::Replication => self.tokens > KEPT,
+        }
+    }
+}
+
+/// A cell that is told of, and what is the matter.
+struct Told<'a> {
+    key: &'a CellKey,
+    /// The field manager of the edit that was undone.
+    editor: Option<&'a str>,
+    /// Kind of the copy.
+    kind: &'a str,
+    message: String,
+}
+
+impl Engine {
+    /// Events to write now.
+    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
+        self.at(now);
+        self.news.refill(self.now);
+        let mut announcements = Vec::new();
+        // Each that is told changes whose turn it is. Of most there may be nothing to tell any
+        // more: they go in one pass.
+        while let Some((topic, news)) = self.next_news() {
+            // The rule's comes first.
+            let beside =
+                usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
+            let before = announcements.len();
+            announcements.extend(news.into_iter().take(1 + beside));
+            self.news.tokens -=
+                u32::try_from(announcements.len() - before).unwrap_or(self.news.tokens);
+            self.news.told.insert(topic, self.now);
+        }
+        let now = self.now;
+        self.news.told.retain(|_, told| *told + INTERVAL > now);
+        announcements
+    }
+
+    fn next_news(&mut self) -> Option<(Topic, Vec<Announcement>)> {
+        for topic in self.news.due(self.now) {
+            let Some(pending) = self.news.pending.remove(&topic) else {
+                continue;
+            };
+            let news = self.announce(&topic, &pending);
+            if !news.is_empty() {
+                return Some((topic, news));
+            }
+        }
+        None
+    }
+
+    /// When [`Engine::announcements`] has something to say.
+    pub fn announcements_due(&self) -> Option<Tick> {
+        let News {
+            pending, refilled, ..
+        } = &self.news;
+        let due = pending.iter().map(|(topic, pending)| {
+            if self.news.affords(topic) {
+                pending.due
+            } else {
+                pending.due.max(*refilled + REFILL)
+            }
+        });
+        due.min()
+    }
+
+    /// Something happened to a cell.
+    pub(crate) fn happened(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        namespace: &Arc<str>,
+        cell: &Cell,
+    ) {
+        self.happened_by(rule, happening, (namespace, cell), None);
+    }
+
+    /// A write has undone the edit in its ticket, if there is one.
+    pub(crate) fn edit_reverted(&mut self, ticket: &Ticket, cell: &Cell) {
+        if let Some((edit, rule)) = ticket.edit.as_ref().zip(self.rule_of(cell)) {
+            self.happened_by(
+                &rule,
+                Happening::EditReverted,
+                (&ticket.namespace, cell),
+                edit.manager.clone(),
+            );
+        }
+    }
+
+    fn happened_by(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        (namespace, cell): (&Arc<str>, &Cell),
+        editor: Option<Box<str>>,
+    ) {
+        if self.settings.role == Role::Keeper {
+            let key = (namespace.clone(), cell.kind, cell.name.clone());
+            self.news.add(rule, happening, [(key, editor)], 0, self.now);
+        }
+    }
+
+    /// A source is not there (any more).
+    pub(crate) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
+        if self.settings.role != Role::Keeper {
+            return;
+        }
+        let granted = self
+            .slots
+            .of_source(source)
+            .filter(|(_, slot)| slot.granted);
+        let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
+        for id in rules {
+            let state = self.rules.get(&id);
+            let Some(Ok(rule)) = state.map(|state| &state.rule) else {
+                continue;
+            };
+            // Copies that stay without their source stay for good: after a restart that is nothing
+            // new.
+            if was_there || rule.retention.when_source_deleted == Retain::Delete {
+                let copies = self.copies_of(&id, source);
+                self.news.add(
+                    &id,
+                    Happening::SourceGone(source.clone()),
+                    [],
+                    copies,
+                    self.now,
+                );
+            }
+        }
+    }
+
+    fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
+        let hash = source_hash(&source.to_string());
+        let places = self.places(id);
+        let cells = places
+            .iter()
+            .filter_map(|name| self.namespaces.get(name))
+            .flat_map(|namespace| &namespace.cells);
+        let copies = cells.filter_map(Cell::ours);
+        copies
+            .filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere)
+            .count()
+    }
+
+    /// The Events of a topic: one about the rule, then one about a copy in each of its first
+    /// namespaces.
+    fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
+        let (id, happening) = topic;
+        let rule = self
+            .rules
+            .get(id)
+            .and_then(|state| state.rule.as_ref().ok());
+        let detail = happening.detail();
+        let about_rule = |note, count| {
+            announcement((happening, &detail), about(id, rule), None, id, note, count)
+        };
+        match happening {
+            Happening::SourceGone(source) => {
+                let copies = pending.copies.max(self.copies_of(id, source));
+                let missing = matches!(self.sources.get(source), Some(SourceState::Missing { .. }));
+                let Some(rule) = rule.filter(|_| missing && copies > 0) else {
+                    return vec![];
+                };
+                let what = if source.selector().is_none() {
+                    "is gone"
+                } else {
+                    "is gone, or not selected any more"
+                };
+                vec![about_rule(
+                    format!(
+                        "{source} {what}; it is the source of {}",
+                        rule.bereft(copies)
+                    ),
+                    1,
+                )]
+            }
+            Happening::DeletionHeld => {
+                let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else {
+                    return vec![];
+                };
+                let copies = self.told(id).len();
+                let told: Vec<Told<'_>> = sweep
+                    .cells()
+                    .filter_map(|key| self.still(id, happening, key, None))
+                    .collect();
+                let note = if rule.is_some() {
+                    format!(
+                        "Mimeo does not delete {}, because half of this rule's copies or more were lost in a short time; the rule's \
+                         condition Stalled says how to confirm the deletion",
+                        plural::copies(copies)
+                    )
+                } else {
+                    format!(
+                        "the rule is gone, and Mimeo did not see its deletion; that would delete {}: the reconciler's log says how to \
+                         confirm the deletion",
+                        plural::copies(copies)
+                    )
+                };
+                let mut all = vec![about_rule(note, 1)];
+                all.extend(self.about_copies(topic, rule, &told));
+                all
+            }
+            _ if rule.is_none() => vec![],
+            Happening::CopyFailed(_)
+            | Happening::CopyRecreated
+            | Happening::CopyAdopted
+            | Happening::EditReverted => {
+                let cells = pending.cells.iter();
+                let told = cells
+                    .filter_map(|(key, editor)| self.still(id, happening, key, editor.as_deref()));
+                let told: Vec<Told<'_>> = told.collect();
+                let Some(note) = note(&told) else {
+                    return vec![];
+                };
+                let mut all = vec![about_rule(note, told.len())];
+                all.extend(self.about_copies(topic, rule, &told));
+                all
+            }
+        }
+    }
+
+    /// A cell for which the news is still true. `editor` is the field manager that changed it last.
+    fn still<'a>(
+        &'a self,
+        id: &Arc<RuleId>,
+        happening: &Happening,
+        key: &'a CellKey,
+        editor: Option<&'a str>,
+    ) -> Option<Told<'a>> {
+        let (namespace, kind, name) = key;
+        let message = match happening {
+            Happening::CopyFailed(reason) => {
+                let lost = self.rules.get(id)?.unmet.get(namespace).into_iter().flatten();
+                let mut lost = lost.filter(|cell| cell.kind == *kind && cell.name == *name && cell.reason() == *reason);
+                if let Some(lost) = lost.next() {
+                    format!("{reason}: {}", lost.message(id, namespace))
+                } else {
+                    let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
+                    let failure = cell.failure.as_ref().map(|failing| &failing.failure);
+                    let failure = failure.filter(|failure| failure.reason == *reason)?;
+                    if self.rule_of(cell).as_ref() != Some(id) {
+                        return None;
+                    }
+                    format!("{reason}: {}", failure.message_for(id, namespace))
+                }
+            }
+            Happening::CopyAdopted => {
+                "an object that Mimeo did not write has become the copy, by the rule's conflictPolicy".into()
+            }
+            Happening::DeletionHeld => {
+                "is lost, with many others in a short time, and stays until a person confirms the deletion".into()
+            }
+            Happening::EditReverted => {
+                let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
+                let slot = self.slots.get(&cell.want?).filter(|slot| slot.rule == *id)?;
+                format!("was changed, and put back; change {} instead", slot.source)
+            }
+            Happening::CopyRecreated => {
+                "deleted and created again, because the API server does not allow the change in place".into()
+            }
+            Happening::SourceGone(_) => return None, // It is told of the rule alone.
+        };
+        Some(Told {
+            key,
+            editor,
+            kind: &self.kinds[*kind].group_kind.kind,
+            message,
+        })
+    }
+
+    /// One Event in each of the first namespaces, about its first copy. Users of the namespace can
+    /// read it there.
+    fn about_copies(
+        &self,
+        (id, happening): &Topic,
+        rule: Option<&Rule>,
+        told: &[Told<'_>],
+    ) -> Vec<Announcement> {
+        let namespaces = told
+            .chunk_by(|one, next| one.key.0 == next.key.0)
+            .take(NAMESPACES);
+        let announce = |told: &[Told<'_>]| {
+            let Told {
+                key: key @ (_, _, name),
+                editor,
+                kind,
+                message,
+            } = told.first()?;
+            let editor = editor.map_or_else(String::new, |manager| {
+                format!("; last written by field manager {manager:?}")
+            });
+            let more = if told.len() > 1 {
+                format!(" and {} more", told.len() - 1)
+            } else {
+                String::new()
+            };
+            let note = format!("{id}: {kind} {name}{more}: {message}{editor}");
+            let detail = format!("{}{editor}", happening.detail());
+            Some(announcement(
+                (happening, &detail),
+                self.about_copy(key)?,
+                Some(about(id, rule)),
+                id,
+                note,
+                told.len(),
+            ))
+        };
+        namespaces.filter_map(announce).collect()
+    }
+
+    /// The reference to a copy, which need not exist; none if its kind isn't served.
+    fn about_copy(&self, (namespace, kind, name): &CellKey) -> Option<ObjectReference> {
+        let cell = self.namespaces.get(namespace)?.cell(*kind, name);
+        let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
+        let resource = self.resource(*kind, slot.map(Slot::gvk))?;
+        Some(ObjectReference {
+            api_version: Some(resource.gvk.api_version()),
+            kind: Some(resource.gvk.kind.to_string()),
+            namespace: Some(namespace.to_string()),
+            name: Some(name.to_string()),
+            uid: cell.and_then(Cell::seen).map(|seen| seen.uid.to_string()),
+            ..ObjectReference::default()
+        })
+    }
+}
+
+/// What is the matter with these cells, in one sentence; none if there are none.
+fn note(told: &[Told<'_>]) -> Option<String> {
+    let Told {
+        key: (namespace, _, name),
+        kind,
+        message,
+        ..
+    } = told.first()?;
+    if told.len() == 1 {
+        return Some(format!("{kind} {name} in namespace {namespace}: {message}"));
+    }
+    let mut namespaces: Vec<&Arc<str>> = told.iter().map(|one| &one.key.0).collect();
+    namespaces.dedup();
+    Some(format!(
+        "{} copies in {}: {message}",
+        told.len(),
+        places(&namespaces)
+    ))
+}
+
+/// How many namespaces these are, and which: the first three.
+pub(crate) fn places<T: AsRef<str>>(namespaces: &[T]) -> String {
+    let first = namespaces
+        .iter()
+        .take(3)
+        .map(AsRef::as_ref)
+        .collect::<Vec<_>>()
+        .join(", ");
+    match namespaces.len() {
+        1 => format!("namespace {first}"),
+        2 | 3 => format!("namespaces {first}"),
+        many => format!("{many} namespaces, first {first}"),
+    }
+}
+
+fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(mimeo_api::names::API_VERSION.into()),
+        kind: Some(id.kind.to_string()),
+        namespace: id.namespace.as_deref().map(Into::into),
+        name: Some(id.name.to_string()),
+        uid: rule.map(|rule| rule.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// An Event about something that happened, told apart from others of its reason by a detail.
+fn announcement(
+    (happening, detail): (&Happening, &str),
+    regarding: ObjectReference,
+    related: Option<ObjectReference>,
+    rule: &RuleId,
+    mut note: String,
+    count: usize,
+) -> Announcement {
+    let reason = happening.reason();
+    let uid = regarding.uid.as_deref().unwrap_or_default();
+    // Only of fields that are immutable in an Event and known to every process, so that a successor
+    // continues the series.
+    let about = |field: &Option<String>| field.clone().unwrap_or_default();
+    let (kind, place, object) = (
+        about(&regarding.kind),
+        about(&regarding.namespace),
+        about(&regarding.name),
+    );
+    let name = format!("{reason} {detail} {rule} {kind} {place} {object} {uid}");
+    note.truncate(note.floor_char_boundary(LONGEST));
+    Announcement {
+        name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),
+        regarding,
+        related,
+        reason,
+        note,
+        count: i32::try_from(count).unwrap_or(i32::MAX),
+    }
+}

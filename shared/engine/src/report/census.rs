@@ -1,0 +1,108 @@
+//! Counts the cells of all rules whose statuses are due, each cell once, and a piece at a time:
+//! whoever holds the engine meanwhile keeps everybody else from it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mimeo_model::id::RuleId;
+
+use crate::{Engine, tally::Tally};
+
+/// How many cells are looked at in one piece, and a namespace more at most: a few milliseconds.
+const PIECE: usize = 5_000;
+
+/// What has been counted, and what is still to be.
+#[derive(Debug, Default)]
+pub(crate) struct Census {
+    /// The rules, in the order in which their statuses are written.
+    rules: Vec<Arc<RuleId>>,
+    tallies: BTreeMap<Arc<RuleId>, Tally>,
+    /// Namespaces with cells of theirs; the next one is the last.
+    places: Vec<Arc<str>>,
+}
+
+impl Census {
+    /// A rule has become another: what was counted says nothing of it.
+    pub(crate) fn forget(&mut self, id: &RuleId) {
+        self.rules.retain(|rule| **rule != *id);
+        self.tallies.remove(id);
+    }
+}
+
+impl Engine {
+    /// Begins to count for these rules. Those of the platform, if there are any, come first.
+    pub(crate) fn begin_census(&mut self, rules: Vec<Arc<RuleId>>) {
+        let counts =
+            |id: &&Arc<RuleId>| self.rules.get(*id).is_some_and(|state| state.rule.is_ok());
+        let tallies: BTreeMap<_, _> = rules
+            .iter()
+            .filter(counts)
+            .map(|id| (id.clone(), Tally::default()))
+            .collect();
+        let everywhere = tallies.keys().next().filter(|id| id.namespace.is_none());
+        let mut places: Vec<Arc<str>> = match everywhere {
+            Some(id) => self.places(id),
+            None => tallies.keys().flat_map(|id| self.places(id)).collect(),
+        };
+        places.sort_unstable();
+        places.dedup();
+        self.census = Some(Census {
+            rules,
+            tallies,
+            places,
+        });
+    }
+
+    /// Counts the next piece. All has been counted: the rules with what their cells come to, in
+    /// their order.
+    pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
+        let mut census = self.census.take()?;
+        let mut looked = 0;
+        while looked < PIECE
+            && let Some(name) = census.places.pop()
+        {
+            let Some(namespace) = self.namespaces.get(&name) else {
+                continue;
+            };
+            looked += namespace.cells.len().max(1);
+            self.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
+            for cell in &namespace.cells {
+                let owner = self.slots.owner(cell);
+                let Some((id, tally)) =
+                    owner.and_then(|id| Some((id, census.tallies.get_mut(id)?)))
+                else {
+                    continue;
+                };
+                let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
+                    continue;
+                };
+                if let Some(standing) = self.standing(id, rule, (&name, namespace), cell) {
+                    let cell = || {
+                        (
+                            name.clone(),
+                            self.kind_of(cell.kind).to_owned(),
+                            cell.name.clone(),
+                        )
+                    };
+                    tally.count(cell, standing);
+                }
+            }
+        }
+        if !census.places.is_empty() {
+            self.census = Some(census);
+            return None;
+        }
+        let Census {
+            rules, mut tallies, ..
+        } = census;
+        let mut tally = |id: Arc<RuleId>| {
+            let tally = tallies.remove(&id).unwrap_or_default();
+            (id, tally)
+        };
+        Some(rules.into_iter().map(&mut tally).collect())
+    }
+
+    /// How many cells were looked at for statuses so far.
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+}

@@ -1,0 +1,392 @@
+//! A rule's conditions: the words for how it stands.
+
+use std::{borrow::Cow, sync::Arc};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use mimeo_api::{CopyCounts, Plan};
+
+use mimeo_model::{
+    choices::PodGate,
+    condition::{ConditionReason, ConditionType, condition},
+    id::{RuleId, RuleKind},
+    names, plural,
+    rule::Rule,
+};
+
+use crate::{
+    Engine, RuleState,
+    authorized::Unauthorized,
+    losses::Held,
+    numbers::Told,
+    select::Choice,
+    status::{HOOKS_KNOWN, Observed},
+    tally::Tally,
+};
+
+/// Most namespaces that a message names.
+const NAMED: usize = 5;
+/// Longest message of a condition, in bytes of JSON: those of all conditions have room in a status.
+const MESSAGE: usize = 2000;
+
+/// Conditions in the making: each keeps its transition time while its status stays (Kubernetes API
+/// conventions).
+pub(crate) struct Conditions<'a> {
+    pub(crate) old: &'a [Condition],
+    pub(crate) wall: Timestamp,
+    pub(crate) generation: i64,
+    pub(crate) new: Vec<Condition>,
+    /// The same in words that don't depend on the rule.
+    pub(crate) told: Told,
+}
+
+impl Conditions<'_> {
+    pub(crate) fn set(
+        &mut self,
+        type_: ConditionType,
+        status: bool,
+        reason: ConditionReason,
+        message: &str,
+    ) {
+        match type_ {
+            ConditionType::Ready => self.told.ready = Some((status, reason)),
+            ConditionType::Stalled => self.told.stalled = Some(reason),
+            ConditionType::SourcesFound
+            | ConditionType::Authorized
+            | ConditionType::PodGateActive
+            | ConditionType::Reconciling => {}
+        }
+        let message = cut(message, MESSAGE);
+        let generation = Some(self.generation);
+        self.new.push(condition(
+            (type_, status),
+            reason,
+            message,
+            generation,
+            self.old,
+            self.wall,
+        ));
+    }
+}
+
+/// What is the matter with a rule, if anything is.
+struct Findings<'a> {
+    rule: &'a Rule,
+    tally: &'a Tally,
+    trouble: Option<(ConditionReason, String)>,
+    unauthorized: Option<Unauthorized>,
+    unwatched: Option<String>,
+}
+
+impl Findings<'_> {
+    /// Whether copies are on their way, and nothing keeps them.
+    fn pending(&self) -> bool {
+        let CopyCounts {
+            desired,
+            synced,
+            failed,
+        } = self.tally.copies;
+        let hindered =
+            self.trouble.is_some() || self.unauthorized.is_some() || self.unwatched.is_some();
+        !hindered && failed == 0 && synced < desired
+    }
+
+    /// Of all that is the matter the first thing that somebody has to do something about.
+    fn ready(&self) -> (bool, ConditionReason, Cow<'_, str>) {
+        let CopyCounts {
+            desired,
+            synced,
+            failed,
+        } = self.tally.copies;
+        match &self.trouble {
+            _ if self.rule.suspend => (false, ConditionReason::Suspended, self.preview().into()),
+            _ if let Some(Unauthorized { message, .. }) = &self.unauthorized => {
+                (false, ConditionReason::NotAuthorized, message.into())
+            }
+            Some((reason, message)) => (false, *reason, message.into()),
+            None if let Some(message) = &self.unwatched => {
+                (false, ConditionReason::Pending, message.into())
+            }
+            None if failed > 0 => (false, ConditionReason::CopiesFailed, self.failures().into()),
+            None if desired == 0 => (
+                true,
+                ConditionReason::NoNamespaceMatches,
+                "no namespace is selected".into(),
+            ),
+            None if self.pending() => (
+                false,
+                ConditionReason::Pending,
+                format!("{synced} of {} up to date", copies_are(desired)).into(),
+            ),
+            None if desired == 1 => (true, ConditionReason::Synced, "1 copy is up to date".into()),
+            None => (
+                true,
+                ConditionReason::Synced,
+                format!("all {desired} copies are up to date").into(),
+            ),
+        }
+    }
+
+    fn preview(&self) -> String {
+        let Plan {
+            create,
+            update,
+            delete,
+            conflict,
+            ..
+        } = &self.tally.plan;
+        format!(
+            "the rule is suspended, and Mimeo writes and deletes nothing; without suspend it would create {create}, update {update} and delete {delete} copies, \
+             {conflict} conflict"
+        )
+    }
+
+    /// Where copies failed, and what to do about the first.
+    fn failures(&self) -> String {
+        let CopyCounts {
+            desired, failed, ..
+        } = self.tally.copies;
+        let mut names: Vec<&str> = self
+            .tally
+            .failures
+            .keys()
+            .map(|(namespace, ..)| &**namespace)
+            .collect();
+        names.dedup();
+        let more = if names.len() > NAMED {
+            format!(" and {}", plural::more_namespaces(names.len() - NAMED))
+        } else {
+            String::new()
+        };
+        let names = names[..names.len().min(NAMED)].join(", ");
+        let first = self
+            .tally
+            .failures
+            .values()
+            .next()
+            .map(|(reason, _)| *reason);
+        let (reason, advice) = first.map_or(("unknown".into(), String::new()), |reason| {
+            (reason.to_string(), format!("; {}", reason.advice()))
+        });
+        let of = plural::copies(desired);
+        format!("{failed} of {of} failed, first with {reason}: in {names}{more}{advice}")
+    }
+}
+
+impl Engine {
+    /// All conditions of a rule that may act, or might if it weren't suspended.
+    pub(crate) fn describe(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        rule: &Rule,
+        (tally, choice): (&Tally, &Choice),
+        conditions: &mut Conditions<'_>,
+    ) {
+        let findings = Findings {
+            rule,
+            tally,
+            trouble: self.source_trouble(rule, choice),
+            unauthorized: self.unauthorized(rule, tally),
+            unwatched: self.unwatched_copies(rule),
+        };
+        let (ready, reason, message) = findings.ready();
+        conditions.set(ConditionType::Ready, ready, reason, &message);
+        match &findings.trouble {
+            None => conditions.set(
+                ConditionType::SourcesFound,
+                true,
+                ConditionReason::Found,
+                &found(choice),
+            ),
+            Some((reason, message)) => {
+                conditions.set(ConditionType::SourcesFound, false, *reason, message);
+            }
+        }
+        self.describe_authorized(findings.unauthorized.as_ref(), conditions);
+        self.describe_pod_gate(state, rule, conditions);
+        if findings.pending() && !rule.suspend {
+            let message = format!(
+                "{} being written",
+                copies_are(tally.copies.desired - tally.copies.synced)
+            );
+            conditions.set(
+                ConditionType::Reconciling,
+                true,
+                ConditionReason::Pending,
+                &message,
+            );
+        }
+        self.describe_held(id, conditions);
+    }
+
+    fn describe_authorized(
+        &self,
+        unauthorized: Option<&Unauthorized>,
+        conditions: &mut Conditions<'_>,
+    ) {
+        match unauthorized {
+            None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
+                conditions.set(ConditionType::Authorized, false, reason, &message);
+            }
+            None => {
+                let message = "Mimeo has the permissions that the rule takes";
+                conditions.set(
+                    ConditionType::Authorized,
+                    true,
+                    ConditionReason::Allowed,
+                    message,
+                );
+            }
+            Some(Unauthorized { reason, message }) => {
+                conditions.set(ConditionType::Authorized, false, *reason, message);
+            }
+        }
+    }
+
+    /// Which deletions wait for a person, if some do.
+    fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
+        let Some(Held { nonce, .. }) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref())
+        else {
+            return;
+        };
+        let wait = match self.told(id).len() {
+            1 => "1 lost copy waits".into(),
+            count => format!("{count} lost copies wait"),
+        };
+        let window = match self.settings.sweep_window.as_secs() {
+            seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+            seconds => format!("{seconds} s"),
+        };
+        let rule = match &id.namespace {
+            None => format!("clusterreplication {}", id.name),
+            Some(home) => format!("replication --namespace {home} {}", id.name),
+        };
+        let message = format!(
+            "{wait} for a confirmation, and nothing more is deleted: half of this rule's copies or more were lost within {window}; if that is \
+             meant: kubectl annotate --overwrite {rule} {}={nonce}",
+            names::CONFIRM_DELETION,
+        );
+        conditions.set(
+            ConditionType::Stalled,
+            true,
+            ConditionReason::DeletionHeld,
+            &message,
+        );
+    }
+
+    pub(crate) fn describe_pod_gate(
+        &self,
+        state: &RuleState,
+        rule: &Rule,
+        conditions: &mut Conditions<'_>,
+    ) {
+        if rule.id.kind == RuleKind::Replication {
+            return; // It can have none.
+        }
+        let (reason, message) = self.pod_gate_word(state);
+        conditions.set(
+            ConditionType::PodGateActive,
+            reason == ConditionReason::Active,
+            reason,
+            &message,
+        );
+    }
+
+    /// Whether pods wait for the rule's copies: reason and message.
+    pub(crate) fn pod_gate_word(&self, state: &RuleState) -> (ConditionReason, Cow<'static, str>) {
+        if state.pod_gate() == PodGate::None {
+            (
+                ConditionReason::Disabled,
+                "pods do not wait for this rule's copies".into(),
+            )
+        } else if self.webhooks.seen.is_empty() {
+            let message = "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
+            (ConditionReason::WebhookUnavailable, message.into())
+        } else if let Some(contested) = &self.webhooks.contested {
+            (
+                ConditionReason::WebhookContested,
+                contested.to_string().into(),
+            )
+        } else if !self.taken_in(state) {
+            (
+                ConditionReason::Pending,
+                "not every webhook replica knows this version of the rule yet".into(),
+            )
+        } else {
+            let count = self.webhooks.seen.len();
+            (
+                ConditionReason::Active,
+                format!("pods of new namespaces wait for their copies; webhook replicas: {count}")
+                    .into(),
+            )
+        }
+    }
+
+    /// Whether every live webhook replica has taken in this version of the rule, and every API
+    /// server the webhooks'.
+    fn taken_in(&self, state: &RuleState) -> bool {
+        // A replica of before the proof took part in it, one of after it has listed the rule: only
+        // one that has seen nothing yet doesn't know it. Versions are no help here, those of
+        // statuses written since are among them.
+        let least = if state.pod_gate_proven {
+            1
+        } else {
+            state.spec_version
+        };
+        (state.pod_gate_proven
+            || self.now >= state.spec_seen.max(self.webhooks_since) + HOOKS_KNOWN)
+            && self.webhooks.seen.iter().all(|seen| *seen >= least)
+    }
+}
+
+/// The beginning of a message that takes at most so many bytes of JSON.
+fn cut(message: &str, most: usize) -> String {
+    let mut left = most;
+    let fits = |char: &char| {
+        let size = match char {
+            '"' | '\\' => 2,
+            control if control.is_control() => 6,
+            other => other.len_utf8(),
+        };
+        let rest = left.checked_sub(size);
+        left = rest.unwrap_or_default();
+        rest.is_some()
+    };
+    message.chars().take_while(fits).collect()
+}
+
+/// "1 copy is", "12 copies are".
+fn copies_are(number: i32) -> String {
+    format!(
+        "{} {}",
+        plural::copies(number),
+        if number == 1 { "is" } else { "are" }
+    )
+}
+
+/// What was found, and what of it is passed over.
+fn found(choice: &Choice) -> String {
+    let more = match choice.passed.len() {
+        0 | 1 => String::new(),
+        2 => ", and 1 more is passed over".to_owned(),
+        count => format!(", and {} more are passed over", count - 1),
+    };
+    let passed = choice
+        .passed
+        .first()
+        .map(|(source, why)| format!("; {source} is selected, but {why}{more}"));
+    format!("every source was found{}", passed.unwrap_or_default())
+}
+
+/// Whether a status says that the pod gate of this generation is active.
+pub(crate) fn pod_gate_active(observed: &Observed, generation: i64) -> bool {
+    observed
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .any(|condition| {
+            condition.type_ == ConditionType::PodGateActive.as_str()
+                && condition.status == "True"
+                && condition.observed_generation == Some(generation)
+        })
+}

@@ -1,0 +1,421 @@
+//! What a rule says about itself, and when it is written.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use mimeo_api::{ClusterReplicationStatus, CopyFailure, SourceStatus};
+use serde::Serialize;
+
+use mimeo_model::{
+    condition::{ConditionReason, ConditionType},
+    id::{RuleId, RuleKind},
+    outcome::FailureReason,
+    refusal::Refusal,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, Listing, RuleState, Served, SourceState,
+    clock::Tick,
+    conditions::Conditions,
+    numbers::Told,
+    tally::{CellName, FAILURES, Tally},
+    work::Timer,
+};
+
+/// The status that a rule carries, as its author's API server shows it.
+pub type Observed = Option<ClusterReplicationStatus>;
+
+/// A status to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatusUpdate {
+    /// The rule.
+    pub id: RuleId,
+    /// All of its status.
+    pub status: ClusterReplicationStatus,
+}
+
+/// What is known of the webhook's replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Webhooks {
+    /// For each replica whose Lease is live: the highest resourceVersion of a rule that it has
+    /// taken in.
+    pub seen: Vec<u64>,
+    /// A sentence for people while another client keeps changing the hooks of namespaces and pods.
+    pub contested: Option<Arc<str>>,
+}
+
+/// When a rule's status was written and whether it must be again.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    due: bool,
+    not_before: Tick,
+    observed: Observed,
+    /// Whether what was to be written last could not be.
+    unwritten: bool,
+    /// When a copy was last written or deleted, until it is told by the clock on the wall.
+    synced: Option<Tick>,
+    /// The same by that clock, read once: read again it would differ by a moment, and a second's
+    /// end may lie in it.
+    last_sync: Option<Timestamp>,
+    /// What was said last.
+    told: Told,
+}
+
+impl Book {
+    /// Has it written soon.
+    pub(crate) fn mark_due(&mut self) {
+        self.due = true;
+    }
+
+    pub(crate) fn synced(&mut self, now: Tick) {
+        self.synced = Some(now);
+        self.due = true;
+    }
+
+    /// What the rule carries. The webhook goes by it, so whatever somebody else made of it is put
+    /// right.
+    pub(crate) fn observe(&mut self, observed: Observed) {
+        self.due |= self.observed.is_some() && self.observed != observed;
+        self.observed = observed;
+    }
+
+    pub(crate) fn told(&self) -> &Told {
+        &self.told
+    }
+
+    /// What people are shown.
+    pub(crate) fn observed(&self) -> &Observed {
+        &self.observed
+    }
+}
+
+/// Statuses are written at most this often per rule.
+const PACE: Duration = Duration::from_secs(1);
+/// A configuration change reaches every API server within this time.
+pub(crate) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
+const SOURCES: usize = 32;
+/// Longest status, in bytes of JSON. Names may be so long that fewer fit in than are told
+/// otherwise, and whoever watches rules gets all of it with each change.
+const LONGEST: usize = 16 * 1024 - 1;
+/// Most statuses at once; they are written one by one.
+const BATCH: usize = 128;
+
+impl Engine {
+    /// The webhook's replicas, as their Leases show them.
+    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
+        self.at(now);
+        if self.webhooks == webhooks {
+            return;
+        }
+        match (self.webhooks.seen.is_empty(), webhooks.seen.is_empty()) {
+            // The first since there were none has just registered the hooks.
+            (true, false) => {
+                self.webhooks_since = self.now;
+                self.work.timer(self.now + HOOKS_KNOWN, Timer::Rules);
+            }
+            (false, true) => self
+                .rules
+                .values_mut()
+                .for_each(|state| state.pod_gate_proven = false),
+            _ => {}
+        }
+        let pod_gates = |engine: &Self| -> Vec<_> {
+            let rules = engine.cluster_rules();
+            rules
+                .map(|(id, state)| (id.clone(), engine.pod_gate_word(state)))
+                .collect()
+        };
+        let before = pod_gates(self);
+        self.webhooks = webhooks;
+        for ((id, _), _) in pod_gates(self)
+            .into_iter()
+            .zip(before)
+            .filter(|((_, now), (_, before))| now != before)
+        {
+            self.mark_status_due(&id);
+        }
+    }
+
+    /// Statuses that are due, as of the time `wall`. None while there is more to count than a
+    /// moment takes: then [`Engine::counts`], and it is to be asked again.
+    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
+        self.at(now);
+        self.plan();
+        if self.census.is_none() {
+            let rules = self.begin_statuses();
+            if rules.is_empty() {
+                return vec![];
+            }
+            self.begin_census(rules);
+        }
+        let counted = self.count().unwrap_or_default();
+        counted
+            .into_iter()
+            .filter_map(|(id, tally)| self.status(&id, tally, wall))
+            .collect()
+    }
+
+    /// Whether statuses are being counted.
+    pub fn counts(&self) -> bool {
+        self.census.is_some()
+    }
+
+    /// The next rules whose statuses are due. What happens to them from here on makes them due
+    /// again.
+    fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
+        let due = self
+            .rules
+            .iter()
+            .filter(|(_, state)| state.status.due && state.status.not_before <= self.now);
+        let mut due: Vec<(Tick, Arc<RuleId>)> = due
+            .map(|(id, state)| (state.status.not_before, id.clone()))
+            .collect();
+        // However many rules a tenant has: the platform's come first, and after them who has waited
+        // for longest.
+        due.sort_by(|(since, id), (other, than)| (id.kind, since).cmp(&(than.kind, other)));
+        let mut rules = Vec::new();
+        for (_, id) in due.into_iter().take(BATCH) {
+            // Half a picture is none: after a start the status stays what it was until everything
+            // it speaks of was seen.
+            let known = self
+                .rules
+                .get(&id)
+                .is_some_and(|state| self.known(&id, state));
+            let Some(state) = self.rules.get_mut(&id) else {
+                continue;
+            };
+            if known {
+                state.status.due = false;
+                rules.push(id);
+            } else {
+                state.status.not_before = self.now + PACE;
+            }
+        }
+        rules
+    }
+
+    /// When [`Engine::statuses`] has something to say again.
+    pub fn status_due(&self) -> Option<Tick> {
+        self.rules
+            .values()
+            .filter(|state| state.status.due)
+            .map(|state| state.status.not_before)
+            .min()
+    }
+
+    /// A status could not be written.
+    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
+        self.at(now);
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.due = true;
+            state.status.unwritten = true;
+            state.status.not_before = self.now + PACE * 5;
+        }
+    }
+
+    fn status(&mut self, id: &Arc<RuleId>, tally: Tally, wall: Timestamp) -> Option<StatusUpdate> {
+        let now = self.now;
+        let book = &mut self.rules.get_mut(id)?.status;
+        if let Some(tick) = book.synced.take() {
+            book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
+        }
+        let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall);
+        let book = &mut self.rules.get_mut(id)?.status;
+        book.told = told;
+        if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
+            return None;
+        }
+        book.observed = Some(status.clone());
+        book.not_before = now + PACE;
+        let changed = self.changes.next();
+        self.rules.get_mut(id)?.changed = changed;
+        Some(StatusUpdate {
+            id: (**id).clone(),
+            status,
+        })
+    }
+
+    fn known(&self, id: &RuleId, state: &RuleState) -> bool {
+        let slots = state
+            .slots
+            .iter()
+            .flatten()
+            .filter_map(|id| self.slots.get(id));
+        self.primed()
+            && state
+                .rule
+                .as_ref()
+                .map_or(true, |rule| self.knows_selected(rule))
+            && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
+            && slots
+                .filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none())
+                .all(|slot| match self.kinds.served(slot.gvk()) {
+                    Some(Served::At(resource)) if resource.namespaced => {
+                        let listed = state
+                            .rule
+                            .as_ref()
+                            .is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
+                        listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
+                    }
+                    Some(Served::Unknown) | None => false,
+                    _ => true,
+                })
+    }
+
+    fn compose(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        mut tally: Tally,
+        wall: Timestamp,
+    ) -> (ClusterReplicationStatus, Told) {
+        let old = state.status.observed.as_ref();
+        let generation = state
+            .rule
+            .as_ref()
+            .map_or_else(|refused| refused.generation, |rule| rule.generation);
+        let last_sync_time = state
+            .status
+            .last_sync
+            .map(Time)
+            .or_else(|| old.and_then(|old| old.last_sync_time.clone()));
+        let mut status = ClusterReplicationStatus {
+            observed_generation: Some(generation),
+            last_sync_time,
+            ..ClusterReplicationStatus::default()
+        };
+        let mut conditions = Conditions {
+            old: old.map_or(&[], |old| &old.conditions),
+            wall,
+            generation,
+            new: Vec::new(),
+            told: Told::default(),
+        };
+        match &state.rule {
+            Err(refused) => {
+                let message = refused
+                    .refusals
+                    .iter()
+                    .map(Refusal::to_string)
+                    .collect::<Vec<_>>()
+                    .join("; ");
+                conditions.set(
+                    ConditionType::Ready,
+                    false,
+                    ConditionReason::InvalidSpec,
+                    &message,
+                );
+                conditions.set(
+                    ConditionType::Stalled,
+                    true,
+                    ConditionReason::InvalidSpec,
+                    &message,
+                );
+            }
+            Ok(rule) => {
+                self.tally_unmet(id, state, rule, &mut tally);
+                let choice = self.choose(rule);
+                self.describe(id, state, rule, (&tally, &choice), &mut conditions);
+                conditions.told.copies = tally.numbers();
+                status.copies = Some(tally.copies);
+                status.source = source_text(&choice.sources);
+                status.plan = rule.suspend.then(|| tally.planned());
+                status.sources = choice
+                    .sources
+                    .iter()
+                    .take(SOURCES)
+                    .map(|source| self.source_status(id, source))
+                    .collect();
+                status.failures = tally
+                    .failures
+                    .into_iter()
+                    .take(FAILURES)
+                    .map(failure)
+                    .collect();
+            }
+        }
+        status.conditions = conditions.new;
+        (shortened(status), conditions.told)
+    }
+
+    fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
+        let version = match self.sources.get(source) {
+            // Read for another rule it is nothing to this one.
+            Some(SourceState::Found { version, .. })
+                if !source.is_inline() && self.may_read(id, source) =>
+            {
+                Some(version.to_string())
+            }
+            _ => None,
+        };
+        SourceStatus {
+            api_version: source.gvk.api_version(),
+            kind: source.gvk.kind.to_string(),
+            namespace: source.home().map(Into::into),
+            name: source.name.to_string(),
+            resource_version: version,
+        }
+    }
+}
+
+/// The first source, and how many more there are; none if there is no source.
+fn source_text(sources: &[SourceRef]) -> Option<String> {
+    let (first, more) = sources.split_first()?;
+    let kind = &first.gvk.kind;
+    let text = match first.home() {
+        Some(namespace) => format!("{kind} {namespace}/{}", first.name),
+        None => format!("{kind} inline"),
+    };
+    Some(if more.is_empty() {
+        text
+    } else {
+        format!("{text} +{}", more.len())
+    })
+}
+
+/// As much of a status as may be written: all of its conditions and numbers, and of its lists what
+/// there is room for. Sources go first, since they stand in the rule or follow from it; what has
+/// failed goes last.
+fn shortened(mut status: ClusterReplicationStatus) -> ClusterReplicationStatus {
+    let mut over = json_size(&status).saturating_sub(LONGEST);
+    shorten(&mut status.sources, &mut over);
+    if let Some(plan) = &mut status.plan {
+        shorten(&mut plan.copies, &mut over);
+    }
+    shorten(&mut status.failures, &mut over);
+    status
+}
+
+/// Takes the last ones away until nothing is over. A comma more goes with each.
+fn shorten<T: Serialize>(items: &mut Vec<T>, over: &mut usize) {
+    while *over > 0
+        && let Some(item) = items.pop()
+    {
+        *over = over.saturating_sub(json_size(&item));
+    }
+}
+
+fn json_size(value: &impl Serialize) -> usize {
+    // Nothing in a status has a key that isn't text, so there is no error.
+    serde_json::to_vec(value).map_or(0, |json| json.len())
+}
+
+fn failure(
+    ((namespace, kind, name), (reason, message)): (CellName, (FailureReason, Box<str>)),
+) -> CopyFailure {
+    CopyFailure {
+        kind,
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+        reason: reason.to_string(),
+        message: message.chars().take(300).collect(),
+    }
+}
+
+fn ago(wall: Timestamp, age: Duration) -> Option<Timestamp> {
+    // API times have whole seconds.
+    let then = wall.checked_sub(age).ok()?;
+    Timestamp::from_second(then.as_second()).ok()
+}

@@ -1,0 +1,225 @@
+//! What is wrong with a rule's sources, and with watching its copies.
+
+use mimeo_model::{
+    choices::Retain,
+    condition::ConditionReason,
+    kind::{GroupVersionKind, Resource},
+    meta::{Seen, source_hash},
+    outcome::Unreadable,
+    rule::Rule,
+    source::{SourceRef, SourceSelector},
+};
+
+use crate::{Engine, Served, SourceState, follow, lacks::Lack, select::Choice, slot::NoRendering};
+
+impl Engine {
+    /// The first thing that is wrong with the sources: reason and message.
+    pub(crate) fn source_trouble(
+        &self,
+        rule: &Rule,
+        choice: &Choice,
+    ) -> Option<(ConditionReason, String)> {
+        let selected = || {
+            choice
+                .sources
+                .iter()
+                .filter(|source| source.selector().is_some())
+        };
+        let trouble = rule
+            .selectors
+            .iter()
+            .find_map(|selector| self.selector_trouble(rule, selector, selected()));
+        trouble.or_else(|| choice.sources.iter().find_map(|source| self.trouble_of(rule, source))).or_else(|| {
+            let found = choice.sources.len() + choice.beyond;
+            (choice.beyond > 0).then(|| {
+                let message = format!(
+                    "the rule has {}{found} sources, and Mimeo copies at most {}: of those that selectors find, the oldest",
+                    if choice.uncounted { "at least " } else { "" },
+                    rule.most_sources
+                );
+                (ConditionReason::SourceRefused, message)
+            })
+        })
+    }
+
+    /// What is wrong with a selector.
+    fn selector_trouble<'a>(
+        &self,
+        rule: &Rule,
+        selector: &SourceSelector,
+        mut sources: impl Iterator<Item = &'a SourceRef>,
+    ) -> Option<(ConditionReason, String)> {
+        if let Some(home) = rule
+            .id
+            .namespace
+            .as_deref()
+            .filter(|_| !self.may_select(&rule.id, selector))
+        {
+            let message = self.grants_untold().map(|untold| untold.message);
+            return Some((
+                ConditionReason::SourceRefused,
+                message.unwrap_or_else(|| Lack::of_selector(selector).message(home)),
+            ));
+        }
+        if !self.counts_selectors(rule) {
+            return Some((ConditionReason::SourceRefused, follow::too_many()));
+        }
+        let resource = match self.resource_of(&selector.gvk, Some(&selector.namespace)) {
+            Ok(resource) => resource,
+            Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
+        };
+        if let Some(why) = self.selectors.get(selector)?.unreadable {
+            return Some((
+                ConditionReason::SourceRefused,
+                format!("{selector}: {}", why.explain(&resource.to_string())),
+            ));
+        }
+        let lost = self.sources_of(selector).find_map(|(source, state)| match state {
+            SourceState::Missing { since, .. }
+                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
+            {
+                let grace = rule.retention.source_grace.as_secs();
+                Some((
+                    ConditionReason::InGracePeriod,
+                    format!(
+                        "{source} is deleted or no longer matches the selector; its copies stay for {grace} seconds"
+                    ),
+                ))
+            }
+            _ => None,
+        });
+        let none = || {
+            (
+                ConditionReason::SourceNotFound,
+                format!("{selector}: no object matches the selector; label the objects to copy"),
+            )
+        };
+        lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
+    }
+
+    /// What is wrong with a source.
+    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(ConditionReason, String)> {
+        if let Some(home) = rule
+            .id
+            .namespace
+            .as_deref()
+            .filter(|_| !self.may_read(&rule.id, source))
+        {
+            let message = self.grants_untold().map(|untold| untold.message);
+            return Some((
+                ConditionReason::SourceRefused,
+                message.unwrap_or_else(|| Lack::of_source(source).message(home)),
+            ));
+        }
+        let resource = match self.resource_of(&source.gvk, source.home()) {
+            Ok(resource) => resource,
+            Err((reason, why)) => return Some((reason, format!("{source}: {why}"))),
+        };
+        if let Some(why) = self.unreadable.get(source) {
+            return Some((
+                ConditionReason::SourceRefused,
+                format!("{source}: {}", why.explain(&resource.to_string())),
+            ));
+        }
+        match self.sources.get(source) {
+            // One that is selected is being read.
+            Some(SourceState::Found { .. } | SourceState::NotRead { .. }) => {}
+            Some(SourceState::Missing { since, .. })
+                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
+            {
+                let grace = rule.retention.source_grace.as_secs();
+                return Some((
+                    ConditionReason::InGracePeriod,
+                    format!("{source} is deleted; its copies stay for {grace} seconds"),
+                ));
+            }
+            _ => {
+                return Some((
+                    ConditionReason::SourceNotFound,
+                    format!("{source} does not exist; create it, or name another source"),
+                ));
+            }
+        }
+        let slots = self
+            .rules
+            .get(&rule.id)
+            .into_iter()
+            .flat_map(|state| state.slots.iter().flatten());
+        let refused =
+            slots
+                .filter_map(|id| self.slots.get(id))
+                .find_map(|slot| match &slot.rendering {
+                    // A rendering that the rule makes invalid is reported as the failure of each
+                    // copy.
+                    Err(NoRendering::Refused(why))
+                        if slot.source == *source && !why.by_the_rule() =>
+                    {
+                        Some(why)
+                    }
+                    _ => None,
+                });
+        refused.map(|why| (ConditionReason::SourceRefused, format!("{source}: {why}")))
+    }
+
+    /// How the kind of sources in a namespace is served, or why there can't be any: reason and
+    /// message.
+    fn resource_of(
+        &self,
+        gvk: &GroupVersionKind,
+        namespace: Option<&str>,
+    ) -> Result<&Resource, (ConditionReason, String)> {
+        if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
+            return Err((ConditionReason::SourceRefused, why.to_string()));
+        }
+        match self.kinds.served(gvk) {
+            Some(Served::At(resource)) if !resource.namespaced => Err((
+                ConditionReason::SourceRefused,
+                "the kind is cluster-scoped".to_owned(),
+            )),
+            Some(Served::At(resource)) => Ok(resource),
+            Some(Served::Unanswered(why)) => {
+                let version = gvk.api_version();
+                let message =
+                    format!("the API server does not say which kinds {version} has ({why})");
+                Err((ConditionReason::SourceRefused, message))
+            }
+            _ => Err((
+                ConditionReason::KindNotServed,
+                "the cluster does not serve this kind (see: kubectl api-resources)".to_owned(),
+            )),
+        }
+    }
+
+    /// Whether copies of a source are there that the rule deletes with it.
+    fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
+        let hash = source_hash(&source.to_string());
+        let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
+        let places = self.places(&rule.id);
+        let mut cells = places
+            .iter()
+            .filter_map(|name| self.namespaces.get(name))
+            .flat_map(|namespace| &namespace.cells);
+        rule.retention.when_source_deleted == Retain::Delete
+            && cells.any(|cell| cell.ours().is_some_and(copy))
+    }
+
+    /// Whether watching copies of a rule fails for now.
+    pub(crate) fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
+        rule.kinds.iter().find_map(|gvk| {
+            let resource = self.kinds.resource(gvk)?;
+            let (namespace, why) = self.unwatchable(rule, &gvk.group_kind())?;
+            Some(unwatched(namespace, why, resource))
+        })
+    }
+}
+
+/// That copies can't be watched, somewhere or at all.
+pub(crate) fn unwatched(namespace: Option<&str>, why: Unreadable, resource: &Resource) -> String {
+    let place = namespace
+        .map(|name| format!(" in namespace {name}"))
+        .unwrap_or_default();
+    format!(
+        "copies cannot be watched{place}: {}",
+        why.explain(&resource.to_string())
+    )
+}

@@ -1,0 +1,499 @@
+//! What people are shown: every rule, and what it has come to in every namespace.
+//!
+//! Mostly nobody looks, so next to nothing is kept for it: every rule and every namespace has the
+//! number of its last change, and of those that ended a few are remembered. Whoever looks has a
+//! [`Cursor`] and asks for what has changed since, in pieces so small that nothing else is held up.
+//! It is names, states and times; never what is in a copy.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, VecDeque},
+    ops::Bound,
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+
+use mimeo_model::{id::RuleId, outcome::FailureReason};
+
+use crate::{
+    Engine, Namespace,
+    cell::Cell,
+    clock::Tick,
+    tally::{PlannedAction, Standing},
+};
+
+/// Most rules in a piece.
+const RULES: usize = 64;
+/// Most namespaces in a piece.
+const NAMESPACES: usize = 64;
+/// Most namespaces that are looked at for one piece.
+const LOOKED_AT: usize = 1024;
+/// Of so many that ended it is known that they did. Whoever has missed more is shown everything
+/// anew.
+const REMEMBERED: usize = 1024;
+
+/// How a rule stands in a namespace. The later one counts where it has several copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// The copy is as it should be.
+    Synced,
+    /// The rule is suspended.
+    Suspended,
+    /// Something is still to be done.
+    Pending,
+    /// The copy would be deleted together with so many that a person is to confirm it.
+    Held,
+    /// It could not be made so.
+    Failed,
+}
+
+/// How far somebody who looks has been shown everything.
+#[derive(Debug, Default)]
+pub struct Cursor {
+    /// All changes up to this one were shown.
+    seen: u64,
+    /// The pass under way: up to which change, and where it is.
+    pass: Option<(u64, Position)>,
+}
+
+#[derive(Debug)]
+enum Position {
+    Rules(Option<Arc<RuleId>>),
+    Namespaces(Option<Arc<str>>),
+}
+
+/// A piece of what there is to show.
+#[derive(Debug, Default)]
+pub struct View {
+    /// Whatever was shown before is to be forgotten.
+    pub anew: bool,
+    /// What isn't there any more. What comes with the same view may be another one of the name.
+    pub ended: Vec<Ended>,
+    /// Rules as they are now.
+    pub rules: Vec<RuleView>,
+    /// Namespaces as they are now.
+    pub namespaces: Vec<NamespaceView>,
+    /// Whether that is all for now.
+    pub whole: bool,
+}
+
+/// Something that isn't there any more.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ended {
+    /// A rule.
+    Rule(Arc<RuleId>),
+    /// A namespace.
+    Namespace(Arc<str>),
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleView {
+    /// Its name.
+    pub id: Arc<RuleId>,
+    /// Whether it is suspended.
+    pub suspended: bool,
+    /// What it says of itself; nothing until everything that it would speak of was seen.
+    pub status: Option<ClusterReplicationStatus>,
+}
+
+/// A namespace, and what rules have come to in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamespaceView {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether it is going.
+    pub terminating: bool,
+    /// In the order of the rules.
+    pub places: Vec<PlaceView>,
+}
+
+/// What one rule has come to in one namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlaceView {
+    /// The rule.
+    pub rule: Arc<RuleId>,
+    /// The worst of its copies' states.
+    pub state: State,
+    /// A word for it: why it failed, or what is to be done. None where the rule itself says why.
+    pub reason: Option<String>,
+    /// Since when it fails; else when the copy was last changed by Mimeo.
+    pub since: Option<Timestamp>,
+    /// How many copies it is about.
+    pub copies: usize,
+    /// How many of these copies are as they should be.
+    pub synced: usize,
+}
+
+/// One copy, for whoever wants to know more.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyView {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// How it stands.
+    pub state: State,
+    /// As in [`PlaceView`].
+    pub reason: Option<String>,
+    /// What the reason means here.
+    pub message: Option<String>,
+    /// As in [`PlaceView`].
+    pub since: Option<Timestamp>,
+}
+
+/// The numbers of changes.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    last: u64,
+    ended: VecDeque<(u64, Ended)>,
+    /// What ended up to this one isn't remembered.
+    forgotten: u64,
+}
+
+impl Changes {
+    /// The number of a change that happens now.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    pub(crate) fn end(&mut self, what: Ended) {
+        let number = self.next();
+        self.ended.push_back((number, what));
+        if self.ended.len() > REMEMBERED
+            && let Some((number, _)) = self.ended.pop_front()
+        {
+            self.forgotten = number;
+        }
+    }
+
+    /// Forgets what ended: whoever looks is shown everything anew.
+    pub(crate) fn forget(&mut self) {
+        self.ended.clear();
+        self.forgotten = self.last;
+    }
+}
+
+/// A copy, or a place for one, before it is told.
+struct Shown<'a> {
+    rule: &'a Arc<RuleId>,
+    kind: &'a str,
+    name: Cow<'a, str>,
+    state: State,
+    reason: Option<Word>,
+    message: Option<Cow<'a, str>>,
+    since: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy)]
+enum Word {
+    Failed(FailureReason),
+    Planned(PlannedAction),
+}
+
+impl std::fmt::Display for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Failed(reason) => reason.fmt(f),
+            Self::Planned(action) => action.fmt(f),
+        }
+    }
+}
+
+/// The moment of asking, by both clocks.
+#[derive(Clone, Copy)]
+struct Moment {
+    now: Tick,
+    wall: Timestamp,
+}
+
+impl Moment {
+    fn of(self, tick: Tick) -> Option<Timestamp> {
+        self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
+    }
+}
+
+impl Engine {
+    /// Whether there is more to show.
+    pub fn has_news(&self, cursor: &Cursor) -> bool {
+        cursor.pass.is_some() || cursor.seen < self.changes.last
+    }
+
+    /// The next piece of what has changed; `wall` is the time now.
+    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
+        let moment = Moment { now, wall };
+        let mut view = View::default();
+        let (until, position) = cursor.pass.take().unwrap_or_else(|| {
+            if cursor.seen < self.changes.forgotten {
+                cursor.seen = 0;
+            }
+            view.anew = cursor.seen == 0;
+            if !view.anew {
+                let ended = self
+                    .changes
+                    .ended
+                    .iter()
+                    .filter(|(number, _)| *number > cursor.seen);
+                view.ended = ended.map(|(_, what)| what.clone()).collect();
+            }
+            (self.changes.last, Position::Rules(None))
+        });
+        let next = match position {
+            Position::Rules(after) => match self.view_rules(&mut view, cursor.seen, after) {
+                Some(last) => Some(Position::Rules(Some(last))),
+                None => Some(Position::Namespaces(None)),
+            },
+            Position::Namespaces(after) => {
+                let last = self.view_namespaces(&mut view, cursor.seen, after, moment);
+                last.map(|last| Position::Namespaces(Some(last)))
+            }
+        };
+        cursor.pass = next.map(|position| (until, position));
+        if cursor.pass.is_none() {
+            cursor.seen = until;
+            view.whole = true;
+        }
+        view
+    }
+
+    /// The last one looked at, unless it is the last one that there is.
+    fn view_rules(
+        &self,
+        view: &mut View,
+        seen: u64,
+        after: Option<Arc<RuleId>>,
+    ) -> Option<Arc<RuleId>> {
+        let rest = (
+            after.map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Unbounded,
+        );
+        for (id, state) in self
+            .rules
+            .range::<Arc<RuleId>, _>(rest)
+            .filter(|(_, state)| state.changed > seen)
+        {
+            view.rules.push(RuleView {
+                id: id.clone(),
+                suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
+                status: state.status.observed().clone(),
+            });
+            if view.rules.len() == RULES {
+                return Some(id.clone());
+            }
+        }
+        None
+    }
+
+    fn view_namespaces(
+        &self,
+        view: &mut View,
+        seen: u64,
+        after: Option<Arc<str>>,
+        at: Moment,
+    ) -> Option<Arc<str>> {
+        let rest = (
+            after.map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Unbounded,
+        );
+        for (count, (name, namespace)) in self.namespaces.range::<Arc<str>, _>(rest).enumerate() {
+            if namespace.changed > seen && namespace.uid.is_some() {
+                view.namespaces
+                    .push(self.view_namespace(name, namespace, at));
+            }
+            if view.namespaces.len() == NAMESPACES || count == LOOKED_AT {
+                return Some(name.clone());
+            }
+        }
+        None
+    }
+
+    fn view_namespace(&self, name: &Arc<str>, namespace: &Namespace, at: Moment) -> NamespaceView {
+        let mut places: BTreeMap<&Arc<RuleId>, Vec<Shown<'_>>> = BTreeMap::new();
+        for shown in self.shown(name, namespace, None, at) {
+            places.entry(shown.rule).or_default().push(shown);
+        }
+        let place = |(rule, copies): (&Arc<RuleId>, Vec<Shown<'_>>)| {
+            let synced = copies
+                .iter()
+                .filter(|shown| shown.state == State::Synced)
+                .count();
+            let state = copies
+                .iter()
+                .map(|shown| shown.state)
+                .max()
+                .unwrap_or(State::Pending);
+            let alike = || copies.iter().filter(|shown| shown.state == state);
+            // Since the first failure; or the youngest of the copies.
+            let since = alike().filter_map(|shown| shown.since);
+            let since = if state == State::Failed {
+                since.min()
+            } else {
+                since.max()
+            };
+            let reason = alike()
+                .find_map(|shown| shown.reason)
+                .map(|word| word.to_string());
+            PlaceView {
+                rule: rule.clone(),
+                state,
+                reason,
+                since,
+                copies: copies.len(),
+                synced,
+            }
+        };
+        let places = places.into_iter().map(place).collect();
+        NamespaceView {
+            name: name.clone(),
+            terminating: !namespace.alive(),
+            places,
+        }
+    }
+
+    /// The copies of a rule in a namespace, by kind and name.
+    pub fn copies(
+        &self,
+        id: &RuleId,
+        namespace: &str,
+        now: Tick,
+        wall: Timestamp,
+    ) -> Vec<CopyView> {
+        let Some((name, namespace)) = self.namespaces.get_key_value(namespace) else {
+            return vec![];
+        };
+        let shown = self.shown(name, namespace, Some(id), Moment { now, wall });
+        let copy = |shown: Shown<'_>| CopyView {
+            kind: shown.kind.to_owned(),
+            name: shown.name.into_owned(),
+            state: shown.state,
+            reason: shown.reason.map(|word| word.to_string()),
+            message: shown.message.map(Cow::into_owned),
+            since: shown.since,
+        };
+        let mut copies: Vec<CopyView> = shown.into_iter().map(copy).collect();
+        copies.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
+        copies
+    }
+
+    /// What there is in a namespace; or only of that rule, and then with the messages that take
+    /// some making.
+    fn shown<'a>(
+        &'a self,
+        name: &'a Arc<str>,
+        namespace: &'a Namespace,
+        only: Option<&RuleId>,
+        at: Moment,
+    ) -> Vec<Shown<'a>> {
+        let asked = |id: &RuleId| only.is_none_or(|only| id == only);
+        let cells = namespace
+            .cells
+            .iter()
+            .filter(|cell| self.whose(cell).is_some_and(|id| asked(id)));
+        let mut all: Vec<Shown<'a>> = cells
+            .filter_map(|cell| self.show_cell((name, namespace), cell, at))
+            .collect();
+        let rules = self.rules_for(name);
+        for id in rules.iter().filter(|id| asked(id)) {
+            let Some((id, state)) = self.rules.get_key_value(id) else {
+                continue;
+            };
+            let failed =
+                |kind: &'a str, name: Cow<'a, str>, reason, message: Option<String>| Shown {
+                    rule: id,
+                    kind,
+                    name,
+                    state: State::Failed,
+                    reason: Some(Word::Failed(reason)),
+                    message: message.map(Into::into),
+                    since: None,
+                };
+            let lost = state.unmet.get(name).into_iter().flatten();
+            all.extend(lost.map(|cell| {
+                let message = only.map(|_| cell.message(id, name));
+                failed(
+                    self.kind_of(cell.kind),
+                    Cow::Borrowed(&cell.name),
+                    cell.reason(),
+                    message,
+                )
+            }));
+            let Some(home) = id.namespace.as_deref().filter(|_| self.grants_known()) else {
+                continue;
+            };
+            for ((_, kind, copy), lack) in state
+                .rule
+                .iter()
+                .flat_map(|rule| self.ungranted_cells(rule, Some(name)))
+            {
+                let message = only.map(|_| lack.message(home));
+                all.push(failed(
+                    kind,
+                    copy.into(),
+                    FailureReason::NotGranted,
+                    message,
+                ));
+            }
+        }
+        all
+    }
+
+    /// Returns the rule that wants a copy in the cell, or else the rule that has left one there.
+    fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+        let wanted = cell.want.and_then(|id| self.slots.get(&id));
+        wanted
+            .map(|slot| &slot.rule)
+            .or_else(|| cell.ours()?.rule.as_ref())
+    }
+
+    fn show_cell<'a>(
+        &'a self,
+        (name, namespace): (&Arc<str>, &Namespace),
+        cell: &'a Cell,
+        at: Moment,
+    ) -> Option<Shown<'a>> {
+        let rule = self.whose(cell)?;
+        let (rule, state) = self.rules.get_key_value(rule)?;
+        let parsed = state.rule.as_ref().ok()?;
+        let written = cell
+            .ours()
+            .map(|seen| i64::from(seen.written))
+            .filter(|seconds| *seconds > 0);
+        let mut shown = Shown {
+            rule,
+            kind: self.kind_of(cell.kind),
+            name: Cow::Borrowed(&cell.name),
+            state: State::Pending,
+            reason: None,
+            message: None,
+            since: written.and_then(|seconds| Timestamp::from_second(seconds).ok()),
+        };
+        let Standing {
+            wanted,
+            synced,
+            action,
+            failure,
+        } = self.standing(rule, parsed, (name, namespace), cell)?;
+        shown.reason = action.map(Word::Planned);
+        match failure {
+            Some((reason, message)) => {
+                shown.state = State::Failed;
+                shown.reason = Some(Word::Failed(reason));
+                shown.message = Some(message);
+                shown.since = cell
+                    .failure
+                    .as_ref()
+                    .and_then(|failing| at.of(failing.since));
+            }
+            // A copy that its rule leaves behind.
+            None if !wanted && action.is_none() => return None,
+            None if parsed.suspend => shown.state = State::Suspended,
+            None if synced => shown.state = State::Synced,
+            None if self.holds(rule, name, cell) => shown.state = State::Held,
+            None => {}
+        }
+        Some(shown)
+    }
+}

@@ -1,0 +1,270 @@
+//! The grants of one namespace: the oldest count, as far as they can be asked in no time, and no
+//! others are held.
+
+use std::{collections::BTreeMap, mem};
+
+use mimeo_model::grant::{self, Edition, Grant, Standing};
+
+use crate::{clock::Tick, quota::Quota};
+
+/// The grants that a namespace has.
+#[derive(Debug, Default)]
+pub(crate) struct Grants {
+    /// The cost of a grant is the number of its names.
+    quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
+    /// How many of the oldest count.
+    counting: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    edition: Edition,
+    /// As its status says, or will once it is written.
+    status: Option<Standing>,
+    /// When this process saw it come or change.
+    changed: Option<Tick>,
+    content: Content,
+}
+
+/// What is held of a grant.
+#[derive(Debug)]
+enum Content {
+    Held(Grant),
+    /// It counts now, and is to be read again.
+    Awaited,
+    /// It doesn't count: anybody may write thousands of these, and it is enough to know that they
+    /// are there.
+    LetGo,
+}
+
+impl Grants {
+    /// Takes in a grant, which has changed now if it wasn't known as it is; none: it may have been
+    /// so for long. Gives the names of those that are to be read again.
+    #[must_use]
+    pub(crate) fn put(&mut self, name: &str, grant: Grant, now: Option<Tick>) -> Vec<Box<str>> {
+        let former = self.quota.remove(name);
+        let Grant {
+            created,
+            load,
+            edition,
+            status,
+            ..
+        } = grant;
+        let changed = former
+            .filter(|former| former.edition == edition)
+            .map_or(now, |former| former.changed);
+        let content = if self.would_count(name, &grant) {
+            Content::Held(grant)
+        } else {
+            Content::LetGo
+        };
+        let known = Known {
+            edition,
+            status,
+            changed,
+            content,
+        };
+        self.quota.put(name, created, load, known);
+        self.settle()
+    }
+
+    /// Forgets a grant; none if it isn't known. Gives the names of those that are to be read again.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Vec<Box<str>>> {
+        self.quota.remove(name).map(|_| self.settle())
+    }
+
+    /// Finds out which count. What counted till now and doesn't any more is let go.
+    fn settle(&mut self) -> Vec<Box<str>> {
+        let counting = self.quota.fitting();
+        let counted = mem::replace(&mut self.counting, counting);
+        // One more than these may have been before them.
+        for (_, known) in self.quota.iter_mut().skip(counting).take(counted + 1) {
+            known.content = Content::LetGo;
+        }
+        let mut wanted = Vec::new();
+        for (name, known) in self.quota.iter_mut().take(counting) {
+            if matches!(known.content, Content::LetGo) {
+                known.content = Content::Awaited;
+                wanted.push(name.clone());
+            }
+        }
+        wanted
+    }
+
+    /// Whether it is known with this very spec, so that at most its metadata or its status differ.
+    pub(crate) fn has(&self, name: &str, grant: &Grant) -> bool {
+        let known = self.quota.get(name);
+        known.is_some_and(|known| known.edition == grant.edition && known.edition.uid.is_some())
+    }
+
+    /// Up to `most` statuses that have to be written, by the grants' names. `used` tells how many
+    /// Replications use a grant. The statuses count as written from now on.
+    pub(crate) fn status_updates(
+        &mut self,
+        most: usize,
+        used: impl Fn(&str) -> i32,
+    ) -> Vec<(Box<str>, Standing)> {
+        let mut updates = Vec::new();
+        for (index, (name, known)) in self.quota.iter_mut().enumerate() {
+            let counts = index < self.counting;
+            let replications = if counts { used(name) } else { 0 };
+            let standing = Standing {
+                generation: known.edition.generation,
+                counts,
+                replications,
+            };
+            if known.status.replace(standing) != Some(standing) {
+                updates.push((name.clone(), standing));
+                if updates.len() == most {
+                    break;
+                }
+            }
+        }
+        updates
+    }
+
+    /// A grant's status couldn't be written.
+    pub(crate) fn status_failed(&mut self, name: &str) {
+        if let Some(known) = self.quota.get_mut(name) {
+            known.status = None;
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.quota.is_empty()
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Box<str>> {
+        self.quota.iter().map(|(name, _)| name)
+    }
+
+    /// Whether a grant is to be read again.
+    pub(crate) fn awaits(&self, name: &str) -> bool {
+        let known = self.quota.get(name);
+        known.is_some_and(|known| matches!(known.content, Content::Awaited))
+    }
+
+    /// Whether one is to be read again.
+    pub(crate) fn awaits_some(&self) -> bool {
+        self.quota
+            .iter()
+            .take(self.counting)
+            .any(|(_, known)| matches!(known.content, Content::Awaited))
+    }
+
+    /// All that there are, each as it is known.
+    pub(crate) fn editions(&self) -> BTreeMap<Box<str>, Edition> {
+        self.quota
+            .iter()
+            .map(|(name, known)| (name.clone(), known.edition))
+            .collect()
+    }
+
+    /// Those that count, each with when this process saw it come or change.
+    pub(crate) fn counting_with_changes(&self) -> impl Iterator<Item = (&Grant, Option<Tick>)> {
+        self.quota
+            .iter()
+            .take(self.counting)
+            .filter_map(|(_, known)| match &known.content {
+                Content::Held(grant) => Some((grant, known.changed)),
+                Content::Awaited | Content::LetGo => None,
+            })
+    }
+
+    /// Those that count, by name.
+    pub(crate) fn counting_by_name(&self) -> impl Iterator<Item = (&str, &Grant)> {
+        self.quota
+            .iter()
+            .take(self.counting)
+            .filter_map(|(name, known)| match &known.content {
+                Content::Held(grant) => Some((&**name, grant)),
+                Content::Awaited | Content::LetGo => None,
+            })
+    }
+
+    /// Those that count.
+    pub(crate) fn counting(&self) -> impl Iterator<Item = &Grant> {
+        self.counting_with_changes().map(|(grant, _)| grant)
+    }
+
+    /// Whether a grant would count if it were one of them.
+    pub(crate) fn would_count(&self, name: &str, grant: &Grant) -> bool {
+        self.quota.would_fit(name, grant.created, grant.load)
+    }
+
+    /// How many are held in memory.
+    #[cfg(test)]
+    fn held(&self) -> usize {
+        self.quota
+            .iter()
+            .filter(|(_, known)| matches!(known.content, Content::Held(_)))
+            .count()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn grant(age: i64, load: usize) -> Grant {
+        let object = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant", "metadata": {"namespace": "home", "name": "g"},
+            "spec": {"grantees": [{"namespaces": ["a"]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]},
+        });
+        let mut grant = Grant::parse(&from_value(object).unwrap()).unwrap();
+        (grant.created, grant.load) = (Timestamp::from_second(age).unwrap(), load);
+        grant
+    }
+
+    #[test]
+    fn what_does_not_count_is_not_held_in_whatever_order_it_comes() {
+        let most = i64::try_from(grant::MOST).unwrap();
+        let ages: [Vec<i64>; 2] = [(0..most * 4).collect(), (0..most * 4).rev().collect()];
+        for ages in ages {
+            let mut grants = Grants::default();
+            for age in ages {
+                assert!(
+                    grants
+                        .put(&format!("g{age}"), grant(age, 1), None)
+                        .is_empty()
+                );
+                assert!(grants.held() <= grant::MOST);
+            }
+            assert_eq!(grants.held(), grant::MOST);
+            assert!(
+                grants
+                    .counting()
+                    .all(|grant| grant.created.as_second() < most)
+            );
+        }
+    }
+
+    #[test]
+    fn what_comes_to_count_is_read_again_and_what_is_pushed_out_meanwhile_is_not_awaited() {
+        let mut grants = Grants::default();
+        for age in [1, 2, 3] {
+            assert!(
+                grants
+                    .put(&format!("g{age}"), grant(age, grant::LOAD / 2), None)
+                    .is_empty()
+            );
+        }
+        assert_eq!(grants.take("g1"), Some(vec!["g3".into()]));
+        assert!(grants.awaits("g3") && !grants.awaits("g2"));
+        assert_eq!(grants.counting().count(), 1);
+        // It is asked for once.
+        assert!(grants.put("g4", grant(4, 1), None).is_empty());
+        assert!(grants.put("g3", grant(3, grant::LOAD / 2), None).is_empty());
+        assert_eq!((grants.counting().count(), grants.awaits("g3")), (2, false));
+
+        assert_eq!(grants.take("g2"), Some(vec!["g4".into()]));
+        assert!(grants.put("g0", grant(0, grant::LOAD / 2), None).is_empty());
+        assert!(!grants.awaits("g4"));
+        assert_eq!(grants.take("g0"), Some(vec!["g4".into()]));
+        assert_eq!(grants.take("g0"), None);
+    }
+}

@@ -1,0 +1,296 @@
+//! What other namespaces do not grant a rule, and how that is told. All of it is the same whether
+//! they grant nothing or don't exist.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use mimeo_api::Access;
+
+use mimeo_model::{
+    rule::{Rule, Target},
+    selection::Labels,
+    source::{SourceRef, SourceSelector},
+    template::Place,
+};
+
+use crate::{Engine, Listing};
+
+/// What a rule lacks, of its sources, its selectors and its cells, all in the rule's order.
+#[derive(Clone, Debug)]
+pub(crate) struct Lacks {
+    /// Those that it names.
+    sources: Vec<bool>,
+    selectors: Vec<bool>,
+    cells: Vec<Option<Access>>,
+}
+
+impl Engine {
+    /// What a stored rule lacks.
+    fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
+        match self.consent.lacks.get(&rule.id) {
+            Some(known) => {
+                Cow::Borrowed(known.get_or_init(|| self.find_lacks(rule, &self.sources_had(rule))))
+            }
+            None => Cow::Owned(self.find_lacks(rule, &self.sources_had(rule))),
+        }
+    }
+
+    fn find_lacks(&self, rule: &Rule, sources: &[SourceRef]) -> Lacks {
+        let unread: Vec<bool> = rule
+            .sources
+            .iter()
+            .map(|source| !self.may_read(&rule.id, source))
+            .collect();
+        let selectors = rule
+            .selectors
+            .iter()
+            .map(|selector| !self.may_select(&rule.id, selector))
+            .collect();
+        let mut given = BTreeMap::new();
+        let cells = cells_of(rule, sources).map(|(namespace, index, target)| {
+            let name = copy_name(target, &sources[index], namespace);
+            let given = given
+                .entry(namespace)
+                .or_insert_with(|| self.given(Access::Write, &rule.id, namespace));
+            let kind = sources[index].gvk.group_kind();
+            // A source is never written, be it one that may not be read.
+            if sources
+                .iter()
+                .any(|source| source.is(&kind, namespace, &name))
+            {
+                None
+            } else if unread.get(index).is_some_and(|unread| *unread) {
+                Some(Access::Read)
+            } else {
+                (!given.covers(&kind, &name)).then_some(Access::Write)
+            }
+        });
+        let cells = cells.collect();
+        Lacks {
+            sources: unread,
+            selectors,
+            cells,
+        }
+    }
+
+    /// What a stored rule lacks: so many of them as sentences for people, and how many more there
+    /// are. All of it is the same whether the other namespace grants nothing or doesn't exist.
+    /// Nothing before grants are known; if nobody will show them, that.
+    pub(crate) fn lacks_told(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
+        self.tell(rule, &self.sources_had(rule), &self.lacks(rule), most)
+    }
+
+    /// The same of a rule that is to be stored, with all the `sources` that it would have.
+    pub fn not_granted(
+        &self,
+        rule: &Rule,
+        sources: &[SourceRef],
+        most: usize,
+    ) -> (Vec<String>, usize) {
+        self.tell(rule, sources, &self.find_lacks(rule, sources), most)
+    }
+
+    fn tell(
+        &self,
+        rule: &Rule,
+        sources: &[SourceRef],
+        known: &Lacks,
+        most: usize,
+    ) -> (Vec<String>, usize) {
+        let Some(home) = rule.id.namespace.as_deref() else {
+            return (vec![], 0);
+        };
+        if self.consent.listing == Listing::Unknown || !self.namespaces_listed {
+            return (vec![], 0);
+        }
+        let reads = rule
+            .sources
+            .iter()
+            .zip(&known.sources)
+            .filter(|(_, lacks)| **lacks);
+        let selects = rule
+            .selectors
+            .iter()
+            .zip(&known.selectors)
+            .filter(|(_, lacks)| **lacks);
+        let mut lacks: BTreeSet<Lack<'_>> =
+            reads.map(|(source, _)| Lack::of_source(source)).collect();
+        lacks.extend(selects.map(|(selector, _)| Lack::of_selector(selector)));
+        lacks.extend(ungranted(rule, sources, known, None).into_values());
+        if let Some(untold) = self.grants_untold().filter(|_| !lacks.is_empty()) {
+            return (vec![untold.message], 0);
+        }
+        (
+            lacks
+                .iter()
+                .take(most)
+                .map(|lack| lack.message(home))
+                .collect(),
+            lacks.len().saturating_sub(most),
+        )
+    }
+
+    /// The copies that a rule may not have, in one namespace or in all, by namespace, kind and
+    /// name, and what each lacks.
+    pub(crate) fn ungranted_cells<'a>(
+        &self,
+        rule: &'a Rule,
+        only: Option<&str>,
+    ) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
+        ungranted(rule, &self.sources_had(rule), &self.lacks(rule), only)
+    }
+}
+
+/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and
+/// for which of its targets. Whether there is such a namespace makes no difference.
+fn cells_of<'a>(
+    rule: &'a Rule,
+    sources: &[SourceRef],
+) -> impl Iterator<Item = (&'a str, usize, &'a Target)> {
+    let count = sources.len();
+    rule.targets.iter().flat_map(move |target| {
+        let names = target.selection.exact_names().unwrap_or_default();
+        names
+            .into_iter()
+            .flat_map(move |namespace| (0..count).map(move |index| (namespace, index, target)))
+    })
+}
+
+/// Those that the rule lacks, in one namespace or in all.
+fn ungranted<'a>(
+    rule: &'a Rule,
+    sources: &[SourceRef],
+    known: &Lacks,
+    only: Option<&str>,
+) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
+    let mut cells = BTreeMap::new();
+    for ((namespace, index, target), lacks) in cells_of(rule, sources).zip(&known.cells) {
+        let Some(access) = lacks.filter(|_| only.is_none_or(|only| namespace == only)) else {
+            continue;
+        };
+        let name = copy_name(target, &sources[index], namespace);
+        let Some(gvk) = rule.kinds.iter().find(|gvk| **gvk == sources[index].gvk) else {
+            continue;
+        };
+        let lack = match (access, rule.sources.get(index)) {
+            (Access::Read, Some(source)) => Lack::of_source(source),
+            _ => Lack {
+                access,
+                namespace,
+                kind: &gvk.kind,
+                name: Some(name.clone()),
+            },
+        };
+        cells.insert((namespace, &*gvk.kind, name), lack);
+    }
+    cells
+}
+
+/// What the copy is called. A tenant's copies have no labels of their namespaces in their names.
+pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
+    target.copy_name(source).text_at(Place {
+        name: namespace,
+        labels: &Labels::new(),
+    })
+}
+
+/// Something that a namespace would have to grant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Lack<'a> {
+    access: Access,
+    namespace: &'a str,
+    kind: &'a str,
+    /// None: objects of any name.
+    name: Option<String>,
+}
+
+impl<'a> Lack<'a> {
+    /// That a source may not be read.
+    pub(crate) fn of_source(source: &'a SourceRef) -> Self {
+        let SourceRef { gvk, namespace, .. } = source;
+        Self {
+            access: Access::Read,
+            namespace,
+            kind: &gvk.kind,
+            name: Some(source.name.to_string()),
+        }
+    }
+
+    /// That no sources may be looked for.
+    pub(crate) fn of_selector(selector: &'a SourceSelector) -> Self {
+        let SourceSelector { gvk, namespace, .. } = selector;
+        Self {
+            access: Access::Read,
+            namespace,
+            kind: &gvk.kind,
+            name: None,
+        }
+    }
+
+    /// To people who look at the rule, which lives in `home`.
+    pub(crate) fn message(&self, home: &str) -> String {
+        let Self {
+            access,
+            namespace,
+            kind,
+            name,
+        } = self;
+        let role = match access {
+            Access::Read => "source",
+            Access::Write => "copy",
+        };
+        let (what, covers) = match name {
+            Some(name) => (format!("{kind} {name}"), "it"),
+            None => (format!("{kind} by a selector"), "objects of any name"),
+        };
+        format!(
+            "{what} in namespace {namespace} is not granted as a {role} to namespace {home}: no ReplicationGrant in {namespace} \
+             with access {access:?} covers {covers}, or no such namespace"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mimeo_model::review::{Verdict, encode};
+
+    #[test]
+    fn what_is_not_granted_is_told_whole_however_long_the_names_are() {
+        let (home, namespace, kind) = ("h".repeat(63), "n".repeat(63), "K".repeat(63));
+        for (access, name, advice) in [
+            (
+                Access::Read,
+                Some("s".repeat(253)),
+                "with access Read covers it, or no such namespace",
+            ),
+            (
+                Access::Write,
+                Some("c".repeat(253)),
+                "with access Write covers it, or no such namespace",
+            ),
+            (
+                Access::Read,
+                None,
+                "with access Read covers objects of any name, or no such namespace",
+            ),
+        ] {
+            let lack = Lack {
+                access,
+                namespace: &namespace,
+                kind: &kind,
+                name,
+            };
+            let warnings = vec![lack.message(&home)];
+            let sent = encode("u", &Verdict::Allow { warnings });
+            let sent: serde_json::Value = serde_json::from_slice(&sent).expect("a review");
+            let warning = sent["response"]["warnings"][0].as_str().unwrap_or_default();
+            assert!(
+                warning.len() <= 256 && warning.ends_with(advice),
+                "{warning}"
+            );
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The statuses of grants: whether each counts, and how many Replications use it.
+//!
+//! One namespace has its turn at a time, a moment after the first change there, so that tenants who
+//! write many rules and grants cost no more than one count a second.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use mimeo_api::Access;
+
+use mimeo_model::{
+    grant::{Grant, Standing},
+    id::{RuleId, RuleKind},
+    kind::GroupKind,
+    rule::Rule,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, Listing, RuleState,
+    clock::Tick,
+    consent::{Consent, named_targets},
+    grants::Grants,
+    lacks::copy_name,
+};
+
+/// From the first change on, what else changes is counted with it.
+const COLLECTED: Duration = Duration::from_secs(2);
+/// From one namespace's turn to the next one's.
+const PACE: Duration = Duration::from_secs(1);
+/// After a status couldn't be written.
+const RETRY: Duration = Duration::from_mins(1);
+/// Most statuses that one turn writes. The others come with the next one.
+const WRITES: usize = 32;
+/// Of the Replications whose namespaces a namespace's grants admit, so many are counted.
+const COUNTED: usize = 200;
+
+/// The status of a grant that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantUpdate {
+    /// Namespace of the grant.
+    pub namespace: Box<str>,
+    /// Name of the grant.
+    pub name: Box<str>,
+    /// The new content of its status.
+    pub standing: Standing,
+}
+
+/// Namespaces whose grants may have other statuses than they should.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    /// Each with the time from which on it may have its turn. Only namespaces with grants.
+    due: BTreeMap<Box<str>, Tick>,
+    next_turn: Tick,
+}
+
+impl Usage {
+    /// The namespace has no grants any more.
+    pub(crate) fn forget(&mut self, namespace: &str) {
+        self.due.remove(namespace);
+    }
+
+    /// The namespace that has the next turn, and when.
+    fn first(&self) -> Option<(Tick, &str)> {
+        let (namespace, due) = self.due.iter().min_by_key(|(_, due)| **due)?;
+        Some(((*due).max(self.next_turn), namespace))
+    }
+}
+
+impl Consent {
+    /// Something about a namespace's grants has changed, or about who uses them.
+    pub(crate) fn usage_changed(&mut self, namespace: &str, now: Tick) {
+        if self.grants.contains_key(namespace) && !self.usage.due.contains_key(namespace) {
+            self.usage.due.insert(namespace.into(), now + COLLECTED);
+        }
+    }
+
+    /// A Replication has come, gone or changed, or what it is given has.
+    pub(crate) fn usage_changed_by(&mut self, rule: &Rule, now: Tick) {
+        if rule.id.kind == RuleKind::Replication {
+            let sources = rule.sources.iter().filter_map(SourceRef::home);
+            let selectors = rule.selectors.iter().map(|selector| &*selector.namespace);
+            named_targets(rule)
+                .chain(sources)
+                .chain(selectors)
+                .for_each(|namespace| self.usage_changed(namespace, now));
+        }
+    }
+}
+
+impl Engine {
+    /// Statuses of grants that are to be written now.
+    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
+        self.at(now);
+        if self.grant_statuses_due().is_none_or(|due| due > self.now) {
+            return vec![];
+        }
+        let Some(namespace) = self
+            .consent
+            .usage
+            .first()
+            .map(|(_, namespace)| Box::<str>::from(namespace))
+        else {
+            return vec![];
+        };
+        self.consent.usage.next_turn = self.now + PACE;
+        self.consent.usage.due.remove(&namespace);
+        // While a grant is being read, nobody knows which Replications use it. The answer to the
+        // read brings the namespace back.
+        if self
+            .consent
+            .grants
+            .get(&namespace)
+            .is_none_or(Grants::awaits_some)
+        {
+            return vec![];
+        }
+        let used = self.used(&namespace);
+        let Some(grants) = self.consent.grants.get_mut(&namespace) else {
+            return vec![];
+        };
+        let updates =
+            grants.status_updates(WRITES, |name| used.get(name).copied().unwrap_or_default());
+        if updates.len() == WRITES {
+            self.consent.usage_changed(&namespace, self.now);
+        }
+        let update = |(name, standing)| GrantUpdate {
+            namespace: namespace.clone(),
+            name,
+            standing,
+        };
+        updates.into_iter().map(update).collect()
+    }
+
+    /// When [`Engine::grant_statuses`] may have something to say; none before it is known who uses
+    /// grants.
+    pub fn grant_statuses_due(&self) -> Option<Tick> {
+        let known = self.collections[RuleKind::Replication].listing == Listing::Listed
+            && self.grants_known();
+        self.consent
+            .usage
+            .first()
+            .filter(|_| known)
+            .map(|(due, _)| due)
+    }
+
+    /// A grant's status could not be written.
+    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.at(now);
+        if let Some(grants) = self.consent.grants.get_mut(namespace) {
+            grants.status_failed(name);
+            self.consent
+                .usage
+                .due
+                .insert(namespace.into(), self.now + RETRY);
+        }
+    }
+
+    /// How many Replications use each grant of a namespace, by the grants' names.
+    fn used(&self, namespace: &str) -> BTreeMap<Box<str>, i32> {
+        let mut used: BTreeMap<Box<str>, i32> = BTreeMap::new();
+        let Some(grants) = self.consent.grants.get(namespace) else {
+            return used;
+        };
+        // By the namespaces of Replications: all Replications of one are admitted by the same
+        // grants.
+        let mut admitting: BTreeMap<&str, Vec<(&str, &Grant)>> = BTreeMap::new();
+        let mut counted = 0;
+        for id in self.concerned(namespace) {
+            let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else {
+                continue;
+            };
+            let admitting = admitting.entry(home).or_insert_with(|| {
+                let Some(entry) = self
+                    .namespaces
+                    .get(home)
+                    .filter(|entry| entry.uid.is_some())
+                else {
+                    return vec![];
+                };
+                let admits =
+                    |(_, grant): &(&str, &Grant)| grant.admits(grant.access, home, &entry.labels);
+                grants.counting_by_name().filter(admits).collect()
+            });
+            let Some(rule) = self
+                .rules
+                .get(id)
+                .and_then(RuleState::valid)
+                .filter(|_| !admitting.is_empty())
+            else {
+                continue;
+            };
+            counted += 1;
+            if counted > COUNTED {
+                break;
+            }
+            let wishes = Wishes::of(rule, namespace);
+            for (name, _) in admitting
+                .iter()
+                .filter(|(_, grant)| wishes.are_covered_by(grant))
+            {
+                *used.entry((*name).into()).or_default() += 1;
+            }
+        }
+        used
+    }
+
+    /// Replications with sources or targets in a namespace.
+    fn concerned(&self, namespace: &str) -> BTreeSet<&Arc<RuleId>> {
+        let Consent {
+            targeting,
+            selecting,
+            readers,
+            ..
+        } = &self.consent;
+        let readers = readers
+            .get(namespace)
+            .into_iter()
+            .flatten()
+            .filter_map(|id| self.slots.get(id));
+        let indices = [targeting, selecting]
+            .into_iter()
+            .filter_map(|index| index.get(namespace))
+            .flatten();
+        indices.chain(readers.map(|slot| &slot.rule)).collect()
+    }
+}
+
+/// The objects that a Replication needs a grant of another namespace for.
+struct Wishes {
+    /// Named sources.
+    reads: Vec<(GroupKind, Box<str>)>,
+    /// Kinds of selectors.
+    selects: Vec<GroupKind>,
+    /// Copies of named sources.
+    writes: Vec<(GroupKind, String)>,
+    /// Kinds of copies of selected sources.
+    writes_found: Vec<GroupKind>,
+}
+
+impl Wishes {
+    fn of(rule: &Rule, namespace: &str) -> Self {
+        let sources = rule
+            .sources
+            .iter()
+            .filter(|source| source.home() == Some(namespace));
+        let selectors = rule.selectors.iter();
+        let targets = || {
+            rule.targets
+                .iter()
+                .filter(|target| target.selection.names(namespace))
+        };
+        let copies = |source: &SourceRef| -> Vec<(GroupKind, String)> {
+            let names = targets().map(|target| copy_name(target, source, namespace));
+            names.map(|name| (source.gvk.group_kind(), name)).collect()
+        };
+        let found = rule.selectors.iter().filter(|_| targets().next().is_some());
+        Self {
+            reads: sources
+                .map(|source| (source.gvk.group_kind(), source.name.clone()))
+                .collect(),
+            selects: selectors
+                .filter(|one| &*one.namespace == namespace)
+                .map(|one| one.gvk.group_kind())
+                .collect(),
+            writes: rule.sources.iter().flat_map(copies).collect(),
+            writes_found: found.map(|selector| selector.gvk.group_kind()).collect(),
+        }
+    }
+
+    /// Whether a grant of the namespace covers at least one of them.
+    fn are_covered_by(&self, grant: &Grant) -> bool {
+        match grant.access {
+            Access::Read => {
+                self.reads
+                    .iter()
+                    .any(|(kind, name)| grant.covers(kind, name))
+                    || self.selects.iter().any(|kind| grant.covers_any(kind))
+            }
+            Access::Write => {
+                self.writes
+                    .iter()
+                    .any(|(kind, name)| grant.covers(kind, name))
+                    || self.writes_found.iter().any(|kind| grant.concerns(kind))
+            }
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Sources as they come, change and go, and the copies that are rendered of them.
+//!
+//! - `select`: what the selectors of rules find
+//! - `members`: in which order
+//! - `follow`: which selectors are followed at all
+
+pub(crate) mod follow;
+pub(crate) mod members;
+pub(crate) mod select;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::Value;
+
+use mimeo_model::{
+    id::{KindId, RuleId, RuleKind, SlotId},
+    meta::{Uid, is_copy, version},
+    outcome::Unreadable,
+    render::{Copies, Draft},
+    role::Role,
+    rule::{Rule, Target},
+    size::bytes_of,
+    source::{MOST_BYTES, SourceRef, SourceRefused, refused_size, refused_type},
+};
+
+use crate::{
+    Engine, absent,
+    cell::{Cell, Reference},
+    clock::Tick,
+    slot::{NoRendering, Slot},
+};
+
+/// What is known of one source.
+pub(crate) enum SourceState {
+    NotRead {
+        /// Since when it is to be read. What was read before may be old.
+        since: Tick,
+    },
+    Found {
+        /// None if it isn't held, because no rule copies it, or it is too large for all that would.
+        object: Option<Arc<Value>>,
+        facts: Facts,
+        version: u64,
+        /// Its namespace, if that is known to have gone since.
+        home: Option<Uid>,
+    },
+    Missing {
+        since: Tick,
+        absence: absent::Absence,
+    },
+}
+
+impl SourceState {
+    /// It is there, and held.
+    pub(crate) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
+        Self::Found {
+            version: version_of(&object),
+            facts: Facts::of(source, &object),
+            object: Some(object),
+            home: None,
+        }
+    }
+
+    /// It is there, and no more than this can be decoded of it: there are no copies of half an
+    /// object.
+    fn undecodable(rest: &Value) -> Self {
+        let facts = Facts {
+            copy: is_copy(&rest["metadata"]),
+            never: Some(SourceRefused::Undecodable),
+            bytes: 0,
+        };
+        Self::Found {
+            facts,
+            object: None,
+            version: version_of(rest),
+            home: None,
+        }
+    }
+
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(
+            self,
+            Self::Found {
+                object: Some(_),
+                ..
+            }
+        )
+    }
+}
+
+fn version_of(object: &Value) -> u64 {
+    version(
+        object
+            .pointer("/metadata/resourceVersion")
+            .and_then(Value::as_str),
+    )
+}
+
+/// An object that is shown to be there.
+#[derive(Clone)]
+pub(crate) enum Shown {
+    Whole(Value),
+    /// As much of it as can be decoded, its metadata at least.
+    Part(Value),
+}
+
+impl Shown {
+    pub(crate) fn value(&self) -> &Value {
+        let (Self::Whole(object) | Self::Part(object)) = self;
+        object
+    }
+}
+
+/// What decides whether a rule takes an object that its selector finds. It is known also where the
+/// object isn't held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Whether it is a copy. Rules may name copies; their selectors find none.
+    pub(crate) copy: bool,
+    /// Why it is never copied as what it is.
+    pub(crate) never: Option<SourceRefused>,
+    /// Its size as JSON, without managedFields.
+    pub(crate) bytes: usize,
+}
+
+impl Facts {
+    fn of(source: &SourceRef, object: &Value) -> Self {
+        let never = source
+            .gvk
+            .is_secret()
+            .then(|| refused_type(object["type"].as_str()))
+            .flatten();
+        Self {
+            copy: is_copy(&object["metadata"]),
+            never,
+            bytes: bytes_of(object) - bytes_of(&object["metadata"]["managedFields"]),
+        }
+    }
+}
+
+/// Not derived: the object may be a Secret.
+impl std::fmt::Debug for SourceState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotRead { .. } => f.write_str("NotRead"),
+            Self::Found { version, .. } => write!(f, "Found({version})"),
+            Self::Missing { since, absence } => write!(f, "Missing({since:?}, {absence:?})"),
+        }
+    }
+}
+
+impl Engine {
+    /// Whether this object is a source that a rule of the kind `by` must leave alone. To the
+    /// platform's rules a tenant's sources are none: by naming the place of a copy as a source he
+    /// could keep it away, or keep it for good. Nor is anything a source that its rule may not
+    /// read.
+    pub(crate) fn is_source(
+        &self,
+        by: RuleKind,
+        kind: KindId,
+        namespace: &str,
+        name: &str,
+    ) -> bool {
+        let kind = &self.kinds[kind].group_kind;
+        self.slots
+            .of_object(kind, namespace, name)
+            .any(|slot| slot.granted && slot.rule.kind <= by)
+    }
+
+    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule
+    /// names it. What a selector finds it takes as it comes and goes.
+    pub(crate) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
+        let kind = &self.kinds[kind].group_kind;
+        let counts =
+            |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
+        self.slots.of_object(kind, namespace, name).any(counts)
+    }
+
+    /// True if a rule of a higher rank than this one names the object as its source. The rank is
+    /// the one that decides who wins a cell: the wider kind of rule, then the older rule, then the
+    /// name.
+    ///
+    /// A rule that was created later never keeps a rule of its kind from a copy.
+    pub(crate) fn is_named_above(
+        &self,
+        rule: &Arc<RuleId>,
+        kind: KindId,
+        namespace: &str,
+        name: &str,
+    ) -> bool {
+        let kind = &self.kinds[kind].group_kind;
+        let above = |slot: &Slot| {
+            slot.granted && slot.source.is_named() && self.precedes(&slot.rule, rule, None)
+        };
+        self.slots.of_object(kind, namespace, name).any(above)
+    }
+
+    /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed
+    /// before it is acted on.
+    pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
+        self.source_shown(source, object.map(Shown::Whole), now);
+    }
+
+    /// A source is there, and this is all of it that can be decoded: its metadata, at least. It is
+    /// refused, and nobody waits for it.
+    pub fn source_undecodable(&mut self, source: &SourceRef, rest: Value, now: Tick) {
+        self.source_shown(source, Some(Shown::Part(rest)), now);
+    }
+
+    fn source_shown(&mut self, source: &SourceRef, object: Option<Shown>, now: Tick) {
+        self.at(now);
+        if let Some(selector) = source.selector() {
+            self.selected_source(&selector, source, object);
+        } else if self.sources.contains_key(source) {
+            self.take_source(source, object);
+            self.render_source(source);
+        }
+        // Of what it had found a keeper knows whose copies they were. Nobody else asks.
+        let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
+        if forgotten
+            && self
+                .sources
+                .get(source)
+                .is_some_and(SourceState::is_missing)
+        {
+            self.sources.remove(source);
+        }
+    }
+
+    pub(crate) fn take_source(&mut self, source: &SourceRef, object: Option<Shown>) {
+        let Some(state) = self.sources.get_mut(source) else {
+            return;
+        };
+        let readable_again = self.unreadable.remove(source).is_some();
+        let was_there = matches!(state, SourceState::Found { .. });
+        let lost = object.is_none() && !matches!(state, SourceState::Missing { .. });
+        match (object, &state) {
+            (None, SourceState::Missing { .. }) if !readable_again => return,
+            (None, SourceState::Missing { .. }) => {}
+            (None, known) => {
+                // Never seen, it may have been in a former namespace of that name.
+                let home = match known {
+                    SourceState::Found { home, .. } => {
+                        home.or_else(|| self.namespaces.get(&*source.namespace)?.uid)
+                    }
+                    _ => None,
+                };
+                *state = SourceState::Missing {
+                    since: self.now,
+                    absence: absent::Absence::from(home),
+                };
+            }
+            (Some(Shown::Whole(object)), _) => {
+                *state = SourceState::found(source, Arc::new(object));
+                self.let_go_if_too_large(source);
+            }
+            (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
+        }
+        if lost {
+            self.source_lost(source, was_there);
+        }
+    }
+
+    /// The size of a source as JSON, if it was read.
+    pub(crate) fn size_of_source(&self, source: &SourceRef) -> usize {
+        match self.sources.get(source) {
+            Some(SourceState::Found { facts, .. }) => facts.bytes,
+            _ => 0,
+        }
+    }
+
+    /// True if the source isn't too large for the rule.
+    pub(crate) fn has_size_for(&self, slot: &Slot) -> bool {
+        refused_size(slot.rule.kind, self.size_of_source(&slot.source)).is_none()
+    }
+
+    /// Forgets the content of a named source that is too large for all rules that name it.
+    fn let_go_if_too_large(&mut self, source: &SourceRef) {
+        let too_large = source.is_named()
+            && self.size_of_source(source) > MOST_BYTES
+            && !self
+                .slots
+                .of_source(source)
+                .any(|(_, slot)| self.has_size_for(slot));
+        if let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source)
+            && too_large
+        {
+            *object = None;
+        }
+    }
+
+    /// Reads a named source for a `ClusterReplication` if its content was forgotten because it is
+    /// too large for the Replications that name it.
+    pub(crate) fn read_if_let_go(&mut self, rules: RuleKind, source: &SourceRef) {
+        let let_go = self.sources.get(source).is_some_and(|state| {
+            matches!(state, SourceState::Found { object: None, facts, .. } if facts.bytes > MOST_BYTES)
+        });
+        if rules == RuleKind::ClusterReplication && source.is_named() && let_go {
+            self.read_again(source);
+        }
+    }
+
+    /// A source can't be read, until [`Engine::source`] says otherwise. Whoever waits for what it
+    /// holds waits no longer.
+    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
+        self.at(now);
+        if !self.sources.contains_key(source)
+            || self.unreadable.insert(source.clone(), why) == Some(why)
+        {
+            return;
+        }
+        self.mark_statuses_due_of_source(source);
+        self.replan_rules_of_source(source);
+    }
+
+    pub(crate) fn render_source(&mut self, source: &SourceRef) {
+        let slots = self.slots.of_source(source).map(|(id, _)| id).collect();
+        self.render_slots(slots);
+    }
+
+    /// Renders the copies of these slots anew, whose sources have changed, or the consent to read
+    /// them.
+    pub(crate) fn render_slots(&mut self, slots: Vec<SlotId>) {
+        let mut touched = BTreeSet::new();
+        let mut changed = BTreeSet::new();
+        let mut press = Press::default();
+        for id in slots {
+            let Some(slot) = self.slots.get_mut(&id) else {
+                continue;
+            };
+            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
+                continue;
+            };
+            let Some(target) = rule.targets.get(slot.target) else {
+                continue;
+            };
+            let Some(state) = self.sources.get(&slot.source) else {
+                continue;
+            };
+            touched.insert(slot.rule.clone());
+            let cluster = &self.settings.cluster;
+            let rendering = press.rendering(rule, target, slot, state, cluster);
+            let same = rendering == slot.rendering;
+            if !same {
+                slot.reference = first_reference(self.settings.role, &rendering);
+                slot.untold = 0;
+                slot.rendering = rendering;
+                slot.renewed = Some(self.now);
+            }
+            // A source's edit that the copies don't carry ends here.
+            if !same {
+                changed.insert(id);
+            }
+        }
+        for id in &touched {
+            self.mark_status_due(id);
+            self.remind_of_grace(id);
+        }
+        let concerned: BTreeSet<Arc<RuleId>> = changed
+            .iter()
+            .filter_map(|id| self.slots.get(id))
+            .map(|slot| slot.rule.clone())
+            .collect();
+        for id in &concerned {
+            self.replan_rule(id);
+        }
+        let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
+        for name in places {
+            let Some(namespace) = self.namespaces.get_mut(&name) else {
+                continue;
+            };
+            let cells = namespace.cells.iter_mut();
+            cells
+                .filter(|cell| cell.want.is_some_and(|id| changed.contains(&id)))
+                .for_each(Cell::start_over);
+        }
+    }
+
+    /// A namespace is gone: sources and rules that it held went with it, though their own watches
+    /// may yet have to say so.
+    pub(crate) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
+        for (_, state) in self
+            .rules
+            .iter_mut()
+            .filter(|(id, _)| id.namespace.as_deref() == Some(name))
+        {
+            state.home = state.home.or(uid);
+        }
+        for (source, state) in &mut self.sources {
+            if let SourceState::Found {
+                home: home @ None, ..
+            } = state
+                && *source.namespace == *name
+            {
+                *home = uid;
+            }
+        }
+    }
+}
+
+pub(crate) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering>) -> Reference {
+    match role {
+        Role::Keeper if rendering.as_ref().is_ok_and(Copies::own_fields_apart) => Reference::Apart,
+        Role::Keeper => Reference::Unknown,
+        Role::Injector => Reference::Waived,
+    }
+}
+
+/// Renders what slots copy, in one go. What was made last for a rule and a source is there for the
+/// rule's next target.
+#[derive(Default)]
+pub(crate) struct Press {
+    last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
+    /// Bytes that copies have in common are shared.
+    shared: Vec<Copies>,
+}
+
+impl Press {
+    /// What a slot's copies are.
+    pub(crate) fn rendering(
+        &mut self,
+        rule: &Rule,
+        target: &Target,
+        slot: &Slot,
+        state: &SourceState,
+        cluster: &str,
+    ) -> Result<Copies, NoRendering> {
+        match state {
+            _ if !slot.granted => Err(NoRendering::NotGranted),
+            SourceState::Found {
+                facts:
+                    Facts {
+                        never: Some(SourceRefused::Undecodable),
+                        ..
+                    },
+                ..
+            } => Err(NoRendering::Refused(SourceRefused::Undecodable)),
+            SourceState::Found { facts, .. }
+                if refused_size(rule.id.kind, facts.bytes).is_some() =>
+            {
+                Err(NoRendering::Refused(SourceRefused::TooLarge(facts.bytes)))
+            }
+            SourceState::NotRead { .. } | SourceState::Found { object: None, .. } => {
+                Err(NoRendering::NotRead)
+            }
+            SourceState::Missing { .. } => Err(NoRendering::SourceMissing),
+            SourceState::Found {
+                object: Some(object),
+                ..
+            } => {
+                let draft = self.draft(rule, slot, object, cluster).as_ref();
+                let copies = draft
+                    .map_err(Clone::clone)
+                    .and_then(|draft| draft.copies(target));
+                let mut copies = copies.map_err(NoRendering::Refused)?;
+                copies.share(&mut self.shared);
+                Ok(copies)
+            }
+        }
+    }
+
+    fn draft(
+        &mut self,
+        rule: &Rule,
+        slot: &Slot,
+        object: &Value,
+        cluster: &str,
+    ) -> &Result<Draft, SourceRefused> {
+        let last = self.last.take();
+        if last
+            .as_ref()
+            .is_some_and(|(last, ..)| *last != slot.rule && last.namespace.is_some())
+        {
+            // Tenants' rules may make of it what they like: none of it is kept for the others'.
+            self.shared.clear();
+        }
+        let (.., draft) = self.last.insert(match last {
+            Some((of, source, draft)) if of == slot.rule && source == slot.source => {
+                (of, source, draft)
+            }
+            _ => (
+                slot.rule.clone(),
+                slot.source.clone(),
+                Draft::of(rule, &slot.source, object, cluster),
+            ),
+        });
+        draft
+    }
+}

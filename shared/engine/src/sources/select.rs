@@ -1,0 +1,568 @@
+//! What the selectors of rules find. Sources come and go with their labels, so a rule's slots do.
+//!
+//! A source that a selector finds no more has no slot any more: its copies are there and nobody
+//! wants them. What they say they were copied from tells whether they are lost with their source,
+//! in this process's life or before it.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use mimeo_model::{
+    id::{RuleId, RuleKind, SlotId},
+    outcome::Unreadable,
+    rule::{MOST_SOURCES, Rule},
+    source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
+};
+
+use crate::{
+    Engine, Member, Members, SourceState,
+    cell::Cell,
+    sources::{Facts, Shown},
+    work::Errand,
+};
+
+/// What one selector finds.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// Those that have it.
+    pub(crate) rules: BTreeSet<Arc<RuleId>>,
+    /// Whether its watch is open. What one says that was closed just now comes too late.
+    pub(crate) watched: bool,
+    /// Whether everything that it finds was shown. Nothing counts before.
+    pub(crate) listed: bool,
+    /// Why it can't be watched now.
+    pub(crate) unreadable: Option<Unreadable>,
+    members: Members,
+    /// How many of its objects are held before everything was shown.
+    loose: usize,
+}
+
+impl Findings {
+    /// It isn't watched any more. Tells whether anything was known.
+    pub(crate) fn forget(&mut self) -> bool {
+        let rules = std::mem::take(&mut self.rules);
+        std::mem::replace(
+            self,
+            Self {
+                rules,
+                ..Self::default()
+            },
+        )
+        .listed
+    }
+
+    fn is_platforms(&self) -> bool {
+        self.rules
+            .first()
+            .is_some_and(|id| id.kind == RuleKind::ClusterReplication)
+    }
+}
+
+/// So many objects that a Replication's selector finds are held before all of them are listed.
+/// Which of the rest are copied is known then, and those are read again.
+const LOOSE: usize = MOST_SOURCES;
+
+/// What a rule copies now.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    /// What it names, then what its selectors find.
+    pub(crate) sources: Vec<SourceRef>,
+    /// What they find that is never copied.
+    pub(crate) passed: Vec<(SourceRef, SourceRefused)>,
+    /// How much more they find than the rule may have.
+    pub(crate) beyond: usize,
+    /// Whether that isn't all of it.
+    pub(crate) uncounted: bool,
+}
+
+impl Engine {
+    /// A selector's whole listing was shown: nothing but `found` is there now. What is in it is
+    /// also told by [`Engine::source`], before or after this.
+    pub fn selected(
+        &mut self,
+        selector: &SourceSelector,
+        found: &Members,
+        now: crate::clock::Tick,
+    ) {
+        self.at(now);
+        let held: BTreeSet<Arc<str>> = self
+            .sources_of(selector)
+            .filter(|(_, state)| !state.is_missing())
+            .map(|(source, _)| (*source.name).into())
+            .collect();
+        let Some(findings) = self
+            .selectors
+            .get_mut(selector)
+            .filter(|findings| findings.watched)
+        else {
+            return;
+        };
+        let mut news =
+            !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
+        findings.loose = 0;
+        let members = findings.members.relisted(found);
+        let former = std::mem::replace(&mut findings.members, members);
+        let known: BTreeSet<Arc<str>> = former
+            .iter()
+            .map(|member| member.name.clone())
+            .chain(held)
+            .collect();
+        let gone = known
+            .into_iter()
+            .filter(|name| findings.members.get(name).is_none());
+        // What there are too many before may be there still.
+        let (lost, excess): (Vec<_>, Vec<_>) = gone.partition(|name| {
+            former
+                .get(name)
+                .is_none_or(|member| findings.members.reaches(member))
+        });
+        let first: Vec<Arc<str>> = findings
+            .members
+            .first()
+            .map(|member| member.name.clone())
+            .collect();
+        for name in first {
+            // Whoever shows it reads it, too.
+            self.sources
+                .entry(selector.source(&*name))
+                .or_insert(SourceState::NotRead { since: self.now });
+        }
+        for name in excess {
+            self.sources.remove(&selector.source(&*name));
+        }
+        for name in lost {
+            self.take_source(&selector.source(&*name), None);
+            news = true;
+        }
+        self.refit_selecting(selector);
+        let shown: Vec<SourceRef> = self
+            .sources_of(selector)
+            .map(|(source, _)| source.clone())
+            .collect();
+        shown.iter().for_each(|source| self.keep_if_copied(source));
+        if news {
+            self.replan_rules_of_selector(selector);
+        }
+    }
+
+    /// A selector can't be watched, until [`Engine::selected`] says otherwise. What it found holds.
+    pub fn selector_unreadable(
+        &mut self,
+        selector: &SourceSelector,
+        why: Unreadable,
+        now: crate::clock::Tick,
+    ) {
+        self.at(now);
+        let Some(findings) = self.selectors.get_mut(selector) else {
+            return;
+        };
+        if findings.unreadable.replace(why) != Some(why) {
+            self.replan_rules_of_selector(selector);
+        }
+    }
+
+    /// A selector finds an object, or doesn't find it any more.
+    pub(crate) fn selected_source(
+        &mut self,
+        selector: &SourceSelector,
+        source: &SourceRef,
+        object: Option<Shown>,
+    ) {
+        let before = self.seen_as(source);
+        let Some(findings) = self
+            .selectors
+            .get_mut(selector)
+            .filter(|findings| findings.watched)
+        else {
+            return;
+        };
+        let moved = match object
+            .as_ref()
+            .and_then(|object| Member::of(object.value()))
+        {
+            Some(member) => findings.members.put(member),
+            None => findings.members.take(&source.name),
+        };
+        let excess = findings
+            .members
+            .excess()
+            .map(|member| selector.source(&*member.name));
+        let gone = object.is_none();
+        let held = !gone
+            && findings
+                .members
+                .first()
+                .any(|member| *member.name == *source.name);
+        if findings.members.depleted() && self.relist.insert(selector.clone()) {
+            self.demand_changed();
+        }
+        if let Some(excess) = excess
+            && self
+                .sources
+                .get(&excess)
+                .is_some_and(|state| !state.is_missing())
+        {
+            self.sources.remove(&excess);
+        }
+        if held {
+            self.sources
+                .entry(source.clone())
+                .or_insert(SourceState::NotRead { since: self.now });
+        }
+        if held || self.sources.contains_key(source) {
+            self.take_source(source, object);
+        }
+        if moved || self.seen_as(source) != before {
+            self.refit_selecting(selector);
+            self.mark_statuses_due_of_selector(selector);
+        }
+        // One that was passed over has no slot that would tell: what was once copied of it may go
+        // now.
+        if moved && gone {
+            self.replan_rules_of_selector(selector);
+        }
+        self.render_source(source);
+        self.keep_if_copied(source);
+    }
+
+    /// What decides whether a source is taken: whether it is there, and what is known of it if it
+    /// was read.
+    fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
+        match self.sources.get(source) {
+            Some(SourceState::NotRead { .. }) => (true, None),
+            Some(SourceState::Found { facts, .. }) => (
+                true,
+                Some(Facts {
+                    bytes: 0,
+                    ..facts.clone()
+                }),
+            ),
+            Some(SourceState::Missing { .. }) | None => (false, None),
+        }
+    }
+
+    /// Holds of what a selector finds what copies are made of, and nothing else: not what no rule
+    /// takes, nor what is too large for all that do. What has come to be needed is read again.
+    pub(crate) fn keep_if_copied(&mut self, source: &SourceRef) {
+        let Some(selector) = source.selector() else {
+            return;
+        };
+        let copied = self
+            .slots
+            .of_source(source)
+            .any(|(_, slot)| slot.granted && self.has_size_for(slot));
+        let waits = !copied && self.has_room_till_listed(&selector, self.size_of_source(source));
+        let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source) else {
+            return;
+        };
+        match object {
+            None if copied => self.read_again(source),
+            Some(_) if waits => {
+                self.selectors
+                    .entry(selector)
+                    .and_modify(|findings| findings.loose += 1);
+            }
+            Some(_) if !copied => *object = None,
+            _ => {}
+        }
+    }
+
+    /// Whether it isn't known yet what of a selector's is copied, and there is room for what may
+    /// be.
+    fn has_room_till_listed(&self, selector: &SourceSelector, bytes: usize) -> bool {
+        let unlisted = self
+            .selectors
+            .get(selector)
+            .filter(|findings| !findings.listed);
+        let few = |findings: &Findings| findings.loose < LOOSE && bytes <= MOST_BYTES;
+        unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
+    }
+
+    pub(crate) fn read_again(&mut self, source: &SourceRef) {
+        self.sources
+            .insert(source.clone(), SourceState::NotRead { since: self.now });
+        self.work
+            .errands
+            .push_back(Errand::ReadSource(source.clone()));
+    }
+
+    /// Gives every rule that follows the selector a slot for each of its sources, and no other.
+    /// What is found and isn't held, since there was no room for it when it was shown, is read.
+    pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector) {
+        let Some(findings) = self.selectors.get(selector) else {
+            return;
+        };
+        let first: Vec<SourceRef> = findings
+            .members
+            .first()
+            .map(|member| selector.source(&*member.name))
+            .collect();
+        for source in first {
+            if !self.sources.contains_key(&source) {
+                self.read_again(&source);
+            }
+        }
+        for id in self.rules_selecting(selector) {
+            self.refit_slots(&id);
+        }
+    }
+
+    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>) {
+        let Some((state, rule)) = self
+            .rules
+            .get(id)
+            .and_then(|state| Some((state, state.valid()?)))
+        else {
+            return;
+        };
+        let sources = self.choose(rule).sources;
+        let has = |slots: &Vec<SlotId>| {
+            slots
+                .iter()
+                .filter_map(|slot| self.slots.get(slot))
+                .map(|slot| &slot.source)
+                .eq(&sources)
+        };
+        if state.slots.iter().all(has) {
+            return;
+        }
+        let Some((id, mut state)) = self.rules.remove_entry(id) else {
+            return;
+        };
+        if let Ok(rule) = &state.rule {
+            let known = |slot: &SlotId| {
+                let known = self.slots.get(slot)?;
+                Some(((known.target, known.source.clone()), *slot))
+            };
+            let former: BTreeMap<(usize, SourceRef), SlotId> =
+                state.slots.iter().flatten().filter_map(known).collect();
+            let slots = self.add_slots(&id, rule, &sources, &former);
+            let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
+            for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
+                self.remove_slot(*gone);
+                self.keep_if_copied(source);
+            }
+            state.slots = slots;
+            state.status.mark_due();
+            self.work.tidy_later();
+        }
+        self.rules.insert(id.clone(), state);
+        self.consent.forget_lacks(&id);
+        self.keep_all_copied(&id);
+        self.replan_rule(&id);
+    }
+
+    /// Lets go what was copied by rules that there were.
+    pub(crate) fn keep_what_is_copied(&mut self) {
+        let listed = |selector| {
+            self.selectors
+                .get(&selector)
+                .is_some_and(|findings| findings.listed)
+        };
+        let held = self
+            .sources
+            .iter()
+            .filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
+        let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
+        held.iter().for_each(|source| self.keep_if_copied(source));
+    }
+
+    /// Has what a rule's selectors find read that it has come to copy, and lets go what it doesn't
+    /// copy any more.
+    pub(crate) fn keep_all_copied(&mut self, id: &RuleId) {
+        let first = self
+            .rules
+            .get(id)
+            .and_then(|state| state.slots.first())
+            .into_iter()
+            .flatten();
+        let sources: Vec<SourceRef> = first
+            .filter_map(|slot| self.slots.get(slot))
+            .map(|slot| slot.source.clone())
+            .collect();
+        sources
+            .iter()
+            .for_each(|source| self.keep_if_copied(source));
+    }
+
+    /// What a stored rule copies.
+    pub(crate) fn sources_had<'a>(&self, rule: &'a Rule) -> Cow<'a, [SourceRef]> {
+        if rule.selectors.is_empty() {
+            return Cow::Borrowed(&rule.sources);
+        }
+        let slots = self
+            .rules
+            .get(&rule.id)
+            .and_then(|state| state.slots.first())
+            .into_iter()
+            .flatten();
+        slots
+            .filter_map(|slot| self.slots.get(slot))
+            .map(|slot| slot.source.clone())
+            .collect()
+    }
+
+    /// What a rule copies now: what it names, and then what its selectors find, the first of them
+    /// if there are too many.
+    pub(crate) fn choose(&self, rule: &Rule) -> Choice {
+        let mut choice = Choice {
+            sources: rule.sources.clone(),
+            ..Choice::default()
+        };
+        let mut taken: BTreeSet<_> = rule.sources.iter().map(SourceRef::object).collect();
+        for selector in self.followed(rule) {
+            let Some(findings) = self
+                .selectors
+                .get(selector)
+                .filter(|findings| findings.listed)
+            else {
+                continue;
+            };
+            choice.beyond += findings.members.originals_beyond();
+            choice.uncounted |= findings.members.hides_originals();
+            for member in findings.members.first() {
+                let source = selector.source(&*member.name);
+                let facts = match self.sources.get(&source) {
+                    Some(SourceState::Found { facts, .. }) => Some(facts),
+                    Some(SourceState::NotRead { .. }) => None,
+                    Some(SourceState::Missing { .. }) | None => continue,
+                };
+                let object = source.object();
+                if facts.is_some_and(|facts| facts.copy) || taken.contains(&object) {
+                    continue;
+                }
+                // As another type it may be copied, if there is anything to copy.
+                let retyped = rule.transform.secret_type().is_some();
+                let never = facts.and_then(|facts| facts.never.as_ref());
+                if let Some(why) = never
+                    .filter(|why| !retyped || **why == SourceRefused::Undecodable)
+                    .cloned()
+                {
+                    choice.passed.push((source, why));
+                } else if choice.sources.len() < rule.most_sources {
+                    taken.insert(object);
+                    choice.sources.push(source);
+                } else {
+                    choice.beyond += 1;
+                }
+            }
+        }
+        choice
+    }
+
+    /// Everything that a selector finds, or has found.
+    pub(crate) fn sources_of<'a>(
+        &'a self,
+        selector: &'a SourceSelector,
+    ) -> impl Iterator<Item = (&'a SourceRef, &'a SourceState)> {
+        let first = SourceRef::named(selector.gvk.clone(), selector.namespace.clone(), "");
+        let here = |source: &SourceRef| {
+            source.gvk == selector.gvk && source.namespace == selector.namespace
+        };
+        let there = self
+            .sources
+            .range(first..)
+            .take_while(move |(source, _)| here(source));
+        there.filter(|(source, _)| selector.finds(source))
+    }
+
+    /// Whether anything about the source is to be known: some rule names it, or what finds it is
+    /// watched.
+    pub fn follows(&self, source: &SourceRef) -> bool {
+        let watched = |selector| {
+            self.selectors
+                .get(&selector)
+                .is_some_and(|findings| findings.watched)
+        };
+        source
+            .selector()
+            .map_or_else(|| self.sources.contains_key(source), watched)
+    }
+
+    /// Whether the source is known as it was at this version.
+    pub fn knows(&self, source: &SourceRef, version: u64) -> bool {
+        matches!(self.sources.get(source), Some(SourceState::Found { version: known, .. }) if *known == version)
+    }
+
+    /// Whether the source has yet to be read. What a read says that began then counts as long as it
+    /// has, and had before: whatever the watch has told of it since is newer.
+    pub fn awaits(&self, source: &SourceRef, began: crate::clock::Tick) -> bool {
+        matches!(self.sources.get(source), Some(SourceState::NotRead { since }) if *since <= began)
+    }
+
+    /// Whether the object is one of the rule's own sources.
+    pub(crate) fn is_own_source(
+        &self,
+        state: &crate::RuleState,
+        kind: &mimeo_model::kind::GroupKind,
+        namespace: &str,
+        name: &str,
+    ) -> bool {
+        let Ok(rule) = &state.rule else { return false };
+        // Nowhere else is any, and this is asked for every cell.
+        let near = rule
+            .selectors
+            .iter()
+            .any(|selector| *selector.namespace == *namespace);
+        let mut slots = self.slots.of_object(kind, namespace, name);
+        rule.is_source(kind, namespace, name) || near && slots.any(|slot| *slot.rule == rule.id)
+    }
+
+    /// Whether everything is known, or known not to be, that the rule's selectors find.
+    pub(crate) fn knows_selected(&self, rule: &Rule) -> bool {
+        let listed = |selector| {
+            self.selectors
+                .get(selector)
+                .is_some_and(|findings| findings.listed)
+        };
+        self.followed(rule)
+            .into_iter()
+            .all(|selector| listed(selector) || self.selector_hindrance(selector).is_some())
+    }
+
+    fn mark_statuses_due_of_selector(&mut self, selector: &SourceSelector) {
+        for id in self.rules_selecting(selector) {
+            self.mark_status_due(&id);
+        }
+    }
+
+    /// Something about a selector has changed, whatever it finds.
+    fn replan_rules_of_selector(&mut self, selector: &SourceSelector) {
+        for id in self.rules_selecting(selector) {
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
+        }
+    }
+
+    /// What a copy says that it was copied from.
+    pub(crate) fn origin(&self, cell: &Cell) -> Option<&SourceRef> {
+        cell.ours().and_then(|seen| self.origins.get(&seen.source))
+    }
+
+    /// Whether a selector finds an object of this name; none: not all that it finds was shown.
+    pub(crate) fn finds(&self, selector: &SourceSelector, name: &str) -> Option<bool> {
+        let findings = self
+            .selectors
+            .get(selector)
+            .filter(|findings| findings.listed)?;
+        Some(findings.members.get(name).is_some())
+    }
+
+    /// Remembers what a copy says it was copied from.
+    pub(crate) fn remember_origin(
+        &mut self,
+        seen: &mimeo_model::meta::Seen,
+        annotation: Option<&String>,
+    ) {
+        if seen.ours()
+            && self.settings.role == mimeo_model::role::Role::Keeper
+            && !self.origins.contains_key(&seen.source)
+            && let Some(source) = annotation.and_then(|text| SourceRef::parse(text))
+        {
+            self.origins.insert(seen.source, source);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What must be watched, and what is no longer known once it isn't.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mimeo_model::{
+    id::RuleKind,
+    kind::{GroupVersionKind, Resource},
+    role::Role,
+    source::{SourceRef, SourceSelector},
+};
+
+use crate::{Engine, RuleState, SourceState, select, slot::Slot, survey::CopyWatch};
+
+/// What must be watched now. Compared by the driver with what is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Kinds that discovery must find, and find again when they come and go.
+    pub kinds: BTreeSet<GroupVersionKind>,
+    /// Copies that are watched.
+    pub copies: BTreeMap<CopyWatch, Resource>,
+    /// Sources that are watched by their names.
+    pub sources: BTreeMap<SourceRef, Resource>,
+    /// What finds the others.
+    pub selectors: BTreeMap<SourceSelector, Resource>,
+    /// Whether sources may be watched in their own namespaces alone.
+    pub confined: bool,
+}
+
+impl Engine {
+    /// Grows whenever [`Engine::demand`] may have changed.
+    pub fn demand_version(&self) -> u64 {
+        self.demand_version
+    }
+
+    pub(crate) fn demand_changed(&mut self) {
+        self.demand_version += 1;
+    }
+
+    /// What must be watched now. Of everything else nothing is told from here on, so nothing that
+    /// was told of it holds any more; until here it does, however demand may have changed back and
+    /// forth.
+    pub fn demand(&mut self) -> Demand {
+        // New namespaces wait for no tenant's copies.
+        let kinds = match self.settings.role {
+            Role::Keeper => &RuleKind::ALL[..],
+            Role::Injector => &[RuleKind::ClusterReplication],
+        };
+        let mut demand = self.demanded(kinds);
+        // A watch that is opened again lists anew.
+        for selector in std::mem::take(&mut self.relist) {
+            if demand.selectors.remove(&selector).is_some() {
+                self.demand_changed();
+            }
+        }
+        self.forget_unwatched(&demand);
+        self.keep_what_is_copied();
+        demand
+    }
+
+    fn forget_unwatched(&mut self, demand: &Demand) {
+        self.forget_surveys(&demand.copies);
+        self.forget_kinds(&demand.kinds);
+        let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
+        self.selectors
+            .retain(|_, findings| !findings.rules.is_empty());
+        for (selector, findings) in &mut self.selectors {
+            findings.watched = demand.selectors.contains_key(selector);
+        }
+        let silent = self
+            .selectors
+            .iter_mut()
+            .filter(|(_, findings)| !findings.watched);
+        let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
+            findings.forget().then(|| selector.clone())
+        };
+        let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
+        let watched = |source: &SourceRef| match source.selector() {
+            Some(selector) => demand.selectors.contains_key(&selector),
+            None => source.is_inline() || demand.sources.contains_key(source),
+        };
+        let kept = |source: &SourceRef| {
+            if source.selector().is_some() {
+                watched(source)
+            } else {
+                used.contains(source)
+            }
+        };
+        self.sources.retain(|source, _| kept(source));
+        self.unreadable.retain(|source, _| watched(source));
+        let mut silent = Vec::new();
+        let known = self
+            .sources
+            .iter_mut()
+            .filter(|(_, state)| !matches!(state, SourceState::NotRead { .. }));
+        for (source, state) in known.filter(|(source, _)| !watched(source)) {
+            // Above all, a silence is no deletion.
+            *state = SourceState::NotRead { since: self.now };
+            silent.push(source.clone());
+        }
+        for source in &silent {
+            self.render_source(source);
+        }
+        // What they found isn't known any more; their copies are.
+        for selector in &unselected {
+            self.refit_selecting(selector);
+        }
+    }
+
+    /// What must be watched for rules of these kinds.
+    fn demanded(&self, rules: &[RuleKind]) -> Demand {
+        let mut demand = Demand {
+            confined: self.settings.reach.sources.is_some(),
+            ..Demand::default()
+        };
+        // What isn't granted isn't even looked up: else a tenant could have any number of kinds
+        // looked for.
+        let read =
+            |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
+        for slot in self.slots.values().filter(read) {
+            if !demand.kinds.contains(slot.gvk()) {
+                demand.kinds.insert(slot.gvk().clone());
+            }
+            if let Some(resource) = self.kinds.resource(slot.gvk()) {
+                let named = slot.source.is_named();
+                if named
+                    && rules.contains(&slot.rule.kind)
+                    && !demand.sources.contains_key(&slot.source)
+                {
+                    demand.sources.insert(slot.source.clone(), resource.clone());
+                }
+                self.demand_copies(&mut demand, resource);
+            }
+        }
+        let selecting = self.rules.values().filter_map(RuleState::valid);
+        let selecting = selecting.filter(|rule| rules.contains(&rule.id.kind));
+        let refused = |selector: &&SourceSelector| {
+            let home = Some(&*selector.namespace);
+            self.settings
+                .reach
+                .refuses_home(&selector.gvk, home)
+                .is_some()
+        };
+        for selector in selecting
+            .flat_map(|rule| self.followed(rule))
+            .filter(|selector| !refused(selector))
+        {
+            demand.kinds.insert(selector.gvk.clone());
+            if let Some(resource) = self.kinds.resource(&selector.gvk) {
+                demand.selectors.insert(selector.clone(), resource.clone());
+                self.demand_copies(&mut demand, resource);
+            }
+        }
+        for (gvk, served) in self.kinds.all_served() {
+            let kind = gvk.group_kind();
+            let recorded = self
+                .kinds
+                .id(&kind)
+                .is_some_and(|id| self.kinds[id].may_have_copies());
+            if !recorded || !self.settings.reach.copies(&kind) {
+                continue;
+            }
+            demand.kinds.insert(gvk.clone());
+            if let Some(resource) = served.namespaced() {
+                self.demand_copies(&mut demand, resource);
+            }
+        }
+        demand
+    }
+}

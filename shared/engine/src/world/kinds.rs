@@ -1,0 +1,417 @@
+//! Kinds: whether they are served, and whether it is written down that copies of them may exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::{Index, IndexMut},
+    sync::Arc,
+    time::Duration,
+};
+
+use mimeo_model::{
+    id::{KindId, RuleId},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    outcome::{FailureReason, Unreadable},
+    reach::Reach,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, RuleState,
+    cell::{Cell, Phase},
+    clock::Tick,
+    slot::Slot,
+    survey::Surveys,
+};
+
+/// The kinds that rules name or copies are of.
+#[derive(Debug)]
+pub(crate) struct Kinds {
+    states: Vec<KindState>,
+    ids: BTreeMap<GroupKind, KindId>,
+    /// Numbers of kinds that were forgotten.
+    vacant: Vec<KindId>,
+    /// With so many kinds those are forgotten that nothing is known of any more. To find them takes
+    /// a look at all that is known, so they must have become twice as many as were needed then.
+    crowd: usize,
+    /// By version. Without an entry nobody has asked.
+    served: BTreeMap<GroupVersionKind, Served>,
+    /// Whether the kinds `ConfigMap` was read.
+    pub(crate) known: bool,
+    /// When it was created, in seconds, if it is there.
+    pub(crate) since: Option<u32>,
+}
+
+impl Kinds {
+    /// The number of a kind that has one.
+    pub(crate) fn id(&self, kind: &GroupKind) -> Option<KindId> {
+        self.ids.get(kind).copied()
+    }
+
+    /// How many there are numbers for.
+    pub(crate) fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (KindId, &KindState)> {
+        (0..=u16::MAX).map(KindId).zip(&self.states)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (KindId, &mut KindState)> {
+        (0..=u16::MAX).map(KindId).zip(&mut self.states)
+    }
+
+    /// What discovery says of a kind in this version.
+    pub(crate) fn served(&self, gvk: &GroupVersionKind) -> Option<&Served> {
+        self.served.get(gvk)
+    }
+
+    /// How it is served in this version, if copies of it can exist.
+    pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
+        self.served(gvk).and_then(Served::namespaced)
+    }
+
+    /// What discovery says of all versions that somebody has asked for.
+    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Served> {
+        &self.served
+    }
+
+    /// Somebody wants to know how it is served. Returns what is known by now.
+    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Served {
+        self.served.entry(gvk.clone()).or_insert(Served::Unknown)
+    }
+
+    /// It counts as not served.
+    pub(crate) fn give_up(&mut self, gvk: &GroupVersionKind) {
+        self.served.insert(gvk.clone(), Served::No);
+    }
+}
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self {
+            states: Vec::new(),
+            ids: BTreeMap::new(),
+            vacant: Vec::new(),
+            crowd: CROWD,
+            served: BTreeMap::new(),
+            known: false,
+            since: None,
+        }
+    }
+}
+
+/// Hardly any cluster has so many kinds.
+const CROWD: usize = 1024;
+
+impl Index<KindId> for Kinds {
+    type Output = KindState;
+
+    fn index(&self, id: KindId) -> &KindState {
+        &self.states[usize::from(id.0)]
+    }
+}
+
+impl IndexMut<KindId> for Kinds {
+    fn index_mut(&mut self, id: KindId) -> &mut KindState {
+        &mut self.states[usize::from(id.0)]
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct KindState {
+    pub(crate) group_kind: GroupKind,
+    pub(crate) note: Note,
+    pub(crate) surveys: Surveys,
+}
+
+/// A kind's note in the kinds `ConfigMap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    Absent,
+    /// Being written.
+    Adding,
+    Present {
+        /// Whether it wasn't there until this process wrote it: then no copy of ours was there
+        /// either, and none need be listed before the first is written.
+        fresh: bool,
+    },
+    /// Being removed: copies that are there are told of till then, but none may be written any
+    /// more.
+    Removing,
+    /// It could not be removed, and stays for now.
+    Kept,
+}
+
+impl KindState {
+    fn new(group_kind: GroupKind, reach: &Reach) -> Self {
+        Self {
+            group_kind,
+            note: Note::Absent,
+            surveys: Surveys::new(reach),
+        }
+    }
+
+    pub(crate) fn may_have_copies(&self) -> bool {
+        matches!(
+            self.note,
+            Note::Present { .. } | Note::Removing | Note::Kept
+        )
+    }
+
+    /// Whether copies may be written: should this process end, its successor looks for them.
+    pub(crate) fn may_be_written(&self) -> bool {
+        matches!(self.note, Note::Present { .. } | Note::Kept)
+    }
+
+    /// Whether every copy of ours that is in the namespace has been seen.
+    pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
+        self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
+    }
+}
+
+/// What discovery says of a kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    Unknown,
+    /// Nor will it be before somebody mends that.
+    Unanswered(Unreadable),
+    No,
+    At(Resource),
+}
+
+impl Served {
+    /// How it is served, if copies of it can exist.
+    pub(crate) fn namespaced(&self) -> Option<&Resource> {
+        match self {
+            Self::At(resource) if resource.namespaced => Some(resource),
+            _ => None,
+        }
+    }
+}
+
+/// How long API servers may take to go by a definition after it was shown.
+const DEFINED: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// What discovery says of a kind: served, or not (any more).
+    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
+        self.at(now);
+        let served = resource.map_or(Served::No, Served::At);
+        if self.kinds.served(gvk) == Some(&served) {
+            return;
+        }
+        let never = !matches!(served, Served::At(_));
+        let former = self.kinds.served.insert(gvk.clone(), served);
+        let never = never && !matches!(former, Some(Served::At(_)));
+        self.try_refused(&gvk.group_kind());
+        let sources: Vec<SourceRef> = self
+            .sources
+            .keys()
+            .filter(|source| source.gvk == *gvk)
+            .cloned()
+            .collect();
+        for source in &sources {
+            self.render_source(source);
+        }
+        if never {
+            // There can be copies of it neither now nor before: it is the matter of those that name
+            // it.
+            self.replan_rules_of_kind(gvk);
+        } else {
+            self.mark_statuses_due_of_kind(gvk);
+            self.replan_all();
+        }
+        self.demand_changed();
+    }
+
+    fn replan_rules_of_kind(&mut self, gvk: &GroupVersionKind) {
+        let names = |state: &RuleState| {
+            state
+                .rule
+                .as_ref()
+                .is_ok_and(|rule| rule.kinds.contains(gvk))
+        };
+        let rules: Vec<Arc<RuleId>> = self
+            .rules
+            .iter()
+            .filter(|(_, state)| names(state))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in rules {
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
+        }
+    }
+
+    /// The definition of a kind has come or changed, by its plural: another schema may accept what
+    /// the former one refused.
+    pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
+        self.at(now);
+        let here =
+            |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
+        let kinds = self
+            .kinds
+            .served
+            .iter()
+            .filter(|(gvk, served)| *gvk.group == *group && here(served));
+        let kinds: BTreeSet<GroupKind> = kinds.map(|(gvk, _)| gvk.group_kind()).collect();
+        for kind in &kinds {
+            self.try_refused(kind);
+        }
+    }
+
+    /// What was refused of a kind for what it holds is tried again, as soon as every API server may
+    /// know the definition.
+    fn try_refused(&mut self, kind: &GroupKind) {
+        let Some(id) = self.kinds.id(kind) else {
+            return;
+        };
+        let refused = |cell: &Cell| {
+            let reason = cell.failure.as_ref().map(|failing| failing.failure.reason);
+            cell.phase == Phase::Waiting
+                && matches!(
+                    reason,
+                    Some(FailureReason::Invalid | FailureReason::TooLarge)
+                )
+        };
+        for (name, namespace) in &mut self.namespaces {
+            for cell in namespace
+                .cells
+                .iter_mut()
+                .filter(|cell| cell.kind == id && refused(cell))
+            {
+                self.work.put_off(name, cell, self.now + DEFINED);
+            }
+        }
+    }
+
+    /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was
+    /// given holds.
+    pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        let served = self.kinds.ask(gvk);
+        if !matches!(served, Served::Unknown | Served::Unanswered(_))
+            || *served == Served::Unanswered(why)
+        {
+            return;
+        }
+        *served = Served::Unanswered(why);
+        self.replan_rules_of_kind(gvk);
+    }
+
+    /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may
+    /// exist.
+    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
+        self.at(now);
+        let known = self.kinds.known;
+        for gvk in kinds {
+            let Some(id) = self.kind_id(&gvk.group_kind()) else {
+                continue;
+            };
+            let kind = &mut self.kinds[id];
+            let fresh = match kind.note {
+                Note::Adding => known,
+                Note::Present { fresh } => fresh,
+                Note::Absent => false,
+                // What removes it may be answered yet.
+                Note::Removing | Note::Kept => continue,
+            };
+            kind.note = Note::Present { fresh };
+            self.kinds.ask(gvk);
+        }
+        self.kinds.known = true;
+        let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
+        for (_, kind) in self
+            .kinds
+            .iter_mut()
+            .filter(|(_, kind)| !named.contains(&kind.group_kind))
+        {
+            kind.note = Note::Absent;
+        }
+        self.replan_all();
+        self.demand_changed();
+    }
+
+    /// The number of a kind. None: there are too many, and none of them can be forgotten.
+    pub(crate) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
+        if let Some(id) = self.kinds.id(group_kind) {
+            return Some(id);
+        }
+        if self.kinds.vacant.is_empty() && self.kinds.states.len() >= self.kinds.crowd {
+            self.forget_needless_kinds();
+        }
+        let state = KindState::new(group_kind.clone(), &self.settings.reach);
+        let id = if let Some(id) = self.kinds.vacant.pop() {
+            self.kinds[id] = state;
+            id
+        } else {
+            let next = u16::try_from(self.kinds.states.len()).ok()?;
+            self.kinds.states.push(state);
+            KindId(next)
+        };
+        self.kinds.ids.insert(group_kind.clone(), id);
+        Some(id)
+    }
+
+    /// Forgets kinds that nothing is known of any more but their names: rules may name kinds that
+    /// there are not, and each of their updates others.
+    fn forget_needless_kinds(&mut self) {
+        let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        needed.extend(
+            self.namespaces
+                .values()
+                .flat_map(|namespace| &namespace.cells)
+                .map(|cell| cell.kind),
+        );
+        needed.extend(
+            self.rules
+                .values()
+                .flat_map(|state| state.unmet.values().flatten())
+                .map(|lost| lost.kind),
+        );
+        needed.extend(
+            self.sweeps
+                .iter()
+                .flat_map(|(_, sweep)| sweep.cells())
+                .map(|(_, kind, _)| *kind),
+        );
+        let served = self
+            .kinds
+            .served
+            .iter()
+            .filter(|(_, served)| matches!(served, Served::At(_)));
+        let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();
+        let needless = |(id, kind): &(KindId, &KindState)| {
+            kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
+        };
+        let needless: Vec<KindId> = self
+            .kinds
+            .iter()
+            .filter(needless)
+            .map(|(id, _)| id)
+            .collect();
+        for id in &needless {
+            let nothing = KindState::new(
+                GroupKind {
+                    group: "".into(),
+                    kind: "".into(),
+                },
+                &self.settings.reach,
+            );
+            let former = std::mem::replace(&mut self.kinds[*id], nothing);
+            self.kinds.ids.remove(&former.group_kind);
+        }
+        self.kinds.crowd = CROWD
+            .max((self.kinds.states.len() - needless.len()) * 2)
+            .min(usize::from(u16::MAX) + 1);
+        self.kinds.vacant = needless;
+    }
+
+    /// Forgets what discovery said of kinds that aren't served and that nobody names any more.
+    pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
+        let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
+        self.kinds.served.retain(|gvk, served| {
+            matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk)
+        });
+    }
+}

@@ -1,0 +1,353 @@
+//! Namespaces as they come, change and go, and the cells in them.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use mimeo_model::{
+    id::{KindId, RuleId},
+    meta::{Uid, version},
+    names,
+    role::Role,
+    seeds::Seeds,
+    selection::Labels,
+    template::Place,
+};
+
+use crate::{
+    Engine,
+    cell::{Belief, Cell},
+    clock::Tick,
+    slot::Slots,
+    view::Ended,
+    work,
+};
+
+/// One namespace. Known by its own watch, or only by copies in it so far.
+#[derive(Debug, Default)]
+pub(crate) struct Namespace {
+    /// None until its own watch has shown it.
+    pub(crate) uid: Option<Uid>,
+    pub(crate) version: u64,
+    /// Version at which it was first seen. What is older may have been in a former namespace of its
+    /// name.
+    pub(crate) born: u64,
+    pub(crate) labels: Labels,
+    /// When this process saw it get other labels, or the first.
+    pub(crate) labelled: Tick,
+    terminating: bool,
+    /// Until then the keeper writes no copies: the webhook has just done so, and the watch of
+    /// copies may yet have to say it.
+    pub(crate) settles: Tick,
+    pub(crate) mark: Option<Mark>,
+    /// From when on this injector fills it.
+    pub(crate) charge: Option<Tick>,
+    pub(crate) cells: Vec<Cell>,
+    /// What was created in it once, as its annotation says or this process has seen.
+    pub(crate) seeds: Seeds,
+    /// Those of which the annotation is yet to say it.
+    pub(crate) sown: Seeds,
+    /// Whether that is being written, or waits to be tried again.
+    pub(crate) noting: bool,
+    /// How often in a row it could not be.
+    pub(crate) note_streak: u8,
+    /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
+    ended: bool,
+    /// Being crowded it isn't planned again until then.
+    pub(crate) rests: Tick,
+    /// Number of its last change that people see.
+    pub(crate) changed: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mark {
+    pub(crate) token: Box<str>,
+    pub(crate) since: Tick,
+    /// Whether its removal is under way, or waits to be tried again.
+    pub(crate) removing: bool,
+    /// How often in a row it failed.
+    pub(crate) streak: u8,
+}
+
+impl Engine {
+    /// A namespace is there, with this metadata, as its watch or a read shows.
+    pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
+        self.at(now);
+        let Some(name) = meta.name.as_deref() else {
+            return;
+        };
+        let name = self.namespace_name(name);
+        let uid = meta.uid.as_deref().and_then(Uid::parse);
+        let entry = self.namespaces.entry(name.clone()).or_default();
+        let version = version(meta.resource_version.as_deref());
+        // A read may have been quicker than the watch: an earlier object of the same name is no
+        // news either.
+        if entry.uid.is_some() && version <= entry.version {
+            return;
+        }
+        let former = entry.uid.filter(|former| Some(*former) != uid);
+        let mut rules = BTreeSet::new();
+        if former.is_some() {
+            // Deleted and created again under its name: nothing that was in it is in it.
+            rules.extend(
+                entry
+                    .cells
+                    .iter()
+                    .filter_map(|cell| self.slots.owner(cell).cloned()),
+            );
+            let cells = watched(&mut self.work, &name, entry, self.settings.role);
+            **entry = Namespace {
+                cells,
+                ended: true,
+                ..Namespace::default()
+            };
+        }
+        if std::mem::take(&mut entry.ended) {
+            // Older than what is known of the namespace: most likely a copy in the former one,
+            // whose end is yet to be told.
+            for cell in entry
+                .cells
+                .iter_mut()
+                .filter(|cell| cell.seen().is_some_and(|seen| seen.version < version))
+            {
+                cell.belief = Belief::Taken(None);
+            }
+        }
+        let known = entry.uid.is_some();
+        if !known {
+            entry.born = version;
+        }
+        let watched =
+            !known && self.settings.reach.targets.is_some() && self.settings.reach.is_target(&name);
+        entry.uid = uid;
+        entry.version = version;
+        let labels = meta
+            .labels
+            .iter()
+            .flatten()
+            .map(|(k, v)| (k.as_str().into(), v.as_str().into()))
+            .collect();
+        let old = std::mem::replace(&mut entry.labels, labels);
+        let changed = known && old != entry.labels;
+        if changed || !known {
+            entry.labelled = self.now;
+        }
+        if changed {
+            rules.extend(fill_in_anew(entry, &name, &old, &self.slots));
+        }
+        entry.terminating = meta.deletion_timestamp.is_some();
+        let seeds = meta
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(names::SEEDED));
+        entry.note(seeds.map(|text| Seeds::parse(text)).unwrap_or_default());
+        entry.noting = false;
+        rules.iter().for_each(|rule| self.mark_status_due(rule));
+        if former.is_some() {
+            self.leave_home(&name, former);
+        }
+        if watched {
+            self.demand_changed();
+        }
+        self.see_mark(&name, changed);
+        if changed {
+            self.let_settle(&name);
+        }
+        if changed || !known || former.is_some() {
+            self.review_home(&name);
+        }
+        self.dirty.insert(name);
+    }
+
+    /// The watch of namespaces lost one. Nothing changes if another of its name has been read
+    /// since.
+    pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
+        let (Some(name), uid) = (
+            meta.name.as_deref(),
+            meta.uid.as_deref().and_then(Uid::parse),
+        ) else {
+            return;
+        };
+        if self
+            .namespaces
+            .get(name)
+            .is_some_and(|entry| entry.uid.is_none() || entry.uid == uid)
+        {
+            self.namespace_gone(name, now);
+        }
+    }
+
+    /// A namespace is gone.
+    pub fn namespace_gone(&mut self, name: &str, now: Tick) {
+        self.at(now);
+        let Some((name, mut old)) = self.namespaces.remove_entry(name) else {
+            return;
+        };
+        self.dirty.remove(&name);
+        self.changes.end(Ended::Namespace(name.clone()));
+        self.work.tidy_later();
+        if self.settings.reach.targets.is_some() {
+            self.demand_changed();
+        }
+        self.leave_home(&name, old.uid);
+        let touched: BTreeSet<Arc<RuleId>> = old
+            .cells
+            .iter()
+            .filter_map(|cell| self.rule_of(cell))
+            .collect();
+        for id in &touched {
+            self.mark_status_due(id);
+        }
+        for id in self.rules_for(&name) {
+            if let Some(state) = self.rules.get_mut(&id)
+                && state.unmet.remove(&name).is_some()
+            {
+                state.status.mark_due();
+            }
+        }
+        self.review_home(&name);
+        let cells = watched(&mut self.work, &name, &mut old, self.settings.role);
+        if !cells.is_empty() {
+            self.namespaces.insert(
+                name,
+                Box::new(Namespace {
+                    cells,
+                    ended: true,
+                    ..Namespace::default()
+                }),
+            );
+        }
+    }
+
+    /// Every namespace there is has been shown; those in `listed` are all.
+    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
+        self.at(now);
+        let lost: Vec<Arc<str>> = self
+            .namespaces
+            .iter()
+            .filter(|(name, state)| state.uid.is_some() && !listed.contains(&***name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in lost {
+            self.namespace_gone(&name, now);
+        }
+        self.namespaces_listed = true;
+        self.replan_all();
+    }
+
+    pub(crate) fn namespace_name(&self, name: &str) -> Arc<str> {
+        self.namespaces
+            .get_key_value(name)
+            .map_or_else(|| name.into(), |(known, _)| known.clone())
+    }
+}
+
+impl Namespace {
+    pub(crate) fn position(&self, kind: KindId, name: &str) -> Result<usize, usize> {
+        self.cells
+            .binary_search_by(|cell| (cell.kind, &*cell.name).cmp(&(kind, name)))
+    }
+
+    pub(crate) fn cell(&self, kind: KindId, name: &str) -> Option<&Cell> {
+        self.position(kind, name).ok().map(|at| &self.cells[at])
+    }
+
+    pub(crate) fn cell_mut(&mut self, kind: KindId, name: &str) -> Option<&mut Cell> {
+        self.position(kind, name).ok().map(|at| &mut self.cells[at])
+    }
+
+    pub(crate) fn cell_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut Cell {
+        let at = self.position(kind, name).unwrap_or_else(|at| {
+            // There are many namespaces, with few cells each: were their room doubled each time,
+            // much of all memory would be nothing.
+            if self.cells.len() == self.cells.capacity() {
+                self.cells.reserve_exact(1 + self.cells.len() / 8);
+            }
+            self.cells.insert(at, Cell::new(kind, name.clone()));
+            at
+        });
+        &mut self.cells[at]
+    }
+
+    /// Its annotation says that these were created in it once. What it said before and says no more
+    /// counts no more.
+    fn note(&mut self, seeds: Seeds) {
+        self.sown.subtract(&seeds);
+        self.seeds = seeds;
+        self.seeds.extend(&self.sown);
+    }
+
+    /// Whether its own watch has shown it, and it isn't going.
+    pub(crate) fn alive(&self) -> bool {
+        self.uid.is_some() && !self.terminating
+    }
+
+    /// What it is to the variables in its copies.
+    pub(crate) fn place<'a>(&'a self, name: &'a str) -> Place<'a> {
+        Place {
+            name,
+            labels: &self.labels,
+        }
+    }
+
+    /// The token of its mark.
+    pub(crate) fn token(&self) -> Option<&str> {
+        self.labels.get(names::MARK)
+    }
+}
+
+/// The namespace had the labels `old`: copies in which it fills in other values now are other
+/// copies. Returns the rules of these: what they say of the former ones, that a value was missing
+/// for instance, may not hold any more.
+fn fill_in_anew(
+    namespace: &mut Namespace,
+    name: &str,
+    old: &Labels,
+    slots: &Slots,
+) -> BTreeSet<Arc<RuleId>> {
+    let (before, now) = (
+        Place { name, labels: old },
+        Place {
+            name,
+            labels: &namespace.labels,
+        },
+    );
+    let mut rules = BTreeSet::new();
+    for cell in &mut namespace.cells {
+        let Some(slot) = cell.want.and_then(|id| slots.get(&id)) else {
+            continue;
+        };
+        let Ok(copies) = &slot.rendering else {
+            continue;
+        };
+        if copies.checksum_at(before) != copies.checksum_at(now) {
+            cell.start_over();
+            rules.insert(slot.rule.clone());
+        }
+    }
+    rules
+}
+
+/// The cells of a namespace that went of which the watch of copies will tell the end; it may have
+/// told of the next namespace's copies already. What else was known of went with the namespace.
+fn watched(
+    work: &mut work::Work,
+    name: &Arc<str>,
+    namespace: &mut Namespace,
+    role: Role,
+) -> Vec<Cell> {
+    let mut cells = std::mem::take(&mut namespace.cells);
+    cells
+        .iter_mut()
+        .for_each(|cell| work.remind(name, cell, None));
+    cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
+    for cell in &mut cells {
+        cell.want = None;
+        cell.basis = None;
+        cell.failure = None;
+        cell.condemned = None;
+        cell.stuck = false;
+        cell.proven = false;
+    }
+    cells
+}

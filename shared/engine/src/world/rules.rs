@@ -1,0 +1,437 @@
+//! Rules as they come, change and go, and the slots that they have.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use mimeo_model::{
+    id::{RuleId, RuleKind, SlotId},
+    kind::GroupVersionKind,
+    meta::Uid,
+    outcome::Unreadable,
+    refusal::Refused,
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, Listing, SourceState, absent,
+    cell::Reference,
+    clock::Tick,
+    conditions::pod_gate_active,
+    record::CrdState,
+    slot::{NoRendering, Slot},
+    sources::{Press, first_reference},
+    status::{self, Observed},
+    view::Ended,
+    wants, work,
+};
+
+/// What is known of all rules of a kind.
+#[derive(Debug, Default)]
+pub(crate) struct Collection {
+    pub(crate) listing: Listing,
+    /// Why they can't be read, or not any more.
+    pub(crate) unread: Option<Unreadable>,
+    pub(crate) crd: CrdState,
+}
+
+/// One rule, as last seen.
+#[derive(Debug)]
+pub(crate) struct RuleState {
+    pub(crate) rule: Result<Rule, Refused>,
+    /// Slots of each target, source by source.
+    pub(crate) slots: Vec<Vec<SlotId>>,
+    /// resourceVersion at which this generation was first seen.
+    pub(crate) spec_version: u64,
+    pub(crate) spec_seen: Tick,
+    /// Uid of the CRD that it is known to live under.
+    pub(crate) crd: Option<Box<str>>,
+    /// Whether that is being read.
+    pub(crate) crd_asked: bool,
+    /// How often in a row that told nothing.
+    pub(crate) crd_streak: u8,
+    /// Its namespace, if that is known to have gone since.
+    pub(crate) home: Option<Uid>,
+    /// Whether its status already said, when this generation was first seen, that every webhook
+    /// replica has taken it in: so it was before a restart, and what replicas say of versions since
+    /// doesn't count again.
+    pub(crate) pod_gate_proven: bool,
+    /// Cells that another rule has, by namespace.
+    pub(crate) unmet: BTreeMap<Arc<str>, Vec<wants::Unmet>>,
+    pub(crate) status: status::Book,
+    /// Number of its last change that people see.
+    pub(crate) changed: u64,
+}
+
+/// One rule, as it is shown.
+struct ShownRule {
+    rule: Result<Rule, Refused>,
+    observed: Observed,
+}
+
+impl ShownRule {
+    /// Whether its spec is the one that is known.
+    fn says_the_same(&self, known: &RuleState) -> bool {
+        let same = |new: &Rule, old: &Rule| old.generation == new.generation && old.uid == new.uid;
+        matches!((&self.rule, &known.rule), (Ok(new), Ok(old)) if same(new, old))
+    }
+}
+
+impl Engine {
+    /// A rule exists, with this spec; `observed` is the status that it carries.
+    pub fn rule_applied(
+        &mut self,
+        id: RuleId,
+        rule: Result<Rule, Refused>,
+        observed: Observed,
+        now: Tick,
+    ) {
+        self.at(now);
+        let id = self
+            .rules
+            .get_key_value(&id)
+            .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        let rule = self.count_replication(&id, rule);
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
+        self.gone.remove(&id);
+        let shown = ShownRule { rule, observed };
+        match self.rules.get(&id) {
+            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
+            _ => self.replace_rule(&id, shown),
+        }
+    }
+
+    /// Takes in a rule of which only metadata or status moved. Of these the engine uses the
+    /// confirmation and the status.
+    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+        let Some(state) = self.rules.get_mut(id) else {
+            return;
+        };
+        let confirmation = |rule: &Result<Rule, Refused>| {
+            rule.as_ref()
+                .ok()
+                .and_then(|rule| rule.confirm_deletion.clone())
+        };
+        let confirmed = confirmation(&state.rule) != confirmation(&shown.rule);
+        state.rule = shown.rule;
+        state.status.observe(shown.observed);
+        if confirmed {
+            self.confirm_sweep(id);
+        }
+    }
+
+    /// Takes in a rule that is new or says something else.
+    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+        let ShownRule { rule, observed } = shown;
+        self.replan_rule(id);
+        self.census.iter_mut().for_each(|census| census.forget(id));
+        let old = self.rules.remove(id);
+        let former = old.as_ref().and_then(RuleState::valid);
+        let valid = rule.as_ref().ok();
+        self.forget_places(id, former);
+        let shift = self.replace_selectors(id, former, valid);
+        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
+        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let pod_gate_proven = rule
+            .as_ref()
+            .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
+        // What a re-installed CRD took with it may be shown for a while yet: the same rule lives
+        // where it always did.
+        let same = old
+            .as_ref()
+            .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
+        let crd = same.map_or_else(
+            || self.collections[id.kind].crd.certain(),
+            |old| old.crd.clone(),
+        );
+        let mut book = old.map_or_else(status::Book::default, |old| {
+            self.retire(&old.slots.concat(), &slots.concat());
+            old.status
+        });
+        book.observe(observed);
+        self.rules.insert(
+            id.clone(),
+            RuleState {
+                rule,
+                slots,
+                spec_version: version,
+                spec_seen: self.now,
+                crd,
+                crd_asked: false,
+                crd_streak: 0,
+                home: None,
+                pod_gate_proven,
+                unmet: BTreeMap::new(),
+                status: book,
+                changed: self.changes.next(),
+            },
+        );
+        let valid = self.rules.get(id).and_then(RuleState::valid);
+        self.news
+            .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
+        self.keep_all_copied(id);
+        self.follow_anew(shift);
+        self.mark_status_due(id);
+        self.remind_of_grace(id);
+        if id.kind == RuleKind::ClusterReplication {
+            self.work.timer(
+                self.now + status::HOOKS_KNOWN,
+                work::Timer::Rule(id.clone()),
+            );
+        }
+        self.replan_rule(id);
+        self.demand_changed();
+    }
+
+    /// Adds the rule's places, its sources, and a slot for each source and target.
+    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
+        self.learn_places(id, rule);
+        for (source, object) in &rule.inline {
+            self.sources
+                .insert(source.clone(), SourceState::found(source, object.clone()));
+        }
+        for selector in &rule.selectors {
+            self.kinds.ask(&selector.gvk);
+        }
+        let sources = self.choose(rule).sources;
+        self.add_slots(id, rule, &sources, &BTreeMap::new())
+    }
+
+    /// A rule doesn't exist any more, as far as its watch says.
+    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
+        self.at(now);
+        self.replan_rule(id);
+        let Some((id, old)) = self.rules.remove_entry(id) else {
+            return;
+        };
+        self.census.iter_mut().for_each(|census| census.forget(&id));
+        self.uncount_replication(&id);
+        self.changes.end(Ended::Rule(id.clone()));
+        let former = old.valid();
+        self.forget_places(&id, former);
+        let shift = self.replace_selectors(&id, former, None);
+        self.retire(&old.slots.concat(), &[]);
+        self.follow_anew(shift);
+        self.sweeps.remove(&id);
+        self.news.forget_sources(&id, |_| false);
+        self.work.tidy_later();
+        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
+        if self.settings.role == Role::Keeper {
+            self.gone.insert(id, gone);
+        }
+        self.demand_changed();
+    }
+
+    /// Every rule of the kind that there is has been shown; those in `listed` are all.
+    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
+        self.at(now);
+        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
+        let lost: Vec<RuleId> = of_kind
+            .filter(|id| !listed.contains(&***id))
+            .map(|id| (**id).clone())
+            .collect();
+        for id in lost {
+            self.rule_gone(&id, now);
+        }
+        self.collections[kind].listing = Listing::Listed;
+        self.unread(kind, None);
+        self.replan_all();
+    }
+
+    /// The server doesn't serve rules of the kind: their CRD isn't there (any more). Whoever only
+    /// fills new namespaces has nothing to wait for then; what it means for copies that exist is
+    /// not decided by a watch.
+    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
+        self.at(now);
+        self.unread(kind, None);
+        if self.settings.role == Role::Injector {
+            self.rules_listed(kind, &BTreeSet::new(), now);
+        } else if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unserved;
+            self.replan_all();
+        }
+    }
+
+    /// Rules of the kind can't be read. Those that were shown hold; they tell if they may not be
+    /// read any more. If none was shown so far, what that means for rules of other kinds is what it
+    /// means that none are served: the platform's don't wait for tenants', whose sources are none
+    /// to them, and a copy with a rule's mark isn't touched before all rules of that kind are
+    /// known.
+    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
+        self.at(now);
+        if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unreadable(why);
+            self.replan_all();
+        } else if why == Unreadable::Unavailable {
+            // That passes by itself, and a status couldn't be written meanwhile.
+            return;
+        }
+        self.unread(kind, Some(why));
+    }
+
+    fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
+        if std::mem::replace(&mut self.collections[kind].unread, why) != why {
+            self.rules
+                .values_mut()
+                .for_each(|state| state.status.mark_due());
+        }
+    }
+
+    /// Whether changes of the platform's rules are seen, as far as is known.
+    pub fn follows_rules(&self) -> bool {
+        self.collections[RuleKind::ClusterReplication]
+            .unread
+            .is_none()
+    }
+
+    /// Whether every rule of the kind was shown once.
+    pub(crate) fn all_rules_of(&self, kind: RuleKind) -> bool {
+        self.collections[kind].listing == Listing::Listed
+    }
+
+    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' that
+    /// nobody shows.
+    pub(crate) fn all_rules(&self) -> bool {
+        self.all_rules_of(RuleKind::ClusterReplication)
+            && self.collections[RuleKind::Replication].listing != Listing::Unknown
+    }
+
+    /// The platform's rules. In the order of identities they come first.
+    pub(crate) fn cluster_rules(&self) -> impl Iterator<Item = (&Arc<RuleId>, &RuleState)> {
+        self.rules
+            .iter()
+            .take_while(|(id, _)| id.kind == RuleKind::ClusterReplication)
+    }
+
+    /// The highest resourceVersion at which one of the platform's rules was first seen as it is.
+    pub fn rules_seen(&self) -> u64 {
+        self.cluster_rules()
+            .map(|(_, state)| state.spec_version)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// One value shared by all copies of a rule.
+    pub(crate) fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
+        let known = self.rules.get_key_value(id).map(|(known, _)| known);
+        known
+            .or_else(|| self.gone.get_key_value(id).map(|(known, _)| known))
+            .unwrap_or(id)
+            .clone()
+    }
+
+    /// A slot of each target for each of these sources: that of `former`, if it has one.
+    pub(crate) fn add_slots(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        sources: &[SourceRef],
+        former: &BTreeMap<(usize, SourceRef), SlotId>,
+    ) -> Vec<Vec<SlotId>> {
+        let mut slots = vec![Vec::new(); rule.targets.len()];
+        let mut press = Press::default();
+        // Source by source: what the copies for all targets have in common is made once.
+        for source in sources {
+            for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
+                if let Some(slot) = former.get(&(index, source.clone())) {
+                    added.push(*slot);
+                    continue;
+                }
+                let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
+                    // The rule is told that it isn't served: hardly any of the others can be.
+                    self.kinds.give_up(&source.gvk);
+                    continue;
+                };
+                self.kinds.ask(&source.gvk);
+                let granted = self.may_read(id, source);
+                self.read_if_let_go(id.kind, source);
+                let state = self
+                    .sources
+                    .entry(source.clone())
+                    .or_insert(SourceState::NotRead { since: self.now });
+                let Some(number) = self.slots.next_id() else {
+                    continue;
+                };
+                let mut slot = Slot {
+                    rule: id.clone(),
+                    target: index,
+                    source: source.clone(),
+                    kind,
+                    granted,
+                    name: target.copy_name(source).into(),
+                    reference: Reference::Unknown,
+                    untold: 0,
+                    rendering: Err(NoRendering::NotRead),
+                    renewed: None,
+                };
+                let cluster = &self.settings.cluster;
+                slot.rendering = press.rendering(rule, target, &slot, state, cluster);
+                slot.reference = first_reference(self.settings.role, &slot.rendering);
+                self.consent.add_reader(number, &slot);
+                self.slots.insert(number, slot);
+                added.push(number);
+            }
+        }
+        slots
+    }
+
+    /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot
+    /// with the same rendering.
+    fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
+        for id in old {
+            let Some(gone) = self.remove_slot(*id) else {
+                continue;
+            };
+            for id in new {
+                if let Some(slot) = self.slots.get_mut(id)
+                    && slot.rendering.is_ok()
+                    && slot.rendering == gone.rendering
+                    && gone.reference != Reference::Asked
+                {
+                    // What was asked is answered to the slot that asked.
+                    slot.reference = gone.reference;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn remove_slot(&mut self, id: SlotId) -> Option<Slot> {
+        let gone = self.slots.remove(&id)?;
+        self.consent.remove_reader(id, &gone);
+        Some(gone)
+    }
+
+    pub(crate) fn mark_statuses_due_of_kind(&mut self, gvk: &GroupVersionKind) {
+        for state in self.rules.values_mut() {
+            if state
+                .rule
+                .as_ref()
+                .is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk))
+            {
+                state.status.mark_due();
+            }
+        }
+    }
+
+    /// Marks the statuses of all rules with this source as due.
+    pub(crate) fn mark_statuses_due_of_source(&mut self, source: &SourceRef) {
+        for (_, slot) in self.slots.of_source(source) {
+            if let Some(state) = self.rules.get_mut(&slot.rule) {
+                state.status.mark_due();
+            }
+        }
+    }
+
+    /// Marks the statuses of all rules that have such a slot as due.
+    pub(crate) fn mark_statuses_due_of_slots(&mut self, concerned: impl Fn(&Slot) -> bool) {
+        for slot in self.slots.values().filter(|slot| concerned(slot)) {
+            if let Some(state) = self.rules.get_mut(&slot.rule) {
+                state.status.mark_due();
+            }
+        }
+    }
+}

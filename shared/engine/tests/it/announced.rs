@@ -1,0 +1,563 @@
+//! What people are told by Events: what, how often, and how few.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use mimeo_engine::{
+    Action, Announcement, Engine, Errand, EventReason, Request, Settings, SourceRead, Verb,
+};
+use mimeo_model::{
+    id::RuleKind,
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, FailureReason, Outcome},
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+};
+use serde_json::{Value, from_value, json};
+
+use crate::common::{home, uid};
+
+fn secrets() -> Resource {
+    Resource {
+        gvk: GroupVersionKind::parse("v1", "Secret").unwrap(),
+        plural: "secrets".into(),
+        namespaced: true,
+    }
+}
+
+/// Rules that copy one Secret into the same namespaces, each under a name of its own, and a clock.
+struct World {
+    engine: Engine,
+    sources: Vec<SourceRef>,
+    now: Duration,
+    written: usize,
+}
+
+impl World {
+    fn new(role: Role, rules: usize, namespaces: usize) -> Self {
+        let now = Duration::from_secs(1);
+        let mut engine = Engine::new(Settings::new(role, "cluster"));
+        let (mut sources, mut ids) = (Vec::new(), BTreeSet::new());
+        for number in 0..rules {
+            let source = json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": format!("s{number}")});
+            let rule = json!({
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+                "metadata": {"name": format!("rule-{number}"), "uid": uid(number)},
+                "spec": {"sources": [source], "targets": [{"namespaces": ["team-*"]}]},
+            });
+            let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+            sources.push(rule.sources[0].clone());
+            ids.insert(rule.id.clone());
+            engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
+        }
+        engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
+        engine.rules_unserved(RuleKind::Replication, now);
+        let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
+        for number in 0..namespaces {
+            let name = format!("team-{number:05}");
+            let meta = json!({"name": name, "uid": uid(1000 + number), "resourceVersion": "5"});
+            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            listed.insert(name.into());
+        }
+        engine.namespaces_listed(&listed, now);
+        let kind = secrets().gvk;
+        engine.kinds_recorded(&[kind.clone()].into(), now);
+        engine.kind(&kind, Some(secrets()), now);
+        let _ = engine.demand();
+        engine.copies_listing(&kind.group_kind().into(), now);
+        engine.copies_listed(&kind.group_kind().into(), 6, now);
+        let mut world = Self {
+            engine,
+            sources,
+            now,
+            written: 0,
+        };
+        for number in 0..rules {
+            world.source(number, "a");
+        }
+        world
+    }
+
+    fn source(&mut self, number: usize, type_: &str) {
+        let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
+        self.engine
+            .source(&self.sources[number], Some(object), self.now);
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+    }
+
+    /// Answers every request that there is.
+    fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
+        while let Some(action) = self.engine.next(self.now) {
+            match action {
+                Action::Request(request) => {
+                    let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
+                    self.engine.outcome(&request.ticket, outcome, self.now);
+                }
+                Action::Errand(Errand::ConfirmSource(source)) => {
+                    let read = SourceRead::Absent(home(999, 0));
+                    self.engine.source_read(&source, Some(read), self.now);
+                }
+                Action::Errand(_) => {}
+            }
+        }
+    }
+
+    fn written(&mut self, request: &Request) -> Outcome {
+        self.written += 1;
+        let object = match request.ticket.verb {
+            Verb::Apply(uid) | Verb::Learn(uid) => uid.to_string(),
+            _ => uid(100_000 + self.written),
+        };
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}, "time": "2026-01-02T00:00:00Z"});
+        let meta = json!({
+            "name": &*request.ticket.name, "namespace": &*request.ticket.namespace,
+            "uid": object, "resourceVersion": (10 * (1 + self.written)).to_string(),
+            "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": request.rule.as_ref().unwrap().to_string(), "mimeo.dev/cluster": "cluster",
+                "mimeo.dev/source": self.sources[0].to_string(),
+                "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
+            },
+        });
+        Outcome::Object(Box::new(from_value(meta).unwrap()))
+    }
+
+    fn announced(&mut self) -> Vec<Announcement> {
+        self.engine.announcements(self.now)
+    }
+}
+
+fn refused(reason: FailureReason) -> Outcome {
+    Outcome::Refused(Failure {
+        reason,
+        message: "not you".into(),
+    })
+}
+
+fn kinds(announced: &[Announcement]) -> Vec<&str> {
+    announced
+        .iter()
+        .map(|one| one.regarding.kind.as_deref().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
+    let mut world = World::new(Role::Keeper, 1, 5000);
+    world.answer(|_| Some(refused(FailureReason::Forbidden)));
+    assert_eq!(world.announced(), [], "collected for a moment");
+    let due = world.engine.announcements_due().unwrap();
+    assert_eq!(due, world.now + Duration::from_secs(5));
+    world.now = due;
+    let announced = world.announced();
+    let mut want = vec!["ClusterReplication"];
+    want.extend(["Secret"; 10]);
+    assert_eq!(kinds(&announced), want);
+    let rule = &announced[0];
+    assert_eq!(
+        (rule.reason.type_(), rule.reason.as_str(), rule.count),
+        ("Warning", "CopyFailed", 5000)
+    );
+    assert_eq!(
+        rule.note,
+        "5000 copies in 5000 namespaces, first team-00000, team-00001, team-00002: Forbidden: not you"
+    );
+    assert_eq!(rule.regarding.uid, Some(uid(0)));
+    let copy = &announced[1];
+    assert_eq!((copy.reason, copy.count), (EventReason::CopyFailed, 1));
+    assert_eq!(
+        copy.note,
+        "ClusterReplication/rule-0: Secret s0: Forbidden: not you"
+    );
+    let about = &copy.regarding;
+    assert_eq!(
+        (about.api_version.as_deref(), about.name.as_deref()),
+        (Some("v1"), Some("s0"))
+    );
+    assert_eq!(
+        (about.namespace.as_deref(), &about.uid),
+        (Some("team-00000"), &None),
+        "there is no such object"
+    );
+    assert_eq!(copy.related.as_ref(), Some(&rule.regarding));
+    let names: BTreeSet<_> = announced.iter().map(|one| one.name.clone()).collect();
+    assert_eq!(names.len(), 11);
+
+    // Whoever goes on failing for the same reason is no news, for hours.
+    for _ in 0..10 {
+        world.wait(600);
+        world.answer(|_| Some(refused(FailureReason::Forbidden)));
+        assert_eq!(
+            (world.announced(), world.engine.announcements_due()),
+            (vec![], None)
+        );
+    }
+}
+
+#[test]
+fn a_topic_is_told_once_a_minute_and_continues_its_series() {
+    let mut world = World::new(Role::Keeper, 1, 3);
+    let mut told: Vec<Announcement> = Vec::new();
+    // A source that changes all the time, and never can be copied.
+    for second in 0..300 {
+        world.source(0, &format!("type-{second}"));
+        world.answer(|_| Some(refused(FailureReason::Invalid)));
+        told.extend(
+            world
+                .announced()
+                .into_iter()
+                .filter(|one| one.related.is_none()),
+        );
+        world.wait(1);
+    }
+    assert_eq!(told.len(), 5);
+    assert!(
+        told.iter()
+            .all(|one| one.name == told[0].name && one.count == 3),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn a_restart_continues_the_series_and_another_reason_begins_one() {
+    let names = |reason: FailureReason| {
+        let mut world = World::new(Role::Keeper, 2, 3);
+        world.answer(|_| Some(refused(reason)));
+        world.wait(5);
+        world
+            .announced()
+            .into_iter()
+            .map(|one| one.name)
+            .collect::<BTreeSet<_>>()
+    };
+    let (first, restarted, other) = (
+        names(FailureReason::Forbidden),
+        names(FailureReason::Forbidden),
+        names(FailureReason::Invalid),
+    );
+    assert_eq!((first.len(), &first), (8, &restarted));
+    assert!(first.is_disjoint(&other));
+}
+
+#[test]
+fn what_has_passed_is_not_told() {
+    let mut world = World::new(Role::Keeper, 1, 3);
+    world.answer(|_| Some(refused(FailureReason::Timeout)));
+    world.wait(4);
+    world.answer(|_| None);
+    world.wait(60);
+    assert_eq!(
+        (world.announced(), world.engine.announcements_due()),
+        (vec![], None)
+    );
+}
+
+#[test]
+fn a_hundred_failing_rules_share_what_there_is_and_each_gets_its_turn() {
+    let mut world = World::new(Role::Keeper, 100, 20);
+    world.answer(|_| Some(refused(FailureReason::Forbidden)));
+    world.wait(5);
+    let mut all = world.announced();
+    let rules = |all: &[Announcement]| all.iter().filter(|one| one.related.is_none()).count();
+    assert_eq!(all.len(), 50);
+    assert!(rules(&all) >= 25, "namespaces leave room for rules");
+    let begun = world.now;
+    while let Some(due) = world.engine.announcements_due() {
+        assert!(due > world.now, "nothing is due that can't be told");
+        world.now = due;
+        all.extend(world.announced());
+        let refilled = world.now.saturating_sub(begun).as_secs() / 6;
+        assert!(all.len() as u64 <= 50 + refilled);
+    }
+    assert_eq!(rules(&all), 100);
+}
+
+#[test]
+fn a_copy_that_was_made_anew_is_told() {
+    let mut world = World::new(Role::Keeper, 1, 1);
+    world.answer(|_| None);
+    world.source(0, "b");
+    let cause =
+        json!({"field": "type", "message": "Invalid value: \"hunter2\": field is immutable"});
+    let status: Value = json!({"code": 422, "reason": "Invalid", "message": "hunter2", "details": {"causes": [cause]}});
+    let status: Status = from_value(status).unwrap();
+    world.answer(|request| match request.ticket.verb {
+        Verb::Apply(_) => Some(Outcome::of_error(
+            422,
+            &status,
+            None,
+            &request.resource,
+            &request.ticket.name,
+        )),
+        Verb::Delete(..) => Some(Outcome::Absent),
+        _ => None,
+    });
+    assert_eq!(world.written, 2);
+    world.wait(5);
+    let announced = world.announced();
+    assert_eq!(kinds(&announced), ["ClusterReplication", "Secret"]);
+    for one in &announced {
+        assert_eq!(
+            (one.reason.type_(), one.reason.as_str(), one.reason.action()),
+            ("Normal", "CopyRecreated", "Replace")
+        );
+        assert!(
+            one.note.contains("Secret s0") && !one.note.contains("hunter2"),
+            "{}",
+            one.note
+        );
+    }
+}
+
+#[test]
+fn an_edit_that_was_reverted_is_told_with_who_made_it() {
+    let mut world = World::new(Role::Keeper, 1, 2);
+    let mut written = Vec::new();
+    while let Some(action) = world.engine.next(world.now) {
+        let Action::Request(request) = action else {
+            continue;
+        };
+        let outcome = world.written(&request);
+        if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
+            written.push(meta.clone());
+        }
+        world.engine.outcome(&request.ticket, outcome, world.now);
+    }
+    world.wait(60);
+    let editors = [Some("kubectl-edit"), None];
+    for (meta, editor) in written.iter_mut().zip(editors) {
+        meta.resource_version = Some("35".into());
+        let entries = meta.managed_fields.as_mut().unwrap();
+        entries[0].fields_v1 = from_value(json!({"f:data": {}})).unwrap();
+        let theirs = editor.map(|manager| {
+            json!({
+                "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:data": {"f:token": {}}}, "time": "2026-01-03T00:00:00Z",
+            })
+        });
+        entries.extend(theirs.map(|entry| from_value(entry).unwrap()));
+        world
+            .engine
+            .copy_applied(&secrets().gvk.group_kind(), meta, world.now);
+    }
+    world.answer(|_| None);
+    world.wait(5);
+    let announced = world.announced();
+    assert_eq!(
+        kinds(&announced),
+        ["ClusterReplication", "Secret", "Secret"]
+    );
+    let word = |one: &Announcement| (one.reason.type_(), one.reason.as_str(), one.reason.action());
+    assert!(
+        announced
+            .iter()
+            .all(|one| word(one) == ("Warning", "EditReverted", "Revert")),
+        "{announced:#?}"
+    );
+    let told = "ClusterReplication/rule-0: Secret s0: was changed, and put back; change v1/Secret/home/s0 instead";
+    assert_eq!(
+        announced[1].note,
+        format!("{told}; last written by field manager \"kubectl-edit\"")
+    );
+    assert_eq!(
+        announced[1].regarding.uid, written[0].uid,
+        "of the object that was edited"
+    );
+    assert_eq!(
+        announced[2].note, told,
+        "whoever removes a field leaves no entry"
+    );
+    assert!(
+        !announced[0].note.contains("kubectl-edit"),
+        "it is the copy's namespace's"
+    );
+
+    // Nobody edits what only its source changes.
+    world.source(0, "b");
+    world.answer(|_| None);
+    world.wait(60);
+    assert_eq!(world.announced(), []);
+}
+
+/// What a server says of a Secret may quote it.
+#[test]
+fn no_words_of_the_server_about_a_secret_are_told() {
+    let mut world = World::new(Role::Keeper, 1, 1);
+    let status: Status =
+        from_value(json!({"code": 422, "reason": "Invalid", "message": "data: hunter2"})).unwrap();
+    world.answer(|request| {
+        Some(Outcome::of_error(
+            422,
+            &status,
+            None,
+            &request.resource,
+            &request.ticket.name,
+        ))
+    });
+    world.wait(5);
+    let announced = world.announced();
+    assert_eq!(announced.len(), 2);
+    assert!(
+        announced.iter().all(|one| one
+            .note
+            .ends_with("Invalid: the API server answered 422 Invalid")),
+        "{announced:#?}"
+    );
+}
+
+#[test]
+fn a_source_that_went_is_told_if_there_are_copies_of_it() {
+    let mut world = World::new(Role::Keeper, 1, 3);
+    world.answer(|_| None);
+    world.engine.source(&world.sources[0], None, world.now);
+    world.wait(5);
+    let announced = world.announced();
+    assert_eq!(kinds(&announced), ["ClusterReplication"]);
+    assert_eq!(
+        (announced[0].reason.type_(), announced[0].reason.as_str()),
+        ("Warning", "SourceGone")
+    );
+    assert_eq!(
+        announced[0].note,
+        "v1/Secret/home/s0 is gone; it is the source of 3 copies of ClusterReplication/rule-0, which are deleted 60 seconds later"
+    );
+
+    let mut back = World::new(Role::Keeper, 1, 3);
+    back.answer(|_| None);
+    back.engine.source(&back.sources[0], None, back.now);
+    back.source(0, "a");
+    back.wait(5);
+    assert_eq!(back.announced(), [], "it is back");
+
+    let mut never = World::new(Role::Keeper, 1, 3);
+    never.engine.source(&never.sources[0], None, never.now);
+    never.wait(5);
+    assert_eq!(never.announced(), [], "nothing was copied");
+}
+
+#[test]
+fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
+    let mut world = World::new(Role::Keeper, 1, 3);
+    world.answer(|_| None);
+    world.engine.source(&world.sources[0], None, world.now);
+    let source =
+        json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "another"});
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "rule-0", "uid": uid(0), "generation": 2},
+        "spec": {"sources": [source], "targets": [{"namespaces": ["team-*"]}]},
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    world
+        .engine
+        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+    assert_eq!(world.engine.announcements_due(), None);
+}
+
+#[test]
+fn deletions_that_are_held_are_told_once() {
+    let mut world = World::new(Role::Keeper, 1, 40);
+    world.answer(|_| None);
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "rule-0", "uid": uid(0), "generation": 2},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "s0"}],
+            "targets": [{"namespaces": ["team-00001"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    world
+        .engine
+        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+    let mut told = Vec::new();
+    for _ in 0..60 {
+        world.answer(|request| panic!("{request:?}"));
+        told.extend(world.announced());
+        world.wait(5);
+    }
+    assert_eq!(
+        kinds(&told),
+        [&["ClusterReplication"][..], &["Secret"; 10]].concat()
+    );
+    assert!(
+        told.iter()
+            .all(|one| (one.reason.as_str(), one.reason.action()) == ("DeletionHeld", "Delete")),
+        "{told:#?}"
+    );
+    assert!(
+        told[0].note.starts_with("Mimeo does not delete 39 copies"),
+        "{}",
+        told[0].note
+    );
+    assert_eq!(told[1].regarding.namespace.as_deref(), Some("team-00000"));
+    assert_eq!(
+        told[1].note,
+        "ClusterReplication/rule-0: Secret s0: is lost, with many others in a short time, and stays until a person confirms the deletion"
+    );
+}
+
+#[test]
+fn two_rules_for_one_cell_are_told_by_the_one_that_lost() {
+    let mut world = World::new(Role::Keeper, 1, 2);
+    world.answer(|_| None);
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "z", "uid": uid(7)},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "other", "name": "s0"}],
+            "targets": [{"namespaces": ["team-*"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    world
+        .engine
+        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+    world.answer(|_| None);
+    world.wait(5);
+    let announced = world.announced();
+    assert_eq!(
+        kinds(&announced),
+        ["ClusterReplication", "Secret", "Secret"]
+    );
+    assert_eq!(announced[0].regarding.name.as_deref(), Some("z"));
+    assert!(
+        announced[0]
+            .note
+            .ends_with("RuleConflict: ClusterReplication/rule-0 has this copy"),
+        "{}",
+        announced[0].note
+    );
+}
+
+/// Many webhook replicas would tell the same; and a standby doesn't know what the leader has told.
+#[test]
+fn only_the_reconciler_that_leads_tells_anything() {
+    let mut injector = World::new(Role::Injector, 1, 1);
+    injector
+        .engine
+        .source(&injector.sources[0], None, injector.now);
+    injector.answer(|_| Some(refused(FailureReason::Forbidden)));
+    injector.wait(5);
+    assert_eq!(
+        (injector.announced(), injector.engine.announcements_due()),
+        (vec![], None)
+    );
+
+    let mut standby = World::new(Role::Keeper, 1, 3);
+    standby.answer(|_| None);
+    standby
+        .engine
+        .source(&standby.sources[0], None, standby.now);
+    standby.engine.rest(standby.now);
+    standby.wait(5);
+    assert_eq!(
+        (standby.announced(), standby.engine.announcements_due()),
+        (vec![], None)
+    );
+}

@@ -1,0 +1,227 @@
+//! What statuses cost: each cell is looked at once for all rules that are due, and few at a time.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use mimeo_engine::{Action, Engine, Settings, StatusUpdate, Webhooks};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, FailureReason, Outcome},
+    role::Role,
+    rule::Rule,
+};
+use serde_json::{Value, from_value, json};
+
+use crate::common::uid;
+
+const RULES: usize = 40;
+const NAMESPACES: usize = 400;
+
+struct World {
+    engine: Engine,
+    now: Duration,
+}
+
+fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+fn rule(number: usize, generation: i64, targets: &Value) -> Rule {
+    let name = format!("s{number}");
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": format!("rule-{number}"), "uid": uid(number), "generation": generation, "resourceVersion": "7"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name}], "targets": targets,
+        },
+    });
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
+impl World {
+    /// Every rule wants a copy in every namespace, and none is there.
+    fn new() -> Self {
+        let now = Duration::from_secs(10);
+        let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let names: BTreeSet<Box<str>> = (0..NAMESPACES)
+            .map(|number| format!("team-{number}").into())
+            .collect();
+        for (name, number) in names.iter().zip(1000..) {
+            let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
+            engine.namespace_applied(&from_value(meta).unwrap(), now);
+        }
+        engine.namespaces_listed(&names, now);
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kind(
+            &secrets(),
+            Some(Resource {
+                gvk: secrets(),
+                plural: "secrets".into(),
+                namespaced: true,
+            }),
+            now,
+        );
+        let rules: Vec<Rule> = (0..RULES)
+            .map(|number| rule(number, 1, &json!([{"namespaces": ["team-*"]}])))
+            .collect();
+        let (ids, sources): (BTreeSet<RuleId>, Vec<_>) = rules
+            .iter()
+            .map(|rule| (rule.id.clone(), rule.sources[0].clone()))
+            .unzip();
+        for rule in rules {
+            engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
+        }
+        engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
+        engine.rules_unserved(RuleKind::Replication, now);
+        let _ = engine.demand();
+        engine.copies_listing(&secrets().group_kind().into(), now);
+        engine.copies_listed(&secrets().group_kind().into(), 6, now);
+        for source in sources {
+            engine.source(
+                &source,
+                Some(json!({"metadata": {"resourceVersion": "9"}, "type": "a"})),
+                now,
+            );
+        }
+        Self { engine, now }
+    }
+
+    /// All statuses that are due, and into how many pieces their count fell.
+    fn statuses(&mut self) -> (Vec<StatusUpdate>, usize) {
+        let (mut all, mut pieces) = (Vec::new(), 0);
+        loop {
+            let before = self.engine.counted();
+            all.extend(self.engine.statuses(self.now, Timestamp::UNIX_EPOCH));
+            let looked = usize::try_from(self.engine.counted() - before).unwrap();
+            assert!(looked < 5_000 + RULES, "{looked} cells at once");
+            pieces += 1;
+            if !self.engine.counts() {
+                return (all, pieces);
+            }
+        }
+    }
+}
+
+fn desired(update: &StatusUpdate) -> i32 {
+    update.status.copies.as_ref().unwrap().desired
+}
+
+#[test]
+fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
+    let mut world = World::new();
+    let (statuses, pieces) = world.statuses();
+    assert_eq!(
+        statuses.iter().map(desired).collect::<Vec<_>>(),
+        [i32::try_from(NAMESPACES).unwrap(); RULES]
+    );
+    let cells = u64::try_from(RULES * NAMESPACES).unwrap();
+    assert_eq!((world.engine.counted(), pieces), (cells, 4));
+    world.now += Duration::from_secs(2);
+    assert_eq!(
+        (world.statuses().0.len(), world.engine.counted()),
+        (0, cells),
+        "nothing is due"
+    );
+
+    // What happens meanwhile is told afterwards; a rule that has become another isn't told of by
+    // what was counted before.
+    world.engine.webhooks(
+        Webhooks {
+            seen: vec![1],
+            contested: None,
+        },
+        world.now,
+    );
+    assert_eq!(world.engine.statuses(world.now, Timestamp::UNIX_EPOCH), []);
+    let one = rule(3, 2, &json!([{"namespaces": ["team-1"]}]));
+    world
+        .engine
+        .rule_applied(one.id.clone(), Ok(one.clone()), None, world.now);
+    let (statuses, _) = world.statuses();
+    assert_eq!(statuses.len(), RULES - 1);
+    assert!(statuses.iter().all(|update| update.id != one.id));
+    let source = json!({"metadata": {"resourceVersion": "10"}, "type": "a"});
+    world
+        .engine
+        .source(&one.sources[0], Some(source), world.now);
+    world.now += Duration::from_secs(2);
+    let (statuses, _) = world.statuses();
+    assert_eq!(
+        statuses
+            .iter()
+            .map(|update| (&update.id, desired(update)))
+            .collect::<Vec<_>>(),
+        [(&one.id, 1)]
+    );
+}
+
+/// Each change of a rule moves what every replica has taken in.
+#[test]
+fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
+    let mut world = World::new();
+    let seen = |seen| Webhooks {
+        seen: vec![seen, seen],
+        contested: None,
+    };
+    world.engine.webhooks(seen(7), world.now);
+    world.statuses();
+    world.now += Duration::from_secs(6);
+    world.statuses();
+    world.now += Duration::from_secs(2);
+    world.statuses();
+    assert_eq!(world.engine.status_due(), None);
+    world.engine.webhooks(seen(8), world.now);
+    assert_eq!(world.engine.status_due(), None);
+    world.engine.webhooks(
+        Webhooks {
+            seen: vec![8],
+            contested: None,
+        },
+        world.now,
+    );
+    assert!(
+        world.engine.status_due().is_some(),
+        "how many there are is told"
+    );
+}
+
+#[test]
+fn tidying_up_after_so_many_copies_rests_in_between() {
+    let mut world = World::new();
+    let failed = || {
+        Outcome::Refused(Failure {
+            reason: FailureReason::Forbidden,
+            message: "no".into(),
+        })
+    };
+    let requests = std::iter::from_fn(|| world.engine.next(world.now));
+    let requests: Vec<_> = requests
+        .filter_map(|action| {
+            if let Action::Request(request) = action {
+                Some(request)
+            } else {
+                None
+            }
+        })
+        .collect();
+    assert_eq!(requests.len(), RULES * NAMESPACES);
+    world.now += Duration::from_secs(1);
+    world
+        .engine
+        .outcome(&requests[0].ticket, failed(), world.now);
+    assert!(world.engine.next(world.now).is_none());
+    world
+        .engine
+        .outcome(&requests[1].ticket, failed(), world.now);
+    assert!(world.engine.next(world.now).is_none());
+    assert_eq!(
+        world.engine.wake_at(),
+        Some(world.now + Duration::from_millis(80))
+    );
+    world.now += Duration::from_millis(80);
+    assert!(world.engine.next(world.now).is_none());
+    assert!(world.engine.wake_at().unwrap() > world.now + Duration::from_millis(80));
+}

@@ -1,0 +1,321 @@
+//! What both sides consent to is done; nothing else is, and nothing is told of it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_engine::Action;
+use mimeo_model::outcome::{Failure, FailureReason, Outcome, Unreadable};
+use serde_json::{from_value, json};
+
+use crate::grants::scene::{
+    Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words,
+};
+
+#[test]
+fn within_its_namespace_a_rule_needs_nobodys_consent() {
+    let mut scene = Scene::unlisted(&["home", "other"]);
+    let id = scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}], "targets": [{"namespaces": ["home"], "copyName": "y"}],
+    })));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write home/y"]);
+    let marks = &scene.objects["home/y"];
+    assert_eq!(marks["labels"]["mimeo.dev/replication"], "home.r");
+    assert_eq!(marks["annotations"]["mimeo.dev/rule"], "Replication/home/r");
+    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Ready"), "True Synced");
+    assert_eq!(words(&status, "Authorized"), "True Allowed");
+    assert!(
+        status
+            .conditions
+            .iter()
+            .all(|condition| condition.type_ != "PodGateActive")
+    );
+}
+
+#[test]
+fn across_namespaces_both_sides_consent_or_nothing_is_read_or_written() {
+    let mut scene = Scene::new(&["home", "from", "to"]);
+    let x = source("from", "x");
+    let id = scene.rule(replication("home", "r", &copying("from", "x", &["to"])));
+    assert!(!scene.watched(&x));
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    assert!(!scene.watched(&x), "the source isn't granted by the target");
+    scene.grant("from", grant("Read", &to("home"), &["x"]));
+    scene.show(&x);
+    assert_eq!(scene.done(), ["write to/x"]);
+    assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+
+    // What a grant doesn't cover is as if there were none.
+    for (access, from, names) in [
+        ("Read", to("home"), &["other"][..]),
+        ("Read", to("another"), &[]),
+        (
+            "Read",
+            json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
+            &[],
+        ),
+    ] {
+        let mut scene = Scene::new(&["home", "from", "to"]);
+        scene.rule(replication("home", "r", &copying("from", "x", &["to"])));
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene.grant("from", grant(access, &from, names));
+        assert!(!scene.watched(&x), "{access} {from} {names:?}");
+    }
+}
+
+#[test]
+fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
+    let mut scene = Scene::new(&["home", "from", "to"]);
+    let x = source("from", "x");
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    scene.grant("from", grant("Read", &to("home"), &[]));
+    let rule = replication("home", "r", &copying("from", "x", &["to"]));
+    scene.rule(rule.clone());
+    scene.show(&x);
+    assert_eq!(scene.done(), ["write to/x"]);
+
+    // Another process finds the copy, and doesn't know yet what is granted.
+    let mut next = Scene::unlisted(&["home", "from", "to"]);
+    next.objects = scene.objects.clone();
+    next.engine.copy_applied(
+        &secrets().group_kind(),
+        &from_value(next.objects["to/x"].clone()).unwrap(),
+        next.now,
+    );
+    next.rule(rule);
+    next.grant("from", grant("Read", &to("home"), &[]));
+    assert!(!next.watched(&x));
+    next.wait(60);
+    assert_eq!(next.done(), [] as [&str; 0]);
+    next.grant("to", grant("Write", &to("home"), &[]));
+    let listed = [
+        ("from".into(), "Read".into()),
+        ("to".into(), "Write".into()),
+    ];
+    next.engine.grants_listed(&listed.into(), next.now);
+    next.show(&x);
+    next.wait(60);
+    assert!(next.done().iter().all(|done| !done.starts_with("delete")));
+}
+
+#[test]
+fn consent_withdrawn_takes_the_copies_along_once_it_was_read() {
+    for (namespace, access) in [("from", "Read"), ("to", "Write")] {
+        let mut scene = Scene::new(&["home", "from", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene.grant("from", grant("Read", &to("home"), &[]));
+        let id = scene.rule(replication(
+            "home",
+            "r",
+            &copying("from", "x", &["to", "home"]),
+        ));
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done(), ["write home/x", "write to/x"]);
+        scene.revoke(namespace, access);
+        scene.wait(9);
+        assert_eq!(scene.done(), [] as [&str; 0], "{access}");
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+        scene.tell_grants(namespace, &[], Some("2026-01-01T00:00:00Z"));
+        let gone: &[&str] = if access == "Read" {
+            &["delete home/x", "delete to/x"]
+        } else {
+            &["delete to/x"]
+        };
+        assert_eq!(scene.done(), gone);
+        assert_eq!(scene.watched(&source("from", "x")), access == "Write");
+    }
+}
+
+#[test]
+fn labels_of_the_rules_namespace_count_when_they_change() {
+    let mut scene = Scene::new(&["home", "from"]);
+    let gold = json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+    scene.grant("from", grant("Read", &gold, &[]));
+    scene.rule(replication("home", "r", &copying("from", "x", &["home"])));
+    assert!(!scene.watched(&source("from", "x")));
+    scene.namespace("home", &json!({"tier": "gold"}));
+    scene.show(&source("from", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    scene.namespace("home", &json!({}));
+    scene.run();
+    assert!(!scene.watched(&source("from", "x")));
+    scene.wait(11);
+    assert_eq!(scene.done(), ["delete home/x"]);
+}
+
+#[test]
+fn what_is_granted_is_done_though_not_all_is() {
+    let mut scene = Scene::new(&["home", "a", "b"]);
+    scene.grant("a", grant("Write", &to("home"), &[]));
+    let id = scene.rule(replication("home", "r", &copying("home", "x", &["a", "b"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write a/x"]);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False NotGranted");
+    let copies = status.copies.unwrap();
+    assert_eq!((copies.desired, copies.synced, copies.failed), (2, 1, 1));
+    let [failure] = &status.failures[..] else {
+        panic!("{:?}", status.failures)
+    };
+    assert_eq!(
+        (&*failure.namespace, &*failure.name, &*failure.reason),
+        ("b", "x", "NotGranted")
+    );
+}
+
+#[test]
+fn what_is_granted_is_not_denied_before_it_is_known() {
+    let rule = || replication("home", "r", &copying("home", "x", &["to"]));
+    let mut scene = Scene::unlisted(&["home", "to"]);
+    assert_eq!(
+        scene.engine.not_granted(&rule(), &rule().sources, 5),
+        (vec![], 0)
+    );
+    let id = scene.rule(rule());
+    scene.show(&source("home", "x"));
+    scene.wait(60);
+    assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
+
+    scene.engine.grants_unserved(scene.now);
+    let (told, more) = scene.engine.not_granted(&rule(), &rule().sources, 5);
+    assert_eq!((told.len(), more), (1, 0));
+    assert!(
+        told[0].contains("does not serve ReplicationGrants"),
+        "{told:?}"
+    );
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False GrantsUnknown");
+    assert_eq!(condition(&status, "Authorized").2, told[0]);
+    assert_eq!(status.failures, []);
+
+    scene
+        .engine
+        .grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
+    let message = condition(&status, "Authorized").2;
+    assert!(message.contains(
+        "{apiGroups: [mimeo.dev], resources: [replicationgrants], verbs: [get, list, watch]}"
+    ));
+
+    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+}
+
+/// A tenant looks for what there is in other namespaces: nothing that he is told depends on it.
+#[test]
+fn nothing_is_told_of_what_is_not_granted() {
+    let told = |world: &dyn Fn(&mut Scene), namespaces: &[&str]| {
+        let mut scene = Scene::new(namespaces);
+        world(&mut scene);
+        let id = scene.rule(replication(
+            "home",
+            "r",
+            &json!({
+                "sources": [
+                    {"apiVersion": "v1", "kind": "Secret", "namespace": "vault", "name": "x"},
+                    {"apiVersion": "v1", "kind": "Secret", "name": "own"},
+                ],
+                "targets": [{"namespaces": ["vault", "home"], "copyName": "$(source.name)-copy"}],
+            }),
+        ));
+        scene.show(&source("home", "own"));
+        let status = scene.status(&id);
+        let rule = replication("home", "probe", &copying("vault", "x", &["vault", "home"]));
+        format!(
+            "{:?} {:?}",
+            scene.engine.not_granted(&rule, &rule.sources, 5),
+            ClusterReplicationStatus {
+                last_sync_time: None,
+                sources: status
+                    .sources
+                    .iter()
+                    .filter(|source| source.namespace.as_deref() == Some("vault"))
+                    .cloned()
+                    .collect(),
+                ..status
+            }
+        )
+    };
+    let absent = told(&|_| {}, &["home"]);
+    assert!(
+        absent.contains("NotGranted") && absent.contains("is not granted as a source"),
+        "{absent}"
+    );
+    assert_eq!(
+        told(&|_| {}, &["home", "vault"]),
+        absent,
+        "there is such a namespace"
+    );
+    let read = |scene: &mut Scene| {
+        // The platform reads the object, and copies it there, too.
+        scene.rule(cluster_replication(
+            "p",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "vault", "name": "x"}],
+                "targets": [{"namespaces": ["vault"], "copyName": "x-copy"}],
+            }),
+        ));
+        scene.show(&source("vault", "x"));
+    };
+    assert_eq!(
+        told(&read, &["home", "vault"]),
+        absent,
+        "there is such an object, and it is read for another rule"
+    );
+}
+
+#[test]
+fn who_has_a_cell_abroad_is_not_told() {
+    let mut scene = Scene::new(&["home", "other", "to"]);
+    scene.grant("to", grant("Write", &json!({"namespaces": ["*"]}), &[]));
+    scene.rule(replication("home", "a", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    let id = scene.rule(replication("other", "b", &copying("other", "x", &["to"])));
+    scene.show(&source("other", "x"));
+    let status = scene.status(&id);
+    assert_eq!(status.failures[0].message, "another rule has this copy");
+}
+
+/// They say how many other objects there are in a namespace of somebody else.
+#[test]
+fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() {
+    let mut scene = Scene::new(&["home", "to"]);
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+    let object =
+        json!({"metadata": {"resourceVersion": "5"}, "type": "Opaque", "data": {"a": "b"}});
+    scene
+        .engine
+        .source(&source("home", "x"), Some(object), scene.now);
+    let mut notes = Vec::new();
+    for _ in 0..20 {
+        while let Some(action) = scene.engine.next(scene.now) {
+            if let Action::Request(request) = action {
+                let failure = Failure {
+                    reason: FailureReason::QuotaExceeded,
+                    message: "used: count/secrets=41".into(),
+                };
+                scene
+                    .engine
+                    .outcome(&request.ticket, Outcome::Refused(failure), scene.now);
+            }
+        }
+        notes.extend(scene.engine.announcements(scene.now));
+        scene.now += Duration::from_secs(1);
+    }
+    let failures = scene.status(&id).failures;
+    let told: Vec<&str> = notes
+        .iter()
+        .map(|announcement| &*announcement.note)
+        .chain(failures.iter().map(|failure| &*failure.message))
+        .collect();
+    assert!(told.len() > 1, "{told:?}");
+    for text in told {
+        assert!(text.contains("has no room for this copy"), "{text}");
+        assert!(!text.contains("41"), "{text}");
+    }
+}

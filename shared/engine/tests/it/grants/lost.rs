@@ -1,0 +1,503 @@
+//! What becomes of copies whose rules, grants or definitions are lost.
+
+use mimeo_engine::{Errand, RuleRead};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    outcome::Unreadable,
+};
+use serde_json::json;
+
+use crate::common::home;
+use crate::grants::scene::{
+    Scene, cluster_replication, condition, copying, grant, replication, source, to, words,
+};
+
+/// Else whatever Mimeo finds after a restart would be held for ever, of rules that were deleted
+/// meanwhile.
+#[test]
+fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded() {
+    // As after an upgrade from a version without Replications; and as on the first start.
+    for cluster in [Some("crd"), None] {
+        let mut scene = Scene::new(&["home", "mallory"]);
+        scene.engine.crd(
+            RuleKind::ClusterReplication,
+            Some("crd".into()),
+            cluster.map(Into::into),
+            scene.now,
+        );
+        scene
+            .engine
+            .crd(RuleKind::Replication, Some("crd".into()), None, scene.now);
+        scene.mark("mallory", "m", "Replication/x/y");
+        scene.run();
+        let lost = RuleRead {
+            found: false,
+            home: Some(home(1, 0)),
+            crd: Some("crd".into()),
+        };
+        scene
+            .engine
+            .rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.rule(replication(
+            "home",
+            "r",
+            &json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}],
+                "targets": [{"namespaces": ["home"], "copyName": "y"}],
+            }),
+        ));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), [] as [&str; 0], "not before it is recorded");
+        let expected = Errand::RecordCrd(RuleKind::Replication, "crd".into());
+        let records = scene
+            .errands
+            .iter()
+            .filter(|errand| matches!(errand, Errand::RecordCrd(RuleKind::Replication, _)));
+        assert_eq!(records.collect::<Vec<_>>(), [&expected]);
+        scene.engine.crd(
+            RuleKind::Replication,
+            Some("crd".into()),
+            Some("crd".into()),
+            scene.now,
+        );
+        assert_eq!(scene.done(), ["write home/y"]);
+        // What the mark's rule was is asked once more.
+        scene
+            .engine
+            .rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        assert_eq!(scene.done(), ["delete mallory/m"]);
+    }
+}
+
+/// As when Mimeo was removed with all that it had noted, and comes back with some of its rules:
+/// what is recorded then is the CRD that is there, whatever rules went with another one.
+#[test]
+fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() {
+    const BEGUN: &str = "2026-01-01T00:00:00Z";
+    const BEFORE: &str = "2025-12-31T23:59:59Z";
+    for (created, written, seen, deleted) in [
+        (Some(BEFORE), BEFORE, false, false),
+        (None, BEFORE, false, false),
+        (Some(BEFORE), BEFORE, true, true),
+        (Some(BEFORE), BEGUN, false, true),
+        (Some(BEFORE), BEGUN, true, true),
+        // Nobody can have created an object before it was there.
+        (Some(BEGUN), BEFORE, false, true),
+    ] {
+        let mut scene = Scene::new(&["vault", "z"]);
+        scene
+            .engine
+            .kinds_since(Some(BEGUN.parse().unwrap()), scene.now);
+        let id: RuleId = "ClusterReplication/p".parse().unwrap();
+        if seen {
+            scene.rule(cluster_replication("p", &copying("vault", "x", &["none"])));
+            scene.engine.rule_gone(&id, scene.now);
+        }
+        scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
+        scene.run();
+        scene.tell_rules_gone(0);
+        scene.wait(60);
+        let held: Vec<(RuleId, String)> = scene
+            .engine
+            .held()
+            .map(|held| (held.rule.clone(), held.nonce.to_owned()))
+            .collect();
+        if deleted {
+            assert_eq!(
+                (scene.done(), held.len()),
+                (vec!["delete z/y".to_owned()], 0),
+                "{written} {seen}"
+            );
+            continue;
+        }
+        assert_eq!((scene.done(), held.len()), (vec![], 1), "{written} {seen}");
+        // Without the record there is nothing by which anybody could know better.
+        scene.engine.kinds_since(None, scene.now);
+        scene.run();
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "{written} {seen}");
+        scene.engine.confirmed(Some(&held[0].1), scene.now);
+        assert_eq!(scene.done(), ["delete z/y"]);
+    }
+}
+
+/// A platform's copy that may have been lost with its rule is no tenant's for the taking either.
+#[test]
+fn no_tenants_rule_takes_a_copy_written_before_the_record() {
+    let mut scene = Scene::new(&["home"]);
+    scene
+        .engine
+        .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+    scene.mark_of("2025-01-01T00:00:00Z", "home", "y", "ClusterReplication/p");
+    let targets = json!([{"namespaces": ["home"], "copyName": "y"}]);
+    let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
+    scene.rule(replication(
+        "home",
+        "r",
+        &json!({"sources": sources, "targets": targets}),
+    ));
+    scene.show(&source("home", "x"));
+    let read = RuleRead {
+        found: false,
+        home: None,
+        crd: Some("crd".into()),
+    };
+    scene.engine.rule_read(
+        &"ClusterReplication/p".parse().unwrap(),
+        Some(&read),
+        scene.now,
+    );
+    scene.run();
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0]);
+}
+
+/// When the definition of grants was created: before any copy,
+const BEFORE: Option<&str> = Some("2026-01-01T00:00:00Z");
+/// and after all that were created.
+const ANEW: Option<&str> = Some("2026-03-01T00:00:00Z");
+
+/// A lost CRD of grants takes few copies of each rule, and all of them together. A grant that its
+/// owner deletes takes every copy, however many they are.
+#[test]
+fn a_lost_grant_takes_no_copy_before_a_read_shows_that_it_was_deleted() {
+    for (rules, defined, deleted) in [
+        (2, None, 0),
+        (2, ANEW, 0),
+        (2, BEFORE, 2),
+        (25, None, 0),
+        (25, ANEW, 0),
+        (25, BEFORE, 25),
+    ] {
+        let homes: Vec<String> = (0..rules).map(|i| format!("team-{i}")).collect();
+        let mut namespaces: Vec<&str> = homes.iter().map(String::as_str).collect();
+        namespaces.push("from");
+        let mut scene = Scene::new(&namespaces);
+        let given = || grant("Read", &json!({"namespaces": ["team-*"]}), &[]);
+        scene.grant("from", given());
+        for home in &homes {
+            scene.rule(replication(home, "r", &copying("from", "x", &[home])));
+        }
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done().len(), rules);
+        scene.revoke("from", "Read");
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "before the read is answered");
+        scene.tell_grants("from", &[], defined);
+        scene.wait(60);
+        assert_eq!(scene.done().len(), deleted, "{rules} {defined:?}");
+        let status = scene.status(&"Replication/team-0/r".parse().unwrap());
+        assert_eq!(words(&status, "Authorized"), "False NotGranted");
+        assert!(
+            status
+                .conditions
+                .iter()
+                .all(|condition| condition.type_ != "Stalled")
+        );
+        if deleted == 0 {
+            scene.grant("from", given());
+            scene.wait(60);
+            assert!(scene.done().iter().all(|done| !done.starts_with("delete")));
+        }
+    }
+}
+
+/// Else whoever was let copy could keep what the other took back, by never confirming it.
+#[test]
+fn the_taker_has_no_veto_when_consent_is_taken_back() {
+    let labelled = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
+    for (how, given, goes) in [
+        ("deleted", to("home"), true),
+        ("narrowed", to("home"), true),
+        ("narrowed", labelled.clone(), true),
+        ("deleted", labelled.clone(), true),
+        // Whoever labels namespaces hasn't spoken for the one that gave it.
+        ("relabelled", labelled.clone(), false),
+    ] {
+        let mut scene = Scene::new(&["from", "home"]);
+        scene.namespace("home", &json!({"team": "a"}));
+        scene.grant("from", grant("Read", &given, &[]));
+        let names: Vec<String> = (0..25).map(|i| format!("x-{i}")).collect();
+        let targets: Vec<_> = names
+            .iter()
+            .map(|name| json!({"namespaces": ["home"], "copyName": name}))
+            .collect();
+        let mut spec = copying("from", "x", &["home"]);
+        spec["targets"] = json!(targets);
+        let id = scene.rule(replication("home", "r", &spec));
+        scene.show(&source("from", "x"));
+        assert_eq!(scene.done().len(), 25);
+        scene.wait(5);
+        let left: &[&str] = if how == "deleted" { &[] } else { &["Read"] };
+        match how {
+            "deleted" => scene.revoke("from", "Read"),
+            "narrowed" => {
+                let others = json!({"namespaceSelector": {"matchLabels": {"team": "z"}}});
+                let by_labels = given == labelled;
+                let mut narrower = if by_labels {
+                    grant("Read", &others, &[])
+                } else {
+                    grant("Read", &given, &["y"])
+                };
+                narrower.edition.generation = 7;
+                scene.grant("from", narrower);
+            }
+            _ => scene.namespace("home", &json!({})),
+        }
+        scene.wait(10);
+        let case = format!("{how} {given}");
+        assert_eq!(
+            scene
+                .errands
+                .contains(&Errand::ConfirmGrants("from".into())),
+            goes,
+            "{case}"
+        );
+        if !goes {
+            scene.wait(60);
+            assert_eq!((scene.done(), scene.holds(&id)), (vec![], true), "{case}");
+            continue;
+        }
+        // What differs from what the watch has told is no word: it may have been given again.
+        scene.tell_grants("from", &["Read", "Write"], BEFORE);
+        assert_eq!((scene.done(), scene.holds(&id)), (vec![], false), "{case}");
+        scene.wait(10);
+        scene.tell_grants_of("from", left, if how == "narrowed" { 7 } else { 0 }, BEFORE);
+        assert_eq!(scene.done().len(), 25, "{case}");
+        assert!(!scene.holds(&id), "{case}");
+        assert!(scene.objects.is_empty(), "{case}");
+    }
+}
+
+/// A script takes a label off one namespace after another. However slow it is, what was lost within
+/// ten minutes counts together.
+#[test]
+fn a_slow_loss_is_held_like_a_quick_one() {
+    const MANY: usize = 40;
+    let places: Vec<String> = (10..10 + MANY).map(|i| format!("place-{i}")).collect();
+    // Twenty count as many.
+    for (pause, deleted) in [
+        (0, 0..=0),
+        (1, 1..=19),
+        (5, 1..=19),
+        (20, 1..=19),
+        (29, 1..=19),
+        (40, MANY..=MANY),
+    ] {
+        let names: Vec<&str> = places.iter().map(String::as_str).collect();
+        let mut scene = Scene::new(&[&names[..], &["home"]].concat());
+        let mut spec = copying("home", "x", &["none"]);
+        spec["targets"] = json!([{"namespaceSelector": {"matchLabels": {"team": "a"}}}]);
+        for place in &places {
+            scene.namespace(place, &json!({"team": "a"}));
+        }
+        let id = scene.rule(cluster_replication("p", &spec));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done().len(), MANY);
+        let mut gone = 0;
+        for place in &places {
+            scene.namespace(place, &json!({}));
+            scene.wait(pause);
+            gone += scene.done().len();
+        }
+        for _ in 0..10 {
+            scene.wait(60);
+        }
+        gone += scene.done().len();
+        assert!(
+            deleted.contains(&gone),
+            "{gone} copies were deleted with pauses of {pause} s"
+        );
+        assert_eq!(scene.holds(&id), gone < MANY, "{pause}");
+        // A person who wants it so confirms what is told, and then what was lost after that.
+        for _ in 0..3 {
+            if !scene.holds(&id) {
+                break;
+            }
+            let stalled = condition(&scene.status(&id), "Stalled").2;
+            let nonce = stalled.rsplit_once('=').unwrap().1;
+            scene.engine.confirmed(Some(nonce), scene.now);
+            scene.wait(11);
+            gone += scene.done().len();
+        }
+        assert_eq!((gone, scene.holds(&id)), (MANY, false), "{pause}");
+    }
+}
+
+/// Copies that carry marks of a rule that never was cost nothing to make, and a rule whose losses
+/// are held is its owner's matter.
+#[test]
+fn no_tenant_holds_up_what_becomes_of_others_copies() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for (trick, later) in [
+        ("forged", 0),
+        ("forged", 60),
+        ("held", 0),
+        ("held", 5),
+        ("held", 60),
+    ] {
+        let mut scene = Scene::new(&[&places[..], &["mallory", "home", "to"]].concat());
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let victim = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        if trick == "forged" {
+            for number in 0..500 {
+                scene.mark(
+                    "mallory",
+                    &format!("m-{number}"),
+                    "Replication/no-such-ns/x",
+                );
+            }
+            scene.run();
+            let read = RuleRead {
+                found: false,
+                home: None,
+                crd: Some("crd".into()),
+            };
+            scene.engine.rule_read(
+                &"Replication/no-such-ns/x".parse().unwrap(),
+                Some(&read),
+                scene.now,
+            );
+        } else {
+            for place in &places {
+                scene.grant(place, grant("Write", &to("mallory"), &[]));
+            }
+            scene.rule(replication(
+                "mallory",
+                "m",
+                &copying("mallory", "x", &places),
+            ));
+            scene.show(&source("mallory", "x"));
+            assert_eq!(scene.done().len(), places.len());
+            for place in &places {
+                scene.revoke(place, "Write");
+            }
+        }
+        scene.wait(later);
+        scene.revoke("to", "Write");
+        scene.tell_grants("to", &[], BEFORE);
+        assert_eq!(scene.done(), ["delete to/x"], "{trick} {later}");
+        assert!(
+            scene
+                .status(&victim)
+                .conditions
+                .iter()
+                .all(|condition| condition.type_ != "Stalled")
+        );
+    }
+}
+
+/// Each namespace that a rule's copies are in is asked by itself.
+#[test]
+fn grants_of_many_namespaces_are_each_read_before_their_copies_go() {
+    let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    for defined in [ANEW, BEFORE] {
+        let mut scene = Scene::new(&[&places[..], &["home"]].concat());
+        for place in &places {
+            scene.grant(place, grant("Write", &to("home"), &[]));
+            scene.rule(replication("home", place, &copying("home", "x", &[place])));
+        }
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done().len(), places.len());
+        for place in &places {
+            scene.revoke(place, "Write");
+        }
+        scene.wait(10);
+        assert_eq!(scene.done(), [] as [&str; 0]);
+        for place in &places {
+            scene.tell_grants(place, &[], defined);
+        }
+        let deleted = if defined == BEFORE { places.len() } else { 0 };
+        assert_eq!(scene.done().len(), deleted);
+    }
+}
+
+#[test]
+fn rules_that_go_with_their_namespace_are_no_lost_definition() {
+    for (stays, deleted_at_once) in [(true, true), (false, false)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write to/x"]);
+        scene.engine.rule_gone(&id, scene.now);
+        scene.run();
+        let home = stays.then(|| home(scene.uids["home"], 0));
+        let read = RuleRead {
+            found: false,
+            home,
+            crd: Some("crd".into()),
+        };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        assert_eq!(scene.done().is_empty(), !deleted_at_once);
+        scene.wait(11);
+        assert_eq!(scene.objects.len(), 0);
+    }
+}
+
+#[test]
+fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
+    let places: Vec<String> = (0..20).map(|i| format!("place-{i:02}")).collect();
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let mut scene = Scene::new(&[&places[..], &["home"]].concat());
+    for place in &places {
+        scene.grant(place, grant("Write", &to("home"), &[]));
+    }
+    let id = scene.rule(replication("home", "r", &copying("home", "x", &places)));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done().len(), places.len());
+    scene.engine.rule_gone(&id, scene.now);
+    scene.run();
+    let read = RuleRead {
+        found: false,
+        home: None,
+        crd: Some("crd".into()),
+    };
+    scene.engine.rule_read(&id, Some(&read), scene.now);
+    scene.run();
+    scene.wait(11);
+    let told: Vec<_> = scene
+        .engine
+        .held()
+        .map(|held| (held.copies, held.why, held.places()))
+        .collect();
+    let places = "20 namespaces, first place-00, place-01, place-02".to_owned();
+    assert_eq!(
+        told,
+        [(
+            20,
+            "it went with its namespace, and much was lost at once",
+            places
+        )]
+    );
+}
+
+/// What can't come is not waited for: else a copy of a secret that was taken away would stay for as
+/// long as nobody mends another.
+#[test]
+fn a_source_that_cannot_be_read_keeps_no_copy_of_a_former_one() {
+    let mut scene = Scene::new(&["a", "z"]);
+    let rule = |names: [&str; 2], generation| {
+        let source =
+            |name| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "a", "name": name});
+        let spec = json!({"sources": names.map(source), "targets": [{"namespaces": ["z"]}]});
+        let mut rule = cluster_replication("p", &spec);
+        rule.generation = generation;
+        rule
+    };
+    scene.rule(rule(["x", "y"], 1));
+    scene.show(&source("a", "x"));
+    scene.show(&source("a", "y"));
+    assert_eq!(scene.done(), ["write z/x", "write z/y"]);
+    scene.rule(rule(["w", "y"], 2));
+    scene.wait(60);
+    assert_eq!(scene.done(), [] as [&str; 0], "first the new copies");
+    scene
+        .engine
+        .source_unreadable(&source("a", "w"), Unreadable::Unavailable, scene.now);
+    assert_eq!(scene.done(), ["delete z/x"]);
+}

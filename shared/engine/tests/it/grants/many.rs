@@ -1,0 +1,380 @@
+//! However much a tenant makes, it costs nobody else.
+
+use jiff::Timestamp;
+use mimeo_engine::Errand;
+use mimeo_model::kind::GroupVersionKind;
+use serde_json::{Value, json};
+
+use crate::common::uid;
+use crate::grants::scene::{
+    Scene, cluster_replication, copying, grant, replication, secrets, source, to, words,
+};
+
+/// So that one namespace's grants are quickly asked: the oldest count, and whoever writes one that
+/// wouldn't is told.
+#[test]
+fn grants_beyond_the_bounds_grant_nothing() {
+    for (number, load) in [(256, 2), (4, 256)] {
+        let mut scene = Scene::new(&["home", "to"]);
+        let aged = |age: i64, from: &str| {
+            let mut grant = grant("Write", &to(from), &[]);
+            grant.created = Timestamp::from_second(age).unwrap();
+            grant
+        };
+        let other = |age| {
+            let mut grant = aged(age, "nobody");
+            grant.load = load;
+            grant
+        };
+        for age in 1..=number {
+            scene
+                .engine
+                .grant_applied("to", &format!("g{age}"), Ok(other(age)), scene.now);
+        }
+        let wanted = aged(1000, "home");
+        let why = scene
+            .engine
+            .refuses_grant("to", "wanted", &wanted)
+            .unwrap()
+            .to_string();
+        assert!(
+            why.contains(
+                "a namespace may have at most 256 ReplicationGrants, with 1024 names in all"
+            ),
+            "{why}"
+        );
+        assert_eq!(scene.engine.refuses_grant("other", "wanted", &wanted), None);
+        scene.grant("to", wanted.clone());
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done().len(), 0);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+        // It counts from when there is room and it was read again, and no more once there isn't:
+        // who comes first is whose is older.
+        scene.engine.grant_gone("to", "g1", scene.now);
+        scene.run();
+        let asked = Errand::ReadGrant {
+            namespace: "to".into(),
+            name: "Write".into(),
+        };
+        assert!(scene.errands.contains(&asked), "{:?}", scene.errands);
+        assert_eq!(scene.done().len(), 0);
+        scene
+            .engine
+            .grant_read("to", "Write", Some(Ok(wanted)), scene.now);
+        scene.run();
+        assert_eq!(scene.done(), ["write to/x"]);
+        assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+        assert_eq!(scene.engine.refuses_grant("to", "g1", &other(1)), None);
+        assert!(
+            scene
+                .engine
+                .refuses_grant("to", "new", &other(2000))
+                .is_some()
+        );
+        scene
+            .engine
+            .grant_applied("to", "g1", Ok(other(1)), scene.now);
+        scene.run();
+        let known: Vec<String> = (1..=number).map(|age| format!("g{age}")).collect();
+        let known: Vec<&str> = known.iter().map(String::as_str).chain(["Write"]).collect();
+        scene.tell_grants("to", &known, Some("2026-01-01T00:00:00Z"));
+        assert_eq!(scene.done(), ["delete to/x"]);
+        assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
+    }
+}
+
+/// Each change costs a look at the namespaces that it concerns, however many others there are.
+#[test]
+fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
+    let planned = |others: usize| {
+        let others: Vec<String> = (0..others).map(|i| format!("other-{i}")).collect();
+        let mut namespaces: Vec<&str> = others.iter().map(String::as_str).collect();
+        namespaces.extend(["home", "from"]);
+        let mut scene = Scene::new(&namespaces);
+        scene.run();
+        let before = scene.engine.planned();
+        for i in 0..100 {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": format!("x{i}")}],
+                "targets": [{"namespaces": ["home"]}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+            scene.engine.grant_applied(
+                "home",
+                &format!("g{i}"),
+                Ok(grant("Read", &to("nobody"), &[])),
+                scene.now,
+            );
+            scene.run();
+        }
+        scene.engine.planned() - before
+    };
+    assert_eq!(planned(10), planned(500));
+}
+
+/// However many copies a tenant's rules have in one namespace, a change of one doesn't plan all of
+/// them at once each time.
+#[test]
+fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
+    let mut scene = Scene::new(&["home"]);
+    let planned_for = |scene: &mut Scene, rules: std::ops::Range<u32>| {
+        let before = scene.engine.planned();
+        for i in rules {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
+                "targets": [{"namespaces": ["home"], "copyName": format!("copy-{i}")}],
+            });
+            scene.rule(replication("home", &format!("r{i}"), &spec));
+        }
+        scene.engine.planned() - before
+    };
+    planned_for(&mut scene, 0..1);
+    scene.show(&source("home", "own"));
+    assert!(planned_for(&mut scene, 1..255) >= 254);
+    assert!(planned_for(&mut scene, 255..400) < 10);
+    scene.wait(1);
+    assert_eq!(scene.objects.len(), 400);
+}
+
+/// A tenant with many rules waits his turn: the platform's copies come first, and another tenant's
+/// in between.
+#[test]
+fn a_flood_of_writes_keeps_nobody_else_waiting() {
+    let mut scene = Scene::new(&["flood", "other", "platform"]);
+    let own = |name: &str, to: &str| {
+        json!({
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}], "targets": [{"namespaces": [to], "copyName": "copy"}],
+        })
+    };
+    let mut flood = own("x", "flood");
+    flood["targets"] = (0..32)
+        .map(|i| json!({"namespaces": ["flood"], "copyName": format!("copy-{i}")}))
+        .collect();
+    for rule in [
+        replication("flood", "r", &flood),
+        replication("other", "r", &own("x", "other")),
+    ] {
+        scene
+            .engine
+            .rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+    }
+    let platform = cluster_replication("p", &copying("platform", "x", &["other"]));
+    scene
+        .engine
+        .rule_applied(platform.id.clone(), Ok(platform), None, scene.now);
+    for home in ["flood", "other", "platform"] {
+        assert!(scene.watched(&source(home, "x")));
+        let object =
+            json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
+        scene
+            .engine
+            .source(&source(home, "x"), Some(object), scene.now);
+    }
+    let done = scene.done();
+    assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
+    assert!(
+        done[1..3].contains(&"write other/copy".to_owned()),
+        "{done:?}"
+    );
+}
+
+/// Whoever makes up kinds has them looked for, and that is all.
+#[test]
+fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
+    let places: Vec<String> = (0..500).map(|i| format!("place-{i}")).collect();
+    let mut namespaces: Vec<&str> = places.iter().map(String::as_str).collect();
+    namespaces.push("mallory");
+    let mut scene = Scene::new(&namespaces);
+    let kinds: Vec<GroupVersionKind> = (0..32)
+        .map(|i| GroupVersionKind::parse("example.com/v1", &format!("K{i}")).unwrap())
+        .collect();
+    let source = |kind: &GroupVersionKind| json!({"apiVersion": kind.api_version(), "kind": &*kind.kind, "name": "x"});
+    let sources: Vec<Value> = kinds.iter().map(source).collect();
+    let targets = json!([{"namespaces": ["mallory"], "copyName": "$(source.name)-copy"}]);
+    let id = scene.rule(replication(
+        "mallory",
+        "r",
+        &json!({"sources": sources, "targets": targets}),
+    ));
+    let planned = scene.engine.planned();
+    for kind in &kinds {
+        scene.engine.kind(kind, None, scene.now);
+        scene.run();
+    }
+    let planned = scene.engine.planned() - planned;
+    assert!(
+        planned <= 64,
+        "{planned} namespaces planned for 32 kinds that aren't there"
+    );
+    assert_eq!(
+        words(&scene.status(&id), "SourcesFound"),
+        "False KindNotServed"
+    );
+}
+
+/// Two kinds of one number would share their cells, and what is decided of them.
+#[test]
+fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
+    let mut scene = Scene::new(&["home"]);
+    let recorded = (0..=u16::MAX)
+        .map(|i| GroupVersionKind::parse("example.com/v1", &format!("K{i}")).unwrap());
+    scene.engine.kinds_recorded(&recorded.collect(), scene.now);
+    let rule = |name: &str| {
+        let source = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x"});
+        let targets = json!([{"namespaces": ["home"], "copyName": format!("{name}-copy")}]);
+        replication(
+            "home",
+            name,
+            &json!({"sources": [source], "targets": targets}),
+        )
+    };
+    let id = scene.rule(rule("a"));
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
+    assert_eq!(status.copies.unwrap().desired, 0);
+    scene.engine.kinds_recorded(&[secrets()].into(), scene.now);
+    let id = scene.rule(rule("b"));
+    let maps = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
+    scene.engine.kind(&maps, None, scene.now);
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
+    assert_eq!(status.copies.unwrap().desired, 1);
+}
+
+/// Else whoever updates a rule again and again fills the memory of both programs with kinds that
+/// there never were.
+#[test]
+fn kinds_that_were_made_up_are_forgotten_and_no_other() {
+    let mut scene = Scene::new(&["home", "to"]);
+    let id = scene.rule(cluster_replication("p", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), ["write to/x"]);
+    for update in 0..100 {
+        let source = |number: i32| json!({"apiVersion": "example.com/v1", "kind": format!("K{number}"), "namespace": "to", "name": "x"});
+        let sources: Vec<Value> = (update * 32..(update + 1) * 32).map(source).collect();
+        let targets = json!([{"namespaces": ["home"], "copyName": "$(source.name)-copy"}]);
+        let mut rule = replication(
+            "home",
+            "r",
+            &json!({"sources": sources, "targets": targets}),
+        );
+        rule.generation = i64::from(update);
+        scene.rule(rule);
+    }
+    let kinds = scene.engine.inside().counts["kinds"];
+    assert!((32..=1024).contains(&kinds), "{kinds} kinds are known");
+    assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
+    let copy = scene.objects.remove("to/x").unwrap();
+    scene.engine.copy_gone(
+        &secrets().group_kind(),
+        &serde_json::from_value(copy).unwrap(),
+        scene.now,
+    );
+    assert_eq!(
+        scene.done(),
+        ["write to/x"],
+        "the copy's kind is the one that it was"
+    );
+}
+
+/// Anybody may put the marks of rules that never were on objects of his own, of another one on
+/// each, with an entry that seems older than any record: they are held, and looked at again and
+/// again.
+#[test]
+fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
+    const MANY: usize = 500;
+    for kind in ["ClusterReplication", "Replication/mallory"] {
+        let mut scene = Scene::new(&["mallory", "other"]);
+        scene
+            .engine
+            .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+        for number in 0..MANY {
+            scene.mark_of(
+                "2001-01-01T00:00:00Z",
+                "mallory",
+                &format!("m-{number}"),
+                &format!("{kind}/none-{number}"),
+            );
+        }
+        scene.mark_of(
+            "2001-01-01T00:00:00Z",
+            "other",
+            "m",
+            "ClusterReplication/lost",
+        );
+        scene.run();
+        scene.tell_rules_gone(0);
+        for _ in 0..5 {
+            scene.wait(10);
+        }
+        assert_eq!(scene.engine.held().count(), MANY + 1, "{kind}");
+        let lost = scene
+            .engine
+            .held()
+            .find(|held| &*held.rule.name == "lost")
+            .map(|held| held.nonce.to_owned());
+        let (reviewed, planned) = (scene.engine.reviewed(), scene.engine.planned());
+        for _ in 0..10 {
+            scene.wait(10);
+        }
+        let reviewed = scene.engine.reviewed() - reviewed;
+        assert!(
+            (10..=11 * (MANY as u64 + 1)).contains(&reviewed),
+            "{reviewed} cells looked at in ten rounds"
+        );
+        assert_eq!(scene.engine.planned(), planned, "nothing has changed");
+        assert_eq!(scene.done(), [] as [&str; 0]);
+        scene.engine.confirmed(lost.as_deref(), scene.now);
+        assert_eq!(scene.done(), ["delete other/m"]);
+        let first = scene.engine.held().next().map(|held| held.nonce.to_owned());
+        scene.engine.confirmed(first.as_deref(), scene.now);
+        assert_eq!(scene.done().len(), 1);
+        // What its owner deletes is held no more.
+        for number in 0..MANY {
+            let key = format!("mallory/m-{number}");
+            if let Some(meta) = scene.objects.remove(&key) {
+                scene.engine.copy_gone(
+                    &secrets().group_kind(),
+                    &serde_json::from_value(meta).unwrap(),
+                    scene.now,
+                );
+            }
+        }
+        for _ in 0..3 {
+            scene.wait(10);
+        }
+        assert_eq!(scene.engine.held().count(), 0, "{kind}");
+    }
+}
+
+/// A namespace's annotations have room for 256 KiB, and nobody can annotate it when they are full.
+#[test]
+fn what_tenants_create_once_does_not_fill_the_annotations_of_a_namespace() {
+    for (kind, noted) in [("ClusterReplication", true), ("Replication", false)] {
+        let mut scene = Scene::new(&["home"]);
+        let seeds: Vec<String> = (1..=1024).map(|number| format!("{number:016x}")).collect();
+        let meta = json!({
+            "name": "home", "uid": uid(scene.uids["home"]), "resourceVersion": "500",
+            "annotations": {"mimeo.dev/seeded": seeds.join(",")},
+        });
+        scene
+            .engine
+            .namespace_applied(&serde_json::from_value(meta).unwrap(), scene.now);
+        let mut spec = copying("home", "x", &["home"]);
+        spec["targets"][0]["copyName"] = json!("y");
+        spec["strategy"] = json!("CreateOnce");
+        scene.rule(if noted {
+            cluster_replication("p", &spec)
+        } else {
+            replication("home", "r", &spec)
+        });
+        scene.show(&source("home", "x"));
+        assert_eq!(scene.done(), ["write home/y"], "{kind}");
+        let notes = scene
+            .errands
+            .iter()
+            .any(|errand| matches!(errand, Errand::NoteSeeds { .. }));
+        assert_eq!(notes, noted, "{kind}");
+    }
+}

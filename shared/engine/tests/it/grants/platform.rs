@@ -1,0 +1,431 @@
+//! The platform's rules come first, and a tenant's takes over only what they let go.
+
+use std::collections::BTreeSet;
+
+use mimeo_engine::{Errand, RuleRead};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    outcome::Unreadable,
+    refusal::Refused,
+};
+use serde_json::{from_value, json};
+
+use crate::grants::scene::{
+    Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words,
+};
+
+#[test]
+fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
+    let spec = |conflict: &str| {
+        json!({
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "x"}],
+            "targets": [{"namespaces": ["home"]}], "conflictPolicy": conflict,
+        })
+    };
+    // His own object, in the copy's place, and his rule's source: it would be left alone for the
+    // platform's rule's source.
+    let mut scene = Scene::new(&["home", "platform"]);
+    scene.stranger("home/x");
+    scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}], "targets": [{"namespaces": ["home"], "copyName": "y"}],
+    })));
+    scene.rule(cluster_replication("p", &spec("Overwrite")));
+    scene.show(&source("platform", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    // Nor does it stay for him when the platform wants it no more.
+    scene
+        .engine
+        .rule_gone(&"ClusterReplication/p".parse().unwrap(), scene.now);
+    scene.run();
+    assert!(
+        scene
+            .errands
+            .iter()
+            .any(|errand| matches!(errand, Errand::ConfirmRule(_)))
+    );
+    let read = RuleRead {
+        found: false,
+        home: None,
+        crd: Some("crd".into()),
+    };
+    scene.engine.rule_read(
+        &"ClusterReplication/p".parse().unwrap(),
+        Some(&read),
+        scene.now,
+    );
+    assert_eq!(scene.done(), ["delete home/x"]);
+}
+
+#[test]
+fn a_tenants_copy_gives_way_to_the_platforms() {
+    let mut scene = Scene::new(&["home", "platform"]);
+    let id = scene.rule(replication("home", "r", &json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}], "targets": [{"namespaces": ["home"], "copyName": "x"}],
+    })));
+    scene.show(&source("home", "own"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    scene.rule(cluster_replication(
+        "p",
+        &copying("platform", "x", &["home"]),
+    ));
+    scene.show(&source("platform", "x"));
+    assert_eq!(scene.done(), ["write home/x"]);
+    assert_eq!(
+        scene.objects["home/x"]["annotations"]["mimeo.dev/rule"],
+        "ClusterReplication/p"
+    );
+    let status = scene.status(&id);
+    assert_eq!(status.failures[0].reason, "RuleConflict");
+    assert!(status.failures[0].message.contains("ClusterReplication/p"));
+}
+
+/// Of other tenants' rules, too, he is told no more than that there is one. A scene in which the
+/// platform has the copy that a tenant's rule wants, too; the other source is there.
+fn contested() -> (Scene, RuleId) {
+    let mut scene = Scene::new(&["home", "vault", "to"]);
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
+    scene.show(&source("vault", "x"));
+    assert_eq!(scene.done(), ["write to/x"]);
+    scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    assert_eq!(scene.done(), [] as [&str; 0]);
+    (scene, id)
+}
+
+#[test]
+fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose() {
+    for (crd, passes) in [(None, false), (Some("another"), false), (Some("crd"), true)] {
+        let (mut scene, id) = contested();
+        scene.engine.rule_gone(&id, scene.now);
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
+        assert!(scene.errands.contains(&Errand::ConfirmRule(id.clone())));
+        scene.engine.crd(
+            RuleKind::ClusterReplication,
+            crd.map(Into::into),
+            Some("crd".into()),
+            scene.now,
+        );
+        scene.run();
+        let read = RuleRead {
+            found: false,
+            home: None,
+            crd: crd.map(Into::into),
+        };
+        scene.engine.rule_read(&id, Some(&read), scene.now);
+        scene.run();
+        scene.wait(60);
+        assert_eq!(!scene.done().is_empty(), passes, "{crd:?}");
+    }
+    // One that wants it no more, but may not act, leaves it as it is.
+    for (suspend, passes) in [(true, false), (false, true)] {
+        let (mut scene, _) = contested();
+        let mut elsewhere = copying("vault", "x", &["vault"]);
+        elsewhere["targets"][0]["copyName"] = json!("y");
+        elsewhere["suspend"] = json!(suspend);
+        let mut rule = cluster_replication("p", &elsewhere);
+        rule.generation = 2;
+        scene.rule(rule);
+        scene.wait(60);
+        assert_eq!(
+            scene.done().contains(&"write to/x".to_owned()),
+            passes,
+            "{suspend}"
+        );
+    }
+}
+
+#[test]
+fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
+    for rests in ["suspended", "refused"] {
+        let mut scene = Scene::new(&["home", "vault", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        let p = scene.rule(cluster_replication(
+            "p",
+            &copying("vault", "x", &["home", "to"]),
+        ));
+        scene.show(&source("vault", "x"));
+        scene.done();
+        let mut elsewhere = copying("vault", "x", &["vault"]);
+        elsewhere["targets"][0]["copyName"] = json!("y");
+        let mut lifted = cluster_replication("p", &elsewhere);
+        elsewhere["suspend"] = json!(true);
+        let mut resting = cluster_replication("p", &elsewhere);
+        (resting.generation, lifted.generation) = (2, 3);
+        match rests {
+            "refused" => {
+                let refused = Refused {
+                    generation: 2,
+                    refusals: vec![],
+                };
+                scene.engine.rule_applied(p, Err(refused), None, scene.now);
+            }
+            _ => drop(scene.rule(resting)),
+        }
+        let mut own = copying("home", "own", &["home", "to"]);
+        own["targets"][0]["copyName"] = json!("x");
+        let id = scene.rule(replication("home", "r", &own));
+        scene.show(&source("home", "own"));
+        scene.wait(60);
+        assert_eq!(scene.done(), [] as [&str; 0], "{rests}");
+        let status = scene.status(&id);
+        assert_eq!(words(&status, "Ready"), "False CopiesFailed", "{rests}");
+        let told: Vec<_> = status
+            .failures
+            .iter()
+            .map(|one| [&*one.namespace, &*one.reason, &*one.message])
+            .collect();
+        // Of what is in others' namespaces he is told no more than that.
+        let platforms = ["home", "RuleConflict", "ClusterReplication/p has this copy"];
+        assert_eq!(
+            told,
+            [
+                platforms,
+                ["to", "RuleConflict", "another rule has this copy"]
+            ],
+            "{rests}"
+        );
+        // It would be so, too, if his rule acted.
+        own["suspend"] = json!(true);
+        let mut previewed = replication("home", "r", &own);
+        previewed.generation = 2;
+        scene.rule(previewed);
+        let plan = scene.status(&id).plan.unwrap();
+        assert_eq!((plan.conflict, plan.update), (2, 0), "{rests}");
+        own["suspend"] = json!(false);
+        let mut acting = replication("home", "r", &own);
+        acting.generation = 3;
+        scene.rule(acting);
+        scene.rule(lifted);
+        scene.wait(60);
+        let done = scene.done();
+        assert!(
+            ["write home/x", "write to/x"]
+                .iter()
+                .all(|write| done.contains(&(*write).to_owned())),
+            "{rests}"
+        );
+        assert_eq!(words(&scene.status(&id), "Ready"), "True Synced", "{rests}");
+    }
+}
+
+/// Before it is stored: of the platform's rules and of those of his own namespace, and of copies in
+/// it alone.
+#[test]
+fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others() {
+    let mut scene = Scene::new(&["home", "vault", "to"]);
+    for place in ["home", "to"] {
+        scene.grant(place, grant("Write", &to("*"), &[]));
+    }
+    let named = |from: &str, places: &[&str], name: &str| {
+        let mut spec = copying(from, "own", places);
+        spec["targets"][0]["copyName"] = json!(name);
+        spec
+    };
+    scene.rule(cluster_replication(
+        "p",
+        &named("vault", &["home", "to"], "platforms"),
+    ));
+    scene.rule(replication(
+        "home",
+        "first",
+        &named("home", &["home", "to"], "mine"),
+    ));
+    scene.rule(replication(
+        "to",
+        "theirs",
+        &named("to", &["home", "to"], "theirs"),
+    ));
+    // Nobody lets its rule read this.
+    scene.rule(replication(
+        "home",
+        "idle",
+        &named("vault", &["home"], "unread"),
+    ));
+    // These do nothing.
+    let mut suspended = named("vault", &["home"], "suspended");
+    suspended["suspend"] = json!(true);
+    scene.rule(cluster_replication("suspended", &suspended));
+    for (from, place, name, rival) in [
+        ("home", "home", "platforms", Some("ClusterReplication/p")),
+        ("home", "home", "mine", Some("Replication/home/first")),
+        ("home", "home", "theirs", None),
+        ("home", "home", "unread", None),
+        ("home", "home", "suspended", None),
+        ("home", "home", "free", None),
+        ("home", "to", "platforms", None),
+        ("home", "to", "mine", None),
+        ("home", "to", "theirs", None),
+        ("vault", "home", "mine", None),
+    ] {
+        let rule = replication("home", "second", &named(from, &[place], name));
+        let contests = scene.engine.contests_at_home(&rule, &rule.sources, None);
+        let told: Vec<_> = contests
+            .iter()
+            .map(|one| (one.other.to_string(), &*one.name, one.places()))
+            .collect();
+        let want = rival.map(|rival| (rival.to_owned(), name, "namespace home".to_owned()));
+        assert_eq!(
+            told,
+            want.into_iter().collect::<Vec<_>>(),
+            "{from} {place}/{name}"
+        );
+        assert_eq!(
+            scene
+                .engine
+                .contests_at_home(&rule, &rule.sources, Some(&rule)),
+            [],
+            "{from} {place}/{name}"
+        );
+    }
+}
+
+#[test]
+fn tenants_rules_write_nothing_before_the_platforms_are_known() {
+    let (known, _) = contested();
+    let unreadable = Unreadable::Forbidden { verb: "list" };
+    for (unreadable, copy) in [(None, true), (Some(unreadable), true), (None, false)] {
+        let mut scene = Scene::starting(&["home", "vault", "to"]);
+        scene.grant("to", grant("Write", &to("home"), &[]));
+        scene
+            .engine
+            .grants_listed(&[("to".into(), "Write".into())].into(), scene.now);
+        if copy {
+            scene.objects = known.objects.clone();
+            let meta = from_value(scene.objects["to/x"].clone()).unwrap();
+            scene
+                .engine
+                .copy_applied(&secrets().group_kind(), &meta, scene.now);
+        }
+        let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+        scene
+            .engine
+            .rules_listed(RuleKind::Replication, &[id].into(), scene.now);
+        scene.show(&source("home", "x"));
+        if let Some(why) = unreadable {
+            scene
+                .engine
+                .rules_unreadable(RuleKind::ClusterReplication, why, scene.now);
+        }
+        scene.wait(600);
+        assert_eq!(scene.done(), [] as [&str; 0]);
+        scene
+            .engine
+            .rules_listed(RuleKind::ClusterReplication, &BTreeSet::new(), scene.now);
+        scene.run();
+        if copy {
+            assert_eq!(
+                scene.done(),
+                [] as [&str; 0],
+                "its rule may have gone with its definition"
+            );
+        } else {
+            assert_eq!(scene.done(), ["write to/x"]);
+        }
+    }
+}
+
+/// As after an upgrade whose `ClusterRole`s were left as they were.
+#[test]
+fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
+    let mut scene = Scene::starting(&["vault", "to"]);
+    let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
+    scene.engine.rules_listed(
+        RuleKind::ClusterReplication,
+        &[id.clone()].into(),
+        scene.now,
+    );
+    scene.show(&source("vault", "x"));
+    scene.mark("vault", "mine", "ClusterReplication/gone");
+    scene.mark("vault", "theirs", "Replication/a/gone");
+    assert!(!scene.engine.primed());
+    scene.engine.rules_unreadable(
+        RuleKind::Replication,
+        Unreadable::Forbidden { verb: "list" },
+        scene.now,
+    );
+    scene
+        .engine
+        .grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    assert!(scene.engine.primed());
+    scene.wait(1);
+    assert!(scene.done().contains(&"write to/x".to_owned()));
+    let asked = |name: &str| Errand::ConfirmRule(name.parse().unwrap());
+    assert!(scene.errands.contains(&asked("ClusterReplication/gone")));
+    assert!(
+        !scene.errands.contains(&asked("Replication/a/gone")),
+        "it is there, for all that is known"
+    );
+    let status = scene.status(&id);
+    assert_eq!(words(&status, "Ready"), "True Synced");
+    assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
+    let message = condition(&status, "Authorized").2;
+    assert!(message.contains(
+        "{apiGroups: [mimeo.dev], resources: [replications], verbs: [get, list, watch]}"
+    ));
+    scene
+        .engine
+        .rules_listed(RuleKind::Replication, &BTreeSet::new(), scene.now);
+    assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
+}
+
+/// A listing comes bit by bit, and a rule that is there may not be understood: nobody's copies are
+/// another's for the taking meanwhile.
+#[test]
+fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_became_of_its_own() {
+    let p: RuleId = "ClusterReplication/p".parse().unwrap();
+    let mut scene = Scene::starting(&["vault", "to"]);
+    scene
+        .engine
+        .rules_unserved(RuleKind::Replication, scene.now);
+    scene.mark("to", "x", "ClusterReplication/p");
+    let q = scene.rule(cluster_replication("q", &copying("vault", "x", &["to"])));
+    scene.show(&source("vault", "x"));
+    assert_eq!(
+        scene.done(),
+        [] as [&str; 0],
+        "not all rules have been shown"
+    );
+    assert!(!scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    scene.engine.rule_applied(
+        p.clone(),
+        Err(Refused {
+            generation: 1,
+            refusals: vec![],
+        }),
+        None,
+        scene.now,
+    );
+    scene.engine.rules_listed(
+        RuleKind::ClusterReplication,
+        &[p.clone(), q.clone()].into(),
+        scene.now,
+    );
+    scene.wait(60);
+    assert_eq!(
+        scene.done(),
+        [] as [&str; 0],
+        "what that rule wants nobody knows"
+    );
+    let failures = scene.status(&q).failures;
+    assert_eq!(
+        (&*failures[0].reason, &*failures[0].message),
+        ("RuleConflict", "ClusterReplication/p has this copy")
+    );
+    scene.engine.rule_gone(&p, scene.now);
+    scene.wait(60);
+    assert_eq!(
+        scene.done(),
+        [] as [&str; 0],
+        "whether it is gone only a read tells"
+    );
+    assert!(scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    let read = RuleRead {
+        found: false,
+        home: None,
+        crd: Some("crd".into()),
+    };
+    scene.engine.rule_read(&p, Some(&read), scene.now);
+    assert_eq!(scene.done(), ["write to/x"]);
+}

@@ -1,0 +1,476 @@
+//! Namespaces with rules and grants in them, and an engine whose requests are carried out at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_engine::{
+    Action, Engine, Errand, GrantsRead, Member, Members, Request, RuleRead, Settings, Verb,
+};
+use mimeo_model::{
+    grant::{Edition, Grant},
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    outcome::Outcome,
+    render::Precondition,
+    role::Role,
+    rule::Rule,
+    source::{SourceRef, SourceSelector},
+};
+use serde_json::{Value, from_value, json};
+
+use crate::common::{home, uid};
+
+pub(crate) struct Scene {
+    pub(crate) engine: Engine,
+    pub(crate) now: Duration,
+    pub(crate) version: u32,
+    /// Metadata of what is there, by `namespace/name`.
+    pub(crate) objects: BTreeMap<String, Value>,
+    /// What was written and deleted since the last look.
+    pub(crate) done: Vec<String>,
+    pub(crate) statuses: BTreeMap<RuleId, ClusterReplicationStatus>,
+    /// Of the namespaces.
+    pub(crate) uids: BTreeMap<String, u32>,
+    pub(crate) errands: Vec<Errand>,
+}
+
+impl Scene {
+    /// These namespaces, and nothing in them; which grants there are isn't known yet.
+    pub(crate) fn unlisted(namespaces: &[&str]) -> Self {
+        let mut scene = Self::starting(namespaces);
+        for kind in RuleKind::ALL {
+            scene.engine.rules_listed(kind, &BTreeSet::new(), scene.now);
+        }
+        scene
+    }
+
+    /// The same before rules are known either.
+    pub(crate) fn starting(namespaces: &[&str]) -> Self {
+        let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let now = Duration::from_secs(1);
+        for kind in RuleKind::ALL {
+            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+        }
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
+        engine.kind(
+            &secrets(),
+            Some(Resource {
+                gvk: secrets(),
+                plural: "secrets".into(),
+                namespaced: true,
+            }),
+            now,
+        );
+        let mut scene = Self {
+            engine,
+            now,
+            version: 100,
+            objects: BTreeMap::new(),
+            done: Vec::new(),
+            statuses: BTreeMap::new(),
+            uids: BTreeMap::new(),
+            errands: Vec::new(),
+        };
+        for name in namespaces {
+            scene.namespace(name, &json!({}));
+        }
+        scene
+            .engine
+            .namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
+        scene
+            .engine
+            .copies_listing(&secrets().group_kind().into(), now);
+        scene
+            .engine
+            .copies_listed(&secrets().group_kind().into(), 100, now);
+        scene
+    }
+
+    pub(crate) fn new(namespaces: &[&str]) -> Self {
+        let mut scene = Self::unlisted(namespaces);
+        scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+        scene
+    }
+
+    pub(crate) fn namespace(&mut self, name: &str, labels: &Value) {
+        self.version += 1;
+        let uid = *self.uids.entry(name.to_owned()).or_insert(self.version);
+        let meta = json!({
+            "name": name, "uid": self::uid(uid), "labels": labels, "resourceVersion": self.version.to_string(),
+        });
+        self.engine
+            .namespace_applied(&from_value(meta).unwrap(), self.now);
+    }
+
+    pub(crate) fn rule(&mut self, rule: Rule) -> RuleId {
+        let id = rule.id.clone();
+        self.engine
+            .rule_applied(id.clone(), Ok(rule), None, self.now);
+        self.run();
+        id
+    }
+
+    pub(crate) fn grant(&mut self, namespace: &str, grant: Grant) {
+        let name = format!("{:?}", grant.access);
+        self.engine
+            .grant_applied(namespace, &name, Ok(grant), self.now);
+        self.run();
+    }
+
+    pub(crate) fn revoke(&mut self, namespace: &str, access: &str) {
+        self.engine.grant_gone(namespace, access, self.now);
+        self.run();
+    }
+
+    /// Answers what a namespace that stays was asked about its grants, whose definition was created
+    /// then: as if they were these.
+    pub(crate) fn tell_grants(&mut self, namespace: &str, names: &[&str], defined: Option<&str>) {
+        self.tell_grants_of(namespace, names, 0, defined);
+    }
+
+    /// The same, each of this generation.
+    pub(crate) fn tell_grants_of(
+        &mut self,
+        namespace: &str,
+        names: &[&str],
+        generation: i64,
+        defined: Option<&str>,
+    ) {
+        let asked = Errand::ConfirmGrants(namespace.into());
+        let index = self
+            .errands
+            .iter()
+            .position(|errand| *errand == asked)
+            .unwrap();
+        self.errands.remove(index);
+        let seconds =
+            |time: &str| u32::try_from(time.parse::<Timestamp>().unwrap().as_second()).unwrap();
+        let read = GrantsRead {
+            grants: names
+                .iter()
+                .map(|name| {
+                    (
+                        (*name).into(),
+                        Edition {
+                            uid: None,
+                            generation,
+                        },
+                    )
+                })
+                .collect(),
+            home: Some(home(self.uids[namespace], 1)),
+            defined: defined.map(seconds),
+        };
+        self.engine.grants_read(namespace, Some(&read), self.now);
+        self.run();
+    }
+
+    /// Answers whatever rule was asked about that it isn't there, but its definition is, and its
+    /// namespace, which was created then.
+    pub(crate) fn tell_rules_gone(&mut self, home_created: u32) {
+        let asked: Vec<Errand> = std::mem::take(&mut self.errands);
+        for errand in asked {
+            let Errand::ConfirmRule(id) = &errand else {
+                self.errands.push(errand);
+                continue;
+            };
+            let home = id
+                .namespace
+                .as_ref()
+                .map(|name| home(self.uids[&**name], home_created));
+            let read = RuleRead {
+                found: false,
+                home,
+                crd: Some("crd".into()),
+            };
+            self.engine.rule_read(id, Some(&read), self.now);
+        }
+        self.run();
+    }
+
+    /// Whether a rule's status says that deletions are held.
+    pub(crate) fn holds(&mut self, id: &RuleId) -> bool {
+        let conditions = self.status(id).conditions;
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "Stalled" && condition.reason == "DeletionHeld")
+    }
+
+    /// Whether the source is to be watched.
+    pub(crate) fn watched(&mut self, source: &SourceRef) -> bool {
+        self.engine.demand().sources.contains_key(source)
+    }
+
+    /// What is looked for in that namespace.
+    pub(crate) fn selectors(&mut self, namespace: &str) -> Vec<SourceSelector> {
+        let selectors = self.engine.demand().selectors.into_keys();
+        selectors
+            .filter(|selector| *selector.namespace == *namespace)
+            .collect()
+    }
+
+    /// The watches of selectors there have shown these objects, the first of them the oldest, and
+    /// no others.
+    pub(crate) fn find(&mut self, namespace: &str, names: &[&str]) {
+        let objects: Vec<Value> = names
+            .iter()
+            .enumerate()
+            .map(|(age, name)| found(namespace, name, age))
+            .collect();
+        for selector in self.selectors(namespace) {
+            let mut members = Members::default();
+            for object in &objects {
+                members.extend(Member::of(object));
+                let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+                self.engine.source(&source, Some(object.clone()), self.now);
+            }
+            self.engine.selected(&selector, &members, self.now);
+        }
+        self.run();
+    }
+
+    /// The source's watch shows it.
+    pub(crate) fn show(&mut self, source: &SourceRef) {
+        assert!(self.watched(source), "{source} isn't watched");
+        self.version += 1;
+        let object = json!({
+            "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "b"},
+        });
+        self.engine.source(source, Some(object), self.now);
+        self.run();
+    }
+
+    /// An object that isn't Mimeo's, in a copy's way.
+    pub(crate) fn stranger(&mut self, key: &str) {
+        self.version += 1;
+        let (namespace, name) = key.split_once('/').unwrap();
+        let entry = json!({"manager": "stranger", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let meta = json!({
+            "name": name, "namespace": namespace, "uid": uid(self.version), "resourceVersion": self.version.to_string(),
+            "managedFields": [entry],
+        });
+        self.objects.insert(key.to_owned(), meta);
+    }
+
+    /// An object that looks like a copy of this rule.
+    pub(crate) fn mark(&mut self, namespace: &str, name: &str, rule: &str) {
+        self.mark_of("2026-02-01T00:00:00Z", namespace, name, rule);
+    }
+
+    /// The same, written then.
+    pub(crate) fn mark_of(&mut self, written: &str, namespace: &str, name: &str, rule: &str) {
+        self.mark_created(None, written, namespace, name, rule);
+    }
+
+    /// The same, created then, if that is known.
+    pub(crate) fn mark_created(
+        &mut self,
+        created: Option<&str>,
+        written: &str,
+        namespace: &str,
+        name: &str,
+        rule: &str,
+    ) {
+        self.version += 1;
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}, "time": written});
+        let meta = json!({
+            "name": name, "namespace": namespace, "uid": uid(self.version), "resourceVersion": self.version.to_string(),
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "managedFields": [entry], "creationTimestamp": created,
+            "annotations": {"mimeo.dev/rule": rule, "mimeo.dev/cluster": "cluster", "mimeo.dev/source": "v1/Secret/a/b"},
+        });
+        self.engine.copy_applied(
+            &secrets().group_kind(),
+            &from_value(meta.clone()).unwrap(),
+            self.now,
+        );
+        self.objects.insert(format!("{namespace}/{name}"), meta);
+    }
+
+    /// Carries out what the engine wants.
+    pub(crate) fn run(&mut self) {
+        while let Some(action) = self.engine.next(self.now) {
+            let request = match action {
+                Action::Request(request) => request,
+                // There may be copies of the kind, whether a rule wants some or not.
+                Action::Errand(Errand::Unrecord(kind, _)) => {
+                    self.engine.unrecorded(&kind, false, self.now);
+                    continue;
+                }
+                Action::Errand(errand) => {
+                    self.errands.push(errand);
+                    continue;
+                }
+            };
+            let ticket = &request.ticket;
+            let key = format!("{}/{}", ticket.namespace, ticket.name);
+            let there = self
+                .objects
+                .get(&key)
+                .map(|meta| Outcome::Object(Box::new(from_value(meta.clone()).unwrap())));
+            let outcome = match ticket.verb {
+                Verb::Create if there.is_some() => Outcome::Conflict,
+                Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
+                    self.done.push(format!("write {key}"));
+                    let written = self.written(&request);
+                    self.objects.insert(key, written.clone());
+                    Outcome::Object(Box::new(from_value(written).unwrap()))
+                }
+                Verb::Delete(..) => {
+                    self.done.push(format!("delete {key}"));
+                    self.objects.remove(&key);
+                    Outcome::Absent
+                }
+                Verb::Look | Verb::Learn(_) | Verb::Compare(..) | Verb::Claim(..) => {
+                    there.unwrap_or(Outcome::Absent)
+                }
+            };
+            self.engine.outcome(&request.ticket, outcome, self.now);
+        }
+    }
+
+    /// The next request, which nobody answers.
+    pub(crate) fn request(&mut self) -> Request {
+        loop {
+            match self.engine.next(self.now).unwrap() {
+                Action::Request(request) => return *request,
+                Action::Errand(errand) => self.errands.push(errand),
+            }
+        }
+    }
+
+    pub(crate) fn written(&mut self, request: &Request) -> Value {
+        self.version += 1;
+        let ticket = &request.ticket;
+        let body = request
+            .rendering
+            .as_ref()
+            .unwrap()
+            .body(Precondition::Absent)
+            .concat();
+        let mut meta = serde_json::from_slice::<Value>(&body).unwrap()["metadata"].take();
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let (name, namespace, version) = (&*ticket.name, &*ticket.namespace, self.version);
+        let known = self
+            .objects
+            .get(&format!("{namespace}/{name}"))
+            .map(|meta| meta["uid"].clone());
+        meta["uid"] = known.unwrap_or_else(|| uid(version).into());
+        meta["resourceVersion"] = version.to_string().into();
+        meta["managedFields"] = json!([entry]);
+        meta["creationTimestamp"] = json!("2026-02-01T00:00:00Z");
+        (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
+        meta
+    }
+
+    /// What was written and deleted since the last look.
+    pub(crate) fn done(&mut self) -> Vec<String> {
+        self.run();
+        std::mem::take(&mut self.done)
+    }
+
+    pub(crate) fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.run();
+    }
+
+    pub(crate) fn status(&mut self, id: &RuleId) -> ClusterReplicationStatus {
+        self.run();
+        self.now += Duration::from_secs(5);
+        let statuses = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        for update in statuses {
+            self.statuses.insert(update.id, update.status);
+        }
+        self.statuses[id].clone()
+    }
+}
+
+pub(crate) fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+fn found(namespace: &str, name: &str, age: usize) -> Value {
+    let time = format!("2026-01-01T00:{:02}:{:02}Z", age / 60, age % 60);
+    json!({
+        "metadata": {"namespace": namespace, "name": name, "resourceVersion": "9", "creationTimestamp": time},
+        "type": "Opaque", "data": {"a": "b"},
+    })
+}
+
+pub(crate) fn source(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::named(secrets(), namespace, name)
+}
+
+pub(crate) fn replication(home: &str, name: &str, spec: &Value) -> Rule {
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "metadata": {"namespace": home, "name": name, "generation": 1, "resourceVersion": "1"}, "spec": spec,
+    });
+    Rule::parse_replication(&from_value(object).unwrap()).unwrap()
+}
+
+pub(crate) fn cluster_replication(name: &str, spec: &Value) -> Rule {
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": name, "generation": 1, "resourceVersion": "1"}, "spec": spec,
+    });
+    Rule::parse(&from_value(object).unwrap()).unwrap()
+}
+
+/// Copies what has the label `copy` in `from` to `to`.
+pub(crate) fn selecting(from: &str, to: &[&str]) -> Value {
+    let labels = json!({"matchExpressions": [{"key": "copy", "operator": "Exists"}]});
+    json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": from, "selector": labels}],
+        "targets": [{"namespaces": to, "copyName": "$(source.name)-copy"}],
+    })
+}
+
+/// Copies `from/name` to `to`.
+pub(crate) fn copying(from: &str, name: &str, to: &[&str]) -> Value {
+    json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": from, "name": name}],
+        "targets": [{"namespaces": to}],
+    })
+}
+
+pub(crate) fn grant(access: &str, from: &Value, names: &[&str]) -> Grant {
+    let mut to = json!({"apiVersion": "v1", "kind": "Secret"});
+    if !names.is_empty() {
+        to["names"] = json!(names);
+    }
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant", "metadata": {"namespace": "any", "name": "any"},
+        "spec": {"access": access, "grantees": [from], "objects": [to]},
+    });
+    Grant::parse(&from_value(object).unwrap()).unwrap()
+}
+
+pub(crate) fn to(home: &str) -> Value {
+    json!({"namespaces": [home]})
+}
+
+pub(crate) fn condition(
+    status: &ClusterReplicationStatus,
+    type_: &str,
+) -> (String, String, String) {
+    let found = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == type_)
+        .unwrap();
+    (
+        found.status.clone(),
+        found.reason.clone(),
+        found.message.clone(),
+    )
+}
+
+pub(crate) fn words(status: &ClusterReplicationStatus, type_: &str) -> String {
+    let (status, reason, _) = condition(status, type_);
+    format!("{status} {reason}")
+}

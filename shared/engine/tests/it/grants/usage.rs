@@ -1,0 +1,218 @@
+//! What grants say about themselves.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use mimeo_api::ReplicationGrant;
+use mimeo_model::grant::{Grant, Standing};
+use serde_json::{Value, from_value, json};
+
+use crate::common::uid;
+use crate::grants::scene::{Scene, copying, grant, replication, to};
+
+/// What the statuses of the grants of namespace `to` are to say, a moment later.
+fn told(scene: &mut Scene) -> Vec<(String, bool, i32)> {
+    scene.wait(2);
+    let updates = scene.engine.grant_statuses(scene.now);
+    assert!(
+        updates.iter().all(|update| &*update.namespace == "to"),
+        "{updates:?}"
+    );
+    updates
+        .iter()
+        .map(|one| {
+            (
+                one.name.to_string(),
+                one.standing.counts,
+                one.standing.replications,
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn a_grant_says_how_many_replications_use_it() {
+    let mut scene = Scene::new(&["home", "other", "to"]);
+    scene.grant("to", grant("Write", &to("home"), &["x"]));
+    scene.grant(
+        "to",
+        grant("Read", &json!({"namespaces": ["*"]}), &["shared"]),
+    );
+    assert_eq!(
+        told(&mut scene),
+        [("Read".into(), true, 0), ("Write".into(), true, 0)]
+    );
+    assert_eq!(
+        (told(&mut scene), scene.engine.grant_statuses_due()),
+        (vec![], None),
+        "said once"
+    );
+
+    let push = scene.rule(replication("home", "push", &copying("home", "x", &["to"])));
+    scene.rule(replication(
+        "home",
+        "another-name",
+        &copying("home", "y", &["to"]),
+    ));
+    scene.rule(replication(
+        "other",
+        "not-admitted",
+        &copying("other", "x", &["to"]),
+    ));
+    assert_eq!(told(&mut scene), [("Write".into(), true, 1)]);
+    scene.rule(replication(
+        "home",
+        "pull",
+        &copying("to", "shared", &["home"]),
+    ));
+    scene.rule(replication(
+        "other",
+        "pull",
+        &copying("to", "shared", &["other"]),
+    ));
+    assert_eq!(told(&mut scene), [("Read".into(), true, 2)]);
+    scene.engine.rule_gone(&push, scene.now);
+    assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
+}
+
+#[test]
+fn labels_of_a_replications_namespace_decide_whether_it_uses_a_grant() {
+    let mut scene = Scene::new(&["home", "to"]);
+    let gold = json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+    scene.grant("to", grant("Write", &gold, &[]));
+    scene.rule(replication("home", "push", &copying("home", "x", &["to"])));
+    assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
+    scene.namespace("home", &json!({"tier": "gold"}));
+    assert_eq!(told(&mut scene), [("Write".into(), true, 1)]);
+}
+
+#[test]
+fn a_grant_that_does_not_count_says_so_and_a_status_that_could_not_be_written_is_tried_again() {
+    let mut scene = Scene::new(&["home", "to"]);
+    for (age, name) in [(1, "first"), (2, "second")] {
+        let mut grant = grant("Write", &to("home"), &[]);
+        (grant.created, grant.load) = (Timestamp::from_second(age).unwrap(), 1000);
+        scene.engine.grant_applied("to", name, Ok(grant), scene.now);
+    }
+    assert_eq!(
+        told(&mut scene),
+        [("first".into(), true, 0), ("second".into(), false, 0)]
+    );
+    scene.engine.grant_status_failed("to", "second", scene.now);
+    assert_eq!(told(&mut scene), [], "after a pause");
+    scene.wait(60);
+    assert_eq!(told(&mut scene), [("second".into(), false, 0)]);
+}
+
+fn stored(spec: &Value, status: &Value) -> ReplicationGrant {
+    let metadata = json!({"namespace": "to", "name": "g", "uid": uid(7), "generation": 3, "resourceVersion": "8"});
+    let kind = "ReplicationGrant";
+    let object = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec, "status": status});
+    from_value(object).unwrap()
+}
+
+#[test]
+fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
+    let spec = json!({
+        "grantees": [
+            {"namespaces": ["team-*", "ops"], "namespaceSelector": {
+                "matchLabels": {"tier": "gold"},
+                "matchExpressions": [
+                    {"key": "env", "operator": "NotIn", "values": ["dev", "test"]}, {"key": "legacy", "operator": "DoesNotExist"},
+                ],
+            }},
+            {"namespacePattern": "shop-[0-9]+"},
+            {"namespaceSelector": {}},
+        ],
+        "objects": [
+            {"apiVersion": "v1", "kind": "Secret", "names": ["db-*", "ca"]}, {"apiVersion": "v1", "kind": "ConfigMap"},
+        ],
+    });
+    let standing = Standing {
+        generation: 3,
+        counts: true,
+        replications: 2,
+    };
+    let status = standing.status(
+        &stored(&spec, &json!({})),
+        Timestamp::from_second(60).unwrap(),
+    );
+    assert_eq!(
+        status.grantees.as_deref(),
+        Some(
+            "team-*,ops and labels tier=gold,env notin (dev,test),!legacy; pattern shop-[0-9]+; all namespaces"
+        )
+    );
+    assert_eq!(
+        status.objects.as_deref(),
+        Some("Secret db-*,ca; ConfigMap (any)")
+    );
+
+    // What is stored with it is known, and its time stays what it was.
+    let grant = stored(&spec, &serde_json::to_value(&status).unwrap());
+    assert_eq!(
+        standing.status(&grant, Timestamp::from_second(99).unwrap()),
+        status
+    );
+    assert_eq!(Grant::parse(&grant).unwrap().status, Some(standing));
+    let mut scene = Scene::new(&["to"]);
+    let mut unused = Grant::parse(&grant).unwrap();
+    unused.status = Some(Standing {
+        replications: 0,
+        ..standing
+    });
+    scene.engine.grant_applied("to", "g", Ok(unused), scene.now);
+    assert_eq!(told(&mut scene), []);
+
+    let long = json!({"grantees": [{"namespaces": vec!["n".repeat(60); 100]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
+    let text = standing
+        .status(&stored(&long, &json!({})), Timestamp::UNIX_EPOCH)
+        .grantees
+        .unwrap();
+    assert!(text.len() == 256 && text.ends_with("..."), "{text}");
+}
+
+/// However many a tenant writes: neither do they hide who uses a grant, nor are there more statuses
+/// at once.
+#[test]
+fn many_replications_and_grants_cost_one_turn_after_another() {
+    let mut scene = Scene::new(&["aaa", "home", "to"]);
+    scene.grant("to", grant("Read", &to("home"), &["x"]));
+    for number in 0..300 {
+        scene.rule(replication(
+            "aaa",
+            &format!("r{number}"),
+            &copying("to", "x", &["aaa"]),
+        ));
+        let mut own = copying("to", "x", &["to"]);
+        own["targets"][0]["copyName"] = json!("y");
+        scene.rule(replication("to", &format!("r{number}"), &own));
+    }
+    scene.rule(replication(
+        "home",
+        "uses-it",
+        &copying("to", "x", &["home"]),
+    ));
+    assert_eq!(
+        told(&mut scene),
+        [("Read".into(), true, 1)],
+        "those that aren't admitted don't count"
+    );
+
+    let mut names = BTreeSet::new();
+    for number in 0..100 {
+        scene.engine.grant_applied(
+            "to",
+            &format!("g{number}"),
+            Ok(grant("Write", &to("home"), &["y"])),
+            scene.now,
+        );
+    }
+    while let Some(due) = scene.engine.grant_statuses_due() {
+        scene.now = due;
+        let updates = scene.engine.grant_statuses(scene.now);
+        assert!(updates.len() <= 32);
+        names.extend(updates.into_iter().map(|update| update.name));
+    }
+    assert_eq!(names.len(), 100);
+}

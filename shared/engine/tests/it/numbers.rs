@@ -1,0 +1,403 @@
+//! What metrics are made of: how many there are of what, and how long things took, by the engine's
+//! clock.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_engine::{Action, CopyNumbers, Engine, Errand, Numbers, Queued, Request, Settings};
+use mimeo_model::{
+    id::RuleKind,
+    kind::Resource,
+    outcome::{Failure, FailureReason, Outcome},
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+};
+use serde_json::{Value, from_value, json};
+
+use crate::common::uid;
+
+const KIND: RuleKind = RuleKind::ClusterReplication;
+const TENANTS: RuleKind = RuleKind::Replication;
+
+/// One rule, one source, and namespaces that are its targets by a label.
+struct World {
+    engine: Engine,
+    source: SourceRef,
+    now: Duration,
+    written: u64,
+    shown: u64,
+}
+
+fn namespace(number: u64, version: u64, labels: &Value) -> Value {
+    json!({"name": format!("team-{number}"), "uid": uid(number), "resourceVersion": version.to_string(), "labels": labels})
+}
+
+fn rule(generation: i64, spec: &Value) -> Rule {
+    let mut rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "rule", "generation": generation, "uid": uid(0)},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "x"}],
+            "targets": [{"namespaceSelector": {"matchLabels": {"team": "yes"}}}],
+        },
+    });
+    rule["spec"]
+        .as_object_mut()
+        .unwrap()
+        .extend(spec.as_object().cloned().unwrap());
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
+impl World {
+    fn new(role: Role, namespaces: u64, labels: &Value) -> Self {
+        let now = Duration::from_secs(1);
+        let mut engine = Engine::new(Settings::new(role, "cluster"));
+        let rule = rule(1, &json!({}));
+        let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+        engine.rule_applied(id.clone(), Ok(rule), None, now);
+        engine.rules_listed(KIND, &[id].into(), now);
+        engine.rules_unserved(RuleKind::Replication, now);
+        let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
+        for number in 1..=namespaces {
+            engine.namespace_applied(&from_value(namespace(number, 5, labels)).unwrap(), now);
+            listed.insert(format!("team-{number}").into());
+        }
+        engine.namespaces_listed(&listed, now);
+        let gvk = source.gvk.clone();
+        engine.kinds_recorded(&[gvk.clone()].into(), now);
+        engine.kind(
+            &gvk,
+            Some(Resource {
+                gvk: gvk.clone(),
+                plural: "secrets".into(),
+                namespaced: true,
+            }),
+            now,
+        );
+        let _ = engine.demand();
+        engine.copies_listing(&gvk.group_kind().into(), now);
+        engine.copies_listed(&gvk.group_kind().into(), 6, now);
+        let mut world = Self {
+            engine,
+            source,
+            now,
+            written: 0,
+            shown: 0,
+        };
+        world.change("first");
+        world
+    }
+
+    fn change(&mut self, type_: &str) {
+        let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
+        self.engine.source(&self.source, Some(object), self.now);
+    }
+
+    /// A namespace is shown, with labels that it didn't have before.
+    fn come(&mut self, number: u64, labels: &Value) {
+        self.shown += 1;
+        let namespace = namespace(number, 100 + self.shown, labels);
+        self.engine
+            .namespace_applied(&from_value(namespace).unwrap(), self.now);
+    }
+
+    fn next(&mut self) -> Option<Action> {
+        self.engine.next(self.now)
+    }
+
+    /// Answers all that is asked, each a second after the one before. Returns the errands.
+    fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        while let Some(action) = self.next() {
+            match action {
+                Action::Request(request) => {
+                    self.now += Duration::from_secs(1);
+                    let outcome = outcome(&request).unwrap_or_else(|| self.write(&request));
+                    self.engine.outcome(&request.ticket, outcome, self.now);
+                }
+                Action::Errand(errand) => errands.push(errand),
+            }
+        }
+        errands
+    }
+
+    fn write(&mut self, request: &Request) -> Outcome {
+        self.written += 1;
+        let number: u64 = request
+            .ticket
+            .namespace
+            .strip_prefix("team-")
+            .unwrap()
+            .parse()
+            .unwrap();
+        let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
+        Outcome::Object(Box::new(self.copy(number, 100 + self.written, &checksum)))
+    }
+
+    /// The copy in a namespace, as of this version.
+    fn copy(&self, number: u64, version: u64, checksum: &str) -> ObjectMeta {
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let meta = json!({
+            "name": "x", "namespace": format!("team-{number}"), "uid": uid(1000 + number),
+            "resourceVersion": version.to_string(),
+            "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster", "mimeo.dev/checksum": checksum,
+                "mimeo.dev/source": self.source.to_string(),
+            },
+        });
+        from_value(meta).unwrap()
+    }
+
+    /// As they are once the statuses have been told.
+    fn numbers(&mut self) -> Numbers {
+        self.now += Duration::from_secs(2);
+        let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        self.engine.numbers()
+    }
+}
+
+#[test]
+fn rules_and_copies_are_counted_as_their_statuses_say() {
+    let mut world = World::new(Role::Keeper, 3, &json!({"team": "yes"}));
+    assert_eq!(
+        world.engine.numbers().rules,
+        [((KIND, None, "Unknown"), 1)].into(),
+        "nothing was told yet"
+    );
+    let Some(Action::Request(first)) = world.next() else {
+        panic!("a request")
+    };
+    assert_eq!(
+        world.engine.numbers().queued,
+        Queued {
+            urgent: 0,
+            normal: 2,
+            tenants: 0
+        }
+    );
+    let failure = Failure {
+        reason: FailureReason::Invalid,
+        message: "no".into(),
+    };
+    world
+        .engine
+        .outcome(&first.ticket, Outcome::Refused(failure), world.now);
+    world.answer(|_| None);
+    let inside = world.engine.inside();
+    assert!(inside.primed && inside.informed);
+    let count = |what: &str| inside.counts.get(what).copied();
+    assert_eq!(
+        ["copies", "cellsIdle", "cellsWaiting", "cellsFailed"].map(count),
+        [2, 2, 1, 1].map(Some)
+    );
+    let numbers = world.numbers();
+    assert_eq!(numbers.queued, Queued::default());
+    assert_eq!(
+        numbers.rules,
+        [((KIND, Some(false), "CopiesFailed"), 1)].into()
+    );
+    let copies = CopyNumbers {
+        desired: 3,
+        synced: 2,
+        failed: [(FailureReason::Invalid, 1)].into(),
+    };
+    assert_eq!(numbers.copies, [(KIND, copies)].into());
+
+    world.change("second");
+    world.answer(|_| None);
+    let numbers = world.numbers();
+    assert_eq!(numbers.rules, [((KIND, Some(true), "Synced"), 1)].into());
+    let copies = CopyNumbers {
+        desired: 3,
+        synced: 3,
+        failed: [].into(),
+    };
+    assert_eq!(numbers.copies, [(KIND, copies)].into());
+    assert!(numbers.stalled.is_empty());
+}
+
+#[test]
+fn a_copy_lags_from_the_change_of_its_source() {
+    let mut world = World::new(Role::Keeper, 3, &json!({"team": "yes"}));
+    world.answer(|_| None);
+    assert_eq!(
+        world.engine.numbers().copy_lag[&KIND].count(),
+        0,
+        "to create is no change"
+    );
+    world.now += Duration::from_mins(10);
+    world.change("second");
+    // The first is not answered, and comes again.
+    let Some(Action::Request(first)) = world.next() else {
+        panic!("a request")
+    };
+    let failure = Failure {
+        reason: FailureReason::Timeout,
+        message: "late".into(),
+    };
+    world.engine.outcome(
+        &first.ticket,
+        Outcome::Unavailable {
+            retry_after: Some(Duration::from_secs(10)),
+            failure,
+        },
+        world.now,
+    );
+    world.answer(|_| None);
+    assert_eq!(world.engine.numbers().copy_lag[&KIND].count(), 2);
+    world.now += Duration::from_secs(12);
+    world.answer(|_| None);
+    let lag = world.engine.numbers().copy_lag[&KIND].clone();
+    assert_eq!(
+        (lag.count(), lag.sum().as_secs()),
+        (3, 1 + 2 + 15),
+        "seconds after the change"
+    );
+    assert_eq!(world.engine.numbers().copy_lag[&TENANTS].count(), 0);
+
+    // Nor is it when somebody writes over a copy, long after.
+    world.now += Duration::from_mins(10);
+    world.written += 1;
+    let other = world.copy(1, 100 + world.written, &"1".repeat(32));
+    world
+        .engine
+        .copy_applied(&world.source.gvk.group_kind(), &other, world.now);
+    world.answer(|_| None);
+    assert_eq!(
+        (
+            world.written,
+            world.engine.numbers().copy_lag[&KIND].count()
+        ),
+        (8, 3)
+    );
+
+    let id = rule(1, &json!({})).id;
+    let labels = json!({"transform": {"labels": {"set": {"a": "b"}}}});
+    world
+        .engine
+        .rule_applied(id, Ok(rule(2, &labels)), None, world.now);
+    world.answer(|_| None);
+    assert_eq!(world.written, 11, "written anew");
+    assert_eq!(
+        world.engine.numbers().copy_lag[&KIND].count(),
+        3,
+        "the rule's change is none of the source"
+    );
+}
+
+/// A tenant may label his namespace, and would have the platform's copies look late.
+#[test]
+fn a_copy_lags_from_its_namespaces_labels_where_those_have_changed_since() {
+    let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "a": "1"}));
+    let labels = json!({"transform": {"labels": {"set": {"a": "$(namespace.labels['a'])"}}}});
+    world.engine.rule_applied(
+        rule(1, &json!({})).id,
+        Ok(rule(2, &labels)),
+        None,
+        world.now,
+    );
+    world.answer(|_| None);
+    world.change("second");
+    world.answer(|_| None);
+    world.now += Duration::from_mins(10);
+    world.come(1, &json!({"team": "yes", "a": "2"}));
+    world.answer(|_| None);
+    let lag = world.engine.numbers().copy_lag[&KIND].clone();
+    assert_eq!((lag.count(), lag.sum().as_secs()), (2, 1 + 1));
+}
+
+#[test]
+fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
+    let mut world = World::new(
+        Role::Injector,
+        2,
+        &json!({"team": "yes", "mimeo.dev/copies": "token"}),
+    );
+    for name in ["team-1", "team-2"] {
+        world.engine.take_charge(name, world.now);
+    }
+    assert_eq!(world.engine.numbers().waiting, 2);
+    let errands = world.answer(|_| None);
+    assert_eq!(
+        errands
+            .iter()
+            .filter(|errand| matches!(errand, Errand::Unmark { .. }))
+            .count(),
+        2
+    );
+    world.now += Duration::from_secs(3);
+    // The watch may be quicker than the answer.
+    let bare = namespace(1, 99, &json!({"team": "yes"}));
+    world
+        .engine
+        .namespace_applied(&from_value(bare).unwrap(), world.now);
+    world.engine.unmarked("team-1", true, world.now);
+    // Another replica was quicker with this one.
+    world.engine.unmarked("team-2", false, world.now);
+    let numbers = world.engine.numbers();
+    assert_eq!(
+        (
+            numbers.namespace_lag.count(),
+            numbers.namespace_lag.sum().as_secs()
+        ),
+        (1, 5)
+    );
+    assert_eq!(numbers.waiting, 1);
+}
+
+/// What hangs in one that is stuck is its finalizers' business.
+#[test]
+fn a_namespace_that_goes_waits_for_nothing() {
+    let mut world = World::new(
+        Role::Keeper,
+        1,
+        &json!({"team": "yes", "mimeo.dev/copies": "token"}),
+    );
+    assert_eq!(world.engine.numbers().waiting, 1);
+    let mut going = namespace(1, 50, &json!({"team": "yes", "mimeo.dev/copies": "token"}));
+    going["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    world
+        .engine
+        .namespace_applied(&from_value(going).unwrap(), world.now);
+    assert_eq!(world.engine.numbers().waiting, 0);
+}
+
+#[test]
+fn held_deletions_are_counted_by_copies() {
+    let mut world = World::new(Role::Keeper, 30, &json!({"team": "yes"}));
+    world.answer(|_| None);
+    for number in 1..=25 {
+        let other = namespace(number, 50, &json!({}));
+        world
+            .engine
+            .namespace_applied(&from_value(other).unwrap(), world.now);
+    }
+    assert!(world.next().is_none());
+    assert_eq!(
+        world.engine.numbers().held,
+        [(KIND, 0), (TENANTS, 0)].into(),
+        "they are being collected"
+    );
+    world.now += Duration::from_secs(11);
+    assert!(world.next().is_none());
+    let numbers = world.numbers();
+    assert_eq!(numbers.held, [(KIND, 25), (TENANTS, 0)].into());
+    assert_eq!(numbers.stalled, [((KIND, "DeletionHeld"), 1)].into());
+}
+
+#[test]
+fn a_secret_is_in_none_of_them() {
+    let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes"}));
+    world.change("hunter2");
+    world.answer(|_| None);
+    let told = format!("{:?} {:?}", world.numbers(), world.engine.inside());
+    assert!(
+        told.contains("cellsIdle") && !told.contains("hunter2"),
+        "{told}"
+    );
+}

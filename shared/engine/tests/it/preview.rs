@@ -1,0 +1,231 @@
+//! What a rule would meet if it were stored.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use mimeo_engine::{Contest, Engine, Preview, Settings};
+use mimeo_model::{id::RuleKind, role::Role, rule::Rule};
+use serde_json::{Value, from_value, json};
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn rule(name: &str, created: Option<&str>, source: &str, targets: &Value) -> Rule {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": name, "creationTimestamp": created},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": source}],
+            "targets": targets,
+        },
+    });
+    Rule::parse(&from_value(rule).unwrap()).unwrap()
+}
+
+fn globs(globs: &[&str]) -> Value {
+    json!([{"namespaces": globs}])
+}
+
+/// A webhook replica's, with these rules and namespaces `a-0`, `a-1`, ... and `b-0`, ..., as many
+/// of each.
+fn engine(rules: &[Rule], namespaces: usize) -> Engine {
+    let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+    for rule in rules {
+        engine.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+    }
+    let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
+    for number in 0..2 * namespaces {
+        let name = format!("{}-{}", if number % 2 == 0 { "a" } else { "b" }, number / 2);
+        let uid = crate::common::uid(number);
+        let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
+        engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+        listed.insert(name.into());
+    }
+    engine.namespaces_listed(&listed, NOW);
+    engine
+}
+
+fn told(contest: &Contest) -> (String, String, bool, Vec<&str>) {
+    let Contest {
+        other,
+        kind,
+        name,
+        lost,
+        namespaces,
+    } = contest;
+    (
+        other.to_string(),
+        format!("{kind} {name}"),
+        *lost,
+        namespaces.iter().map(|name| &**name).collect(),
+    )
+}
+
+/// With sources that are all named.
+fn preview_of(engine: &Engine, rule: &Rule, before: Option<&Rule>) -> Preview {
+    engine.preview(rule, &rule.sources, before)
+}
+
+#[test]
+fn namespaces_are_counted_and_those_that_are_lost() {
+    let engine = engine(&[], 3);
+    let before = rule("r", None, "s", &globs(&["a-*"]));
+    let preview = preview_of(&engine, &before, None);
+    assert_eq!((preview.matching, preview.all, preview.lost), (3, 6, 0));
+    let preview = preview_of(
+        &engine,
+        &rule("r", None, "s", &globs(&["a-0", "b-*"])),
+        Some(&before),
+    );
+    assert_eq!((preview.matching, preview.all, preview.lost), (4, 6, 2));
+}
+
+/// A pattern matches whole names: `a-` matches none of these.
+#[test]
+fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
+    let engine = engine(&[], 3);
+    for (pattern, want) in [
+        ("a-", Some(("a-".to_owned(), 3))),
+        ("b-[a-z]+", Some(("b-".to_owned(), 3))),
+        ("x-.*", None),
+        ("a-[0-9]", None),
+    ] {
+        let preview = preview_of(
+            &engine,
+            &rule("r", None, "s", &json!([{"namespacePattern": pattern}])),
+            None,
+        );
+        assert_eq!(preview.beginning, want, "{pattern}");
+    }
+    // It isn't the pattern that keeps these out.
+    for item in [
+        json!({"namespacePattern": "a-.*", "namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
+        json!({"namespacePattern": "a-", "namespaces": ["b-*"]}),
+    ] {
+        let preview = preview_of(&engine, &rule("r", None, "s", &json!([item])), None);
+        assert_eq!((preview.matching, &preview.beginning), (0, &None), "{item}");
+    }
+}
+
+#[test]
+fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
+    let other = rule("other", Some("2026-01-01T00:00:00Z"), "s", &globs(&["a-*"]));
+    let unlike = rule("unlike", Some("2026-01-01T00:00:00Z"), "t", &globs(&["*"]));
+    let engine = engine(&[other, unlike], 3);
+    let new = rule("r", None, "s", &globs(&["a-1", "a-2", "b-*"]));
+    let preview = preview_of(&engine, &new, None);
+    let contests: Vec<_> = preview.contests.iter().map(told).collect();
+    let older = (
+        "ClusterReplication/other".to_owned(),
+        "Secret s".to_owned(),
+        true,
+        vec!["a-1", "a-2"],
+    );
+    assert_eq!(contests, [older]);
+
+    // Elsewhere, under another name, or what it wanted before: nothing to tell.
+    assert_eq!(
+        preview_of(&engine, &rule("r", None, "s", &globs(&["b-*"])), None).contests,
+        []
+    );
+    let renamed = json!([{"namespaces": ["*"], "copyName": "u"}]);
+    assert_eq!(
+        preview_of(&engine, &rule("r", None, "s", &renamed), None).contests,
+        []
+    );
+    assert_eq!(preview_of(&engine, &new, Some(&new)).contests, []);
+    // A rule doesn't contest itself.
+    assert_eq!(
+        preview_of(&engine, &rule("other", None, "s", &globs(&["a-*"])), None).contests,
+        []
+    );
+}
+
+#[test]
+fn the_older_rule_comes_first_and_the_copies_of_several_targets_count() {
+    let other = rule(
+        "other",
+        Some("2026-01-02T00:00:00Z"),
+        "t",
+        &json!([{"namespaces": ["b-*"], "copyName": "s"}]),
+    );
+    let engine = engine(&[other], 2);
+    let targets = json!([{"namespaces": ["a-*"]}, {"namespaces": ["b-1"], "copyName": "s"}]);
+    let preview = preview_of(
+        &engine,
+        &rule("r", Some("2026-01-01T00:00:00Z"), "x", &targets),
+        None,
+    );
+    let contests: Vec<_> = preview.contests.iter().map(told).collect();
+    assert_eq!(
+        contests,
+        [(
+            "ClusterReplication/other".to_owned(),
+            "Secret s".to_owned(),
+            false,
+            vec!["b-1"]
+        )]
+    );
+}
+
+/// What the author is told is what then happens.
+#[test]
+fn whoever_is_said_to_have_the_copy_gets_it() {
+    for created in ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"] {
+        let other = rule("other", Some("2026-01-02T00:00:00Z"), "s", &globs(&["a-*"]));
+        let new = rule("r", Some(created), "s", &globs(&["*"]));
+        let preview = preview_of(&engine(std::slice::from_ref(&other), 1), &new, None);
+        assert_eq!(preview.contests[0].lost, created > "2026-01-02");
+
+        let mut keeper = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        for rule in [&other, &new] {
+            keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+        }
+        keeper.rules_listed(
+            RuleKind::ClusterReplication,
+            &[other.id.clone(), new.id.clone()].into(),
+            NOW,
+        );
+        keeper.rules_unserved(RuleKind::Replication, NOW);
+        let meta = json!({"name": "a-0", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
+        keeper.namespace_applied(&from_value(meta).unwrap(), NOW);
+        let _ = keeper.next(NOW);
+        let later = NOW + Duration::from_secs(5);
+        let told = keeper.announcements(later);
+        let loser = if preview.contests[0].lost {
+            "r"
+        } else {
+            "other"
+        };
+        assert_eq!(told[0].regarding.name.as_deref(), Some(loser), "{told:#?}");
+    }
+}
+
+/// However many rules and namespaces there are, the author's request isn't held up.
+#[test]
+fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questions() {
+    let rivals: Vec<Rule> = (0..1000)
+        .map(|number| {
+            rule(
+                &format!("r{number}"),
+                Some("2026-01-01T00:00:00Z"),
+                "s",
+                &globs(&["a-*"]),
+            )
+        })
+        .collect();
+    let engine = engine(&rivals, 5000);
+    let begun = Instant::now();
+    let preview = preview_of(&engine, &rule("new", None, "s", &globs(&["*"])), None);
+    assert_eq!((preview.matching, preview.contests.len()), (10_000, 1000));
+    let found: usize = preview
+        .contests
+        .iter()
+        .map(|contest| contest.namespaces.len())
+        .sum();
+    // Each compares two names.
+    assert!(found <= 25_000, "{found} in {:?}", begun.elapsed());
+}

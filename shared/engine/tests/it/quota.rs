@@ -1,0 +1,328 @@
+//! The limits of Replications: the size of a source, and how many Replications a namespace may
+//! have.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_engine::{Action, Engine, Errand, Member, Members, Settings};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    outcome::Outcome,
+    render::Precondition,
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+};
+use serde_json::{Value, from_value, json};
+
+/// More than a Replication copies.
+const LARGE: usize = 900 << 10;
+
+struct Scene {
+    engine: Engine,
+    now: Duration,
+    version: u32,
+    /// What was written since the last look.
+    written: BTreeSet<String>,
+    conditions: BTreeMap<RuleId, BTreeMap<String, (String, String)>>,
+    /// What is to be read.
+    reads: Vec<SourceRef>,
+}
+
+fn secrets() -> GroupVersionKind {
+    GroupVersionKind::parse("v1", "Secret").unwrap()
+}
+
+fn source(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::named(secrets(), namespace, name)
+}
+
+impl Scene {
+    fn new(namespaces: &[&str]) -> Self {
+        let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let now = Duration::from_secs(1);
+        for kind in RuleKind::ALL {
+            engine.rules_listed(kind, &BTreeSet::new(), now);
+            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+        }
+        engine.kinds_recorded(&[secrets()].into(), now);
+        engine.kind(
+            &secrets(),
+            Some(Resource {
+                gvk: secrets(),
+                plural: "secrets".into(),
+                namespaced: true,
+            }),
+            now,
+        );
+        engine.grants_listed(&BTreeSet::new(), now);
+        for (number, name) in namespaces.iter().enumerate() {
+            let uid = crate::common::uid(number);
+            let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
+            engine.namespace_applied(&from_value(meta).unwrap(), now);
+        }
+        engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
+        engine.copies_listing(&secrets().group_kind().into(), now);
+        engine.copies_listed(&secrets().group_kind().into(), 100, now);
+        Self {
+            engine,
+            now,
+            version: 100,
+            written: BTreeSet::new(),
+            conditions: BTreeMap::new(),
+            reads: Vec::new(),
+        }
+    }
+
+    /// A Replication of that age which copies a source of its namespace to a copy that is called
+    /// after the rule.
+    fn rule(&mut self, home: &str, name: &str, age: i64, source: &str) -> RuleId {
+        let created = Timestamp::from_second(age).unwrap();
+        let object = json!({
+            "metadata": {"namespace": home, "name": name, "generation": 1, "creationTimestamp": created.to_string()},
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "spec": {
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": source}],
+                "targets": [{"namespaces": [home], "copyName": format!("{name}-copy")}, {"namespaces": ["elsewhere"]}],
+                // Another guise of the same content for each rule.
+                "transform": {"data": {"rename": {"a": name}}},
+            },
+        });
+        self.apply(Rule::parse_replication(&from_value(object).unwrap()).unwrap())
+    }
+
+    fn apply(&mut self, rule: Rule) -> RuleId {
+        let id = rule.id.clone();
+        self.engine
+            .rule_applied(id.clone(), Ok(rule), None, self.now);
+        self.run();
+        id
+    }
+
+    fn watched(&mut self, source: &SourceRef) -> bool {
+        self.engine.demand().sources.contains_key(source)
+    }
+
+    fn show(&mut self, source: &SourceRef, size: usize) {
+        assert!(self.watched(source), "{source} isn't watched");
+        self.version += 1;
+        let object = json!({
+            "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "eHh4".repeat(size / 4)},
+        });
+        self.engine.source(source, Some(object), self.now);
+        self.run();
+    }
+
+    fn run(&mut self) {
+        while let Some(action) = self.engine.next(self.now) {
+            let request = match action {
+                Action::Request(request) => request,
+                Action::Errand(Errand::ReadSource(source)) => {
+                    self.reads.push(source);
+                    continue;
+                }
+                Action::Errand(_) => continue,
+            };
+            let (namespace, name) = (&*request.ticket.namespace, &*request.ticket.name);
+            self.written.insert(format!("{namespace}/{name}"));
+            self.version += 1;
+            let body = request
+                .rendering
+                .as_ref()
+                .unwrap()
+                .body(Precondition::Absent)
+                .concat();
+            let mut meta = serde_json::from_slice::<Value>(&body).unwrap()["metadata"].take();
+            meta["uid"] = format!("00000000-0000-4000-9000-{:012}", self.version).into();
+            meta["resourceVersion"] = self.version.to_string().into();
+            meta["managedFields"] = json!([{
+                "manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {},
+            }]);
+            (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
+            self.engine.outcome(
+                &request.ticket,
+                Outcome::Object(Box::new(from_value(meta).unwrap())),
+                self.now,
+            );
+        }
+    }
+
+    fn written(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.written).into_iter().collect()
+    }
+
+    /// Reason and message of the condition.
+    fn sources_found(&mut self, id: &RuleId) -> (String, String) {
+        self.now += Duration::from_secs(5);
+        for update in self.engine.statuses(self.now, Timestamp::UNIX_EPOCH) {
+            let conditions = update.status.conditions.into_iter();
+            let conditions = conditions
+                .map(|condition| (condition.type_, (condition.reason, condition.message)));
+            self.conditions.insert(update.id, conditions.collect());
+        }
+        self.conditions[id]["SourcesFound"].clone()
+    }
+}
+
+#[test]
+fn a_source_that_is_too_large_is_refused_to_replications_alone() {
+    let mut scene = Scene::new(&["home", "other"]);
+    let large = source("home", "large");
+    let id = scene.rule("home", "r", 1, "large");
+    let small = scene.rule("home", "s", 2, "small");
+    scene.show(&large, LARGE);
+    scene.show(&source("home", "small"), 1 << 10);
+    assert_eq!(scene.written(), ["home/s-copy"]);
+    let (reason, message) = scene.sources_found(&id);
+    assert_eq!(reason, "SourceRefused");
+    assert!(
+        message.contains("bytes as JSON, and a Replication copies at most 262144"),
+        "{message}"
+    );
+    assert_eq!(scene.sources_found(&small).0, "Found");
+    assert_eq!(scene.engine.inside().counts["sourcesHeld"], 1);
+
+    // A ClusterReplication has it read.
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "p", "generation": 1},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "large"}],
+            "targets": [{"namespaces": ["other"]}],
+        },
+    });
+    scene.apply(Rule::parse(&from_value(object).unwrap()).unwrap());
+    assert_eq!(
+        std::mem::take(&mut scene.reads),
+        std::slice::from_ref(&large)
+    );
+    scene.show(&large, LARGE);
+    assert_eq!(scene.written(), ["other/large"]);
+    assert_eq!(scene.sources_found(&id).0, "SourceRefused");
+
+    scene.show(&large, 200 << 10);
+    assert_eq!(scene.written(), ["home/r-copy", "other/large"]);
+    assert_eq!(scene.sources_found(&id).0, "Found");
+}
+
+/// An object that a selector finds is read once. It is held if it is small enough, and read again
+/// once it is.
+#[test]
+fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
+    let mut scene = Scene::new(&["home"]);
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let object = json!({
+        "metadata": {"namespace": "home", "name": "r", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "selector": labels}],
+            "targets": [{"namespaces": ["home"], "copyName": "$(source.name)-copy"}],
+        },
+    });
+    let rule = Rule::parse_replication(&from_value(object).unwrap()).unwrap();
+    let selector = rule.selectors[0].clone();
+    let id = scene.apply(rule);
+    let _ = scene.engine.demand();
+    let object = |name: &str, size: usize| {
+        json!({
+            "metadata": {"name": name, "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "type": "Opaque", "data": {"a": "eHh4".repeat(size / 4)},
+        })
+    };
+    let held = |scene: &Scene| scene.engine.inside().counts["sourcesHeld"];
+    let show = |scene: &mut Scene, object: Value| {
+        let source = selector.source(object["metadata"]["name"].as_str().unwrap());
+        scene.engine.source(&source, Some(object), scene.now);
+        scene.run();
+    };
+    let mut members = Members::default();
+    for (name, size) in [("large", LARGE), ("small", 1 << 10)] {
+        let object = object(name, size);
+        members.extend(Member::of(&object));
+        show(&mut scene, object);
+    }
+    assert_eq!(held(&scene), 1, "before all are listed, too");
+    scene.engine.selected(&selector, &members, scene.now);
+    scene.run();
+    assert_eq!(scene.written(), ["home/small-copy"]);
+    assert_eq!(scene.sources_found(&id).0, "SourceRefused");
+    show(&mut scene, object("large", LARGE + 4));
+    assert_eq!((held(&scene), scene.reads.len()), (1, 0));
+    show(&mut scene, object("large", 1 << 10));
+    assert_eq!(scene.written(), ["home/large-copy"]);
+    assert_eq!(scene.sources_found(&id).0, "Found");
+    show(&mut scene, object("small", LARGE));
+    assert_eq!((held(&scene), scene.reads.len()), (1, 0));
+}
+
+#[test]
+fn of_the_replications_of_a_namespace_the_oldest_fit() {
+    let parse = |name: &str, age: i64, sources: usize, namespaces: usize| {
+        let created = Timestamp::from_second(age).unwrap().to_string();
+        let sources: Vec<Value> = (0..sources)
+            .map(|i| json!({"apiVersion": "v1", "kind": "Secret", "name": format!("source-{i}")}))
+            .collect();
+        let namespaces: Vec<String> = (0..namespaces).map(|i| format!("namespace-{i}")).collect();
+        let object = json!({
+            "metadata": {"namespace": "home", "name": name, "generation": 1, "uid": name, "creationTimestamp": created},
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "spec": {"sources": sources, "targets": [{"namespaces": namespaces, "copyName": "copy-of-$(source.name)"}]},
+        });
+        Rule::parse_replication(&from_value(object).unwrap()).unwrap()
+    };
+    let fit = 10_240 / 256;
+    let mut scene = Scene::new(&["home"]);
+    let refused = |scene: &mut Scene, age: i64| {
+        // So many at once are told.
+        for _ in 0..3 {
+            scene.now += Duration::from_secs(5);
+            for update in scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH) {
+                let conditions = update.status.conditions.into_iter();
+                let conditions = conditions
+                    .map(|condition| (condition.type_, (condition.reason, condition.message)));
+                scene.conditions.insert(update.id, conditions.collect());
+            }
+        }
+        let id = parse(&format!("r{age}"), age, 1, 1).id;
+        scene.conditions[&id]["Ready"].0 == "InvalidSpec"
+    };
+    // From the youngest on: each that is older than those that fill the room takes it from the
+    // youngest.
+    for age in (1..=fit + 3).rev() {
+        scene.apply(parse(&format!("r{age}"), age, 32, 8));
+    }
+    for number in 0..32 {
+        scene.engine.source(
+            &source("home", &format!("source-{number}")),
+            None,
+            scene.now,
+        );
+    }
+    let out: Vec<i64> = (1..=fit + 3)
+        .filter(|age| refused(&mut scene, *age))
+        .collect();
+    assert_eq!(out, [fit + 1, fit + 2, fit + 3]);
+    assert!(scene.conditions.values().any(|rule| {
+        rule["Ready"]
+            .1
+            .contains("at most 1024 Replications, with 10240 copies in all")
+    }));
+    assert_eq!(scene.engine.demand().sources.len(), 32);
+    let another = parse("another", fit + 9, 32, 8);
+    assert!(scene.engine.refuses_rule(&another).is_some());
+    // Another namespace has a quota of its own.
+    let elsewhere = scene.rule("elsewhere", "r", fit + 9, "own");
+    assert!(scene.watched(&source("elsewhere", "own")));
+    scene.engine.rule_gone(&elsewhere, scene.now);
+
+    // Once there is room one that is told again has it.
+    scene.engine.rule_gone(&parse("r1", 1, 1, 1).id, scene.now);
+    assert!(scene.engine.refuses_rule(&another).is_none());
+    scene.apply(parse(&format!("r{}", fit + 1), fit + 1, 32, 8));
+    assert!(!refused(&mut scene, fit + 1) && refused(&mut scene, fit + 2));
+}

@@ -1,0 +1,320 @@
+//! What an installation may not reach it neither asks for nor waits for, and says so.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use mimeo_engine::{Action, CopyWatch, Engine, Request, Settings, Verb};
+use mimeo_model::{
+    authority::of_rule,
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, FailureReason, Outcome, Unreadable},
+    reach::Reach,
+    role::Role,
+    rule::Rule,
+    selection::NameHint,
+    source::SourceRef,
+};
+use serde_json::{from_value, json};
+
+const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+const NOW: Duration = Duration::from_secs(1);
+
+fn secrets() -> Resource {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    Resource {
+        gvk,
+        plural: "secrets".into(),
+        namespaced: true,
+    }
+}
+
+fn watch(namespace: &str) -> CopyWatch {
+    CopyWatch {
+        kind: secrets().gvk.group_kind(),
+        namespace: Some(namespace.into()),
+    }
+}
+
+/// Sources in platform, copies in a and b, Secrets alone.
+fn confined() -> Reach {
+    Reach {
+        sources: Some(["platform".into()].into()),
+        targets: Some(Arc::new(["a".into(), "b".into()].into())),
+        kinds: Some([secrets().gvk.group_kind()].into()),
+    }
+}
+
+/// An engine with a rule that copies `kind` from `home` everywhere, its source read, and namespaces
+/// of these names, all marked.
+fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&str]) -> Engine {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+        "metadata": {"name": "registry", "uid": UID, "generation": 1, "resourceVersion": "2"},
+        "spec": {
+            "podGate": "Required",
+            "sources": [{"apiVersion": "v1", "kind": kind, "namespace": home, "name": "registry"}],
+            "targets": [{"namespaceSelector": {}}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+    let mut engine = Engine::new(Settings {
+        reach,
+        ..Settings::new(role, "cluster")
+    });
+    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
+    engine.rules_unserved(RuleKind::Replication, NOW);
+    engine.kinds_recorded(&[secrets().gvk].into(), NOW);
+    for (version, name) in (3..).zip(namespaces) {
+        let labels = json!({"mimeo.dev/copies": "token"});
+        let uid = format!("0f3e4d5c-1a2b-3c4d-5e6f-{version:012}");
+        let meta = json!({"name": name, "uid": uid, "resourceVersion": version.to_string(), "labels": labels});
+        engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+    }
+    engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), NOW);
+    engine.kind(&secrets().gvk, Some(secrets()), NOW);
+    engine.demand();
+    let object = json!({"metadata": {"name": "registry", "resourceVersion": "9"}, "data": {"a": "aHVudGVyMg=="}});
+    engine.source(&source, Some(object), NOW);
+    engine
+}
+
+fn requests(engine: &mut Engine, now: Duration) -> Vec<Request> {
+    let mut requests = Vec::new();
+    while let Some(action) = engine.next(now) {
+        if let Action::Request(request) = action {
+            requests.push(*request);
+        }
+    }
+    requests
+}
+
+fn created(requests: &[Request]) -> Vec<&str> {
+    requests
+        .iter()
+        .filter(|request| request.ticket.verb == Verb::Create)
+        .map(|one| &*one.ticket.namespace)
+        .collect()
+}
+
+#[test]
+fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
+    let later = NOW + Duration::from_secs(5);
+    let mut engine = engine(
+        Role::Keeper,
+        confined(),
+        ("Secret", "platform"),
+        &["a", "b", "c"],
+    );
+    assert_eq!(
+        engine.demand().copies.keys().collect::<Vec<_>>(),
+        [&watch("a"), &watch("b")]
+    );
+    assert!(engine.demand().confined);
+    assert!(
+        created(&requests(&mut engine, later)).is_empty(),
+        "nothing was listed yet"
+    );
+    engine.copies_listing(&watch("b"), later);
+    engine.copies_listed(&watch("b"), 20, later);
+    assert_eq!(created(&requests(&mut engine, later)), ["b"]);
+    engine.copies_listing(&watch("a"), later);
+    engine.copies_listed(&watch("a"), 21, later);
+    assert_eq!(created(&requests(&mut engine, later)), ["a"]);
+    let rules = |engine: &Engine, name| {
+        engine
+            .pod_gate_rules(NameHint::Exact(name), &[].into())
+            .len()
+    };
+    assert_eq!(
+        (rules(&engine, "a"), rules(&engine, "c")),
+        (1, 0),
+        "no target, no mark"
+    );
+}
+
+#[test]
+fn a_namespace_is_watched_once_it_exists() {
+    let mut engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a"]);
+    let before = engine.demand_version();
+    assert_eq!(engine.demand().copies.len(), 1);
+    let meta = json!({"name": "b", "uid": UID, "resourceVersion": "30"});
+    engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+    assert!(engine.demand_version() > before);
+    assert_eq!(engine.demand().copies.len(), 2);
+    engine.namespace_gone("b", NOW);
+    assert_eq!(engine.demand().copies.len(), 1);
+}
+
+#[test]
+fn what_is_out_of_reach_is_not_asked_for_and_told() {
+    for (what, flag) in [
+        (("Secret", "team"), "--source-namespaces"),
+        (("ConfigMap", "platform"), "--kinds"),
+    ] {
+        let mut engine = engine(Role::Keeper, confined(), what, &["a"]);
+        let demand = engine.demand();
+        let asked = demand
+            .sources
+            .keys()
+            .map(|source: &SourceRef| source.to_string())
+            .collect::<Vec<_>>();
+        assert!(asked.is_empty(), "{asked:?}");
+        assert!(
+            demand.kinds.iter().all(GroupVersionKind::is_secret),
+            "the recorded kind alone: {:?}",
+            demand.kinds
+        );
+        let now = NOW + Duration::from_mins(1);
+        assert!(requests(&mut engine, now).is_empty());
+        assert!(engine.informed());
+        let conditions = engine
+            .statuses(now, Timestamp::UNIX_EPOCH)
+            .remove(0)
+            .status
+            .conditions;
+        let found = conditions
+            .iter()
+            .find(|one| one.type_ == "SourcesFound")
+            .unwrap();
+        assert_eq!(found.reason, "SourceRefused");
+        assert!(found.message.contains(flag), "{}", found.message);
+        let denied = engine.progress("a", now).denied;
+        assert!(
+            denied.len() == 1 && denied[0].why.as_deref() == Some("OutOfReach"),
+            "{denied:?}"
+        );
+    }
+}
+
+/// The Role for a new namespace may come after it, from a pod that runs in it.
+#[test]
+fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
+    for (reach, held) in [(confined(), false), (Reach::default(), true)] {
+        let mut engine = engine(Role::Injector, reach, ("Secret", "platform"), &["a"]);
+        engine.take_charge("a", NOW);
+        let request = requests(&mut engine, NOW).remove(0);
+        assert_eq!(request.ticket.verb, Verb::Create);
+        let failure = Failure {
+            reason: FailureReason::Forbidden,
+            message: "denied".into(),
+        };
+        engine.outcome(&request.ticket, Outcome::Refused(failure), NOW);
+        let progress = engine.progress("a", NOW);
+        assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
+        assert!(progress.settled());
+    }
+}
+
+/// What is amiss in a namespace is for those alone whose rules want something there.
+#[test]
+fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
+    let reach = Reach {
+        sources: None,
+        ..confined()
+    };
+    let mut engine = engine(Role::Keeper, reach, ("Secret", "platform"), &["a", "b"]);
+    let tenant = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+        "metadata": {"namespace": "a", "name": "own", "uid": UID, "generation": 1, "resourceVersion": "40"},
+        "spec": {"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "mine"}], "targets": [{"namespaces": ["a"], "copyName": "copy"}]},
+    });
+    let rule = Rule::parse_replication(&from_value(tenant).unwrap()).unwrap();
+    assert_eq!(engine.reached(&rule), Some(["a".into()].into()));
+    let (id, source) = (rule.id.clone(), rule.sources[0].clone());
+    engine.rules_listed(RuleKind::Replication, &[].into(), NOW);
+    engine.grants_listed(&[].into(), NOW);
+    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.demand();
+    let object = json!({"metadata": {"name": "mine", "resourceVersion": "41"}, "data": {"a": "aHVudGVyMg=="}});
+    engine.source(&source, Some(object), NOW);
+    engine.copies_unreadable(&watch("b"), Unreadable::Forbidden { verb: "list" }, NOW);
+    engine.copies_listing(&watch("a"), NOW);
+    engine.copies_listed(&watch("a"), 50, NOW);
+    requests(&mut engine, NOW);
+    let told = engine.statuses(NOW + Duration::from_secs(5), Timestamp::UNIX_EPOCH);
+    let said = |whose: &RuleId| {
+        let update = told.iter().find(|update| update.id == *whose).unwrap();
+        update
+            .status
+            .conditions
+            .iter()
+            .flat_map(|one| [&*one.reason, " ", &one.message, "\n"])
+            .collect::<String>()
+    };
+    let platform = told
+        .iter()
+        .map(|update| &update.id)
+        .find(|other| **other != id)
+        .unwrap();
+    assert!(
+        said(platform).contains("in namespace b"),
+        "{}",
+        said(platform)
+    );
+    assert!(
+        !said(&id).contains("namespace b") && !said(&id).contains("ControllerForbidden"),
+        "{}",
+        said(&id)
+    );
+}
+
+/// What it finds is of no matter to where the platform's rule writes.
+#[test]
+fn a_rule_that_selects_its_sources_reaches_what_it_targets() {
+    let engine = engine(
+        Role::Keeper,
+        confined(),
+        ("Secret", "platform"),
+        &["a", "b"],
+    );
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "selects"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "selector": {"matchLabels": {"a": "b"}}}],
+            "targets": [{"namespaces": ["b", "c"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap())
+        .unwrap()
+        .within(&confined());
+    assert_eq!(engine.reached(&rule), Some(["b".into()].into()));
+}
+
+/// It names its targets, so it means them: nothing would come of it, and "ready" would be a lie.
+#[test]
+fn a_tenants_rule_that_is_left_out_says_so() {
+    let home = |home: &str| {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": home, "name": "own"},
+            "spec": {"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "mine"}], "targets": [{"namespaces": [home], "copyName": "copy"}]},
+        })
+    };
+    let said = |name: &str| {
+        let rule = Rule::parse_replication(&from_value(home(name)).unwrap()).unwrap();
+        rule.within(&confined()).leaves_out(&confined())
+    };
+    assert_eq!(said("a"), None);
+    assert!(said("c").is_some_and(
+        |message| message.starts_with("c: ") && message.contains("--target-namespaces")
+    ));
+}
+
+/// They may be widened, and nobody is asked about the author then who could refuse the rule.
+#[test]
+fn an_author_needs_what_the_rule_says_whatever_the_limits_leave_of_it() {
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+            "targets": [{"namespaces": ["a", "c"]}],
+        },
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let needs = |rule: &Rule| of_rule(rule, |_| Some(secrets()));
+    assert_eq!(needs(&rule.clone().within(&confined())), needs(&rule));
+}

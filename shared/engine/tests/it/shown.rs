@@ -1,0 +1,422 @@
+//! What people are shown: every state, with its age; all of it once, then what has changed, in
+//! small pieces.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use mimeo_engine::{
+    Action, Cursor, Ended, Engine, PlaceView, Request, RuleRead, Settings, State, View,
+};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, FailureReason, Outcome},
+    role::Role,
+    rule::Rule,
+};
+use serde_json::{Value, from_value, json};
+
+use crate::common::uid;
+
+/// By the clock on the wall the process started then.
+const START: i64 = 1_800_000_000;
+
+fn secrets() -> Resource {
+    Resource {
+        gvk: GroupVersionKind::parse("v1", "Secret").unwrap(),
+        plural: "secrets".into(),
+        namespaced: true,
+    }
+}
+
+fn rule_id(number: usize) -> RuleId {
+    format!("ClusterReplication/rule-{number:02}")
+        .parse()
+        .unwrap()
+}
+
+/// Rules that copy one Secret each into the namespaces `team-*`, and somebody who looks on.
+struct World {
+    engine: Engine,
+    now: Duration,
+    generation: i64,
+    written: usize,
+    cursor: Cursor,
+}
+
+impl World {
+    fn new(rules: usize, namespaces: usize) -> Self {
+        let settings = Settings {
+            sweep_limit: 2,
+            ..Settings::new(Role::Keeper, "cluster")
+        };
+        let now = Duration::from_secs(10);
+        let mut world = Self {
+            engine: Engine::new(settings),
+            now,
+            generation: 0,
+            written: 0,
+            cursor: Cursor::default(),
+        };
+        (0..rules).for_each(|number| world.rule(number, &json!({})));
+        world.engine.rules_listed(
+            RuleKind::ClusterReplication,
+            &(0..rules).map(rule_id).collect(),
+            now,
+        );
+        world.engine.rules_unserved(RuleKind::Replication, now);
+        let names: Vec<String> = (0..namespaces)
+            .map(|number| format!("team-{number:05}"))
+            .collect();
+        names.iter().for_each(|name| world.namespace(name, "5"));
+        let listed: BTreeSet<Box<str>> = names.iter().map(|name| name.as_str().into()).collect();
+        world.engine.namespaces_listed(&listed, now);
+        let kind = secrets().gvk;
+        world.engine.kinds_recorded(&[kind.clone()].into(), now);
+        world.engine.kind(&kind, Some(secrets()), now);
+        let _ = world.engine.demand();
+        world.engine.copies_listing(&kind.group_kind().into(), now);
+        world
+            .engine
+            .copies_listed(&kind.group_kind().into(), 6, now);
+        for number in 0..rules {
+            let source = world.parsed(number, &json!({})).sources[0].clone();
+            let object =
+                json!({"metadata": {"resourceVersion": "9"}, "data": {"token": "aHVudGVyMg=="}});
+            world.engine.source(&source, Some(object), now);
+        }
+        world
+    }
+
+    fn parsed(&self, number: usize, more: &Value) -> Rule {
+        let source = json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": format!("s{number:02}")});
+        let mut spec = json!({"sources": [source], "targets": [{"namespaces": ["team-*"]}]});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let metadata = json!({"name": &*rule_id(number).name, "uid": uid(number), "generation": self.generation, "resourceVersion": "7"});
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": metadata, "spec": spec,
+        });
+        Rule::parse(&from_value(rule).unwrap()).unwrap()
+    }
+
+    /// The rule as it always is but for these fields of its spec.
+    fn rule(&mut self, number: usize, more: &Value) {
+        self.generation += 1;
+        let rule = self.parsed(number, more);
+        self.engine
+            .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
+    }
+
+    fn namespace(&mut self, name: &str, version: &str) {
+        let number = 1000 + name[5..].parse::<usize>().unwrap();
+        let meta = json!({"name": name, "uid": uid(number), "resourceVersion": version});
+        self.engine
+            .namespace_applied(&from_value(meta).unwrap(), self.now);
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp::from_second(START).unwrap() + self.now
+    }
+
+    /// Answers every request that there is.
+    fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
+        while let Some(action) = self.engine.next(self.now) {
+            if let Action::Request(request) = action {
+                let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
+                self.engine.outcome(&request.ticket, outcome, self.now);
+            }
+        }
+    }
+
+    fn written(&mut self, request: &Request) -> Outcome {
+        self.written += 1;
+        let entry = json!({
+            "manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {},
+            "time": self.wall().to_string(),
+        });
+        let rule = request.rule.as_ref().unwrap();
+        let meta = json!({
+            "name": &*request.ticket.name, "namespace": &*request.ticket.namespace,
+            "uid": uid(1_000_000 + self.written), "resourceVersion": (10 + self.written).to_string(),
+            "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": rule.to_string(), "mimeo.dev/cluster": "cluster",
+                "mimeo.dev/source": format!("Secret/home/s{}", &rule.name[5..]),
+                "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
+            },
+        });
+        Outcome::Object(Box::new(from_value(meta).unwrap()))
+    }
+
+    /// All pieces of what has changed.
+    fn look(&mut self) -> Vec<View> {
+        let mut pieces = Vec::new();
+        let wall = self.wall();
+        while self.engine.has_news(&self.cursor) {
+            pieces.push(self.engine.view(&mut self.cursor, self.now, wall));
+        }
+        pieces
+    }
+
+    /// What has changed in namespaces, by their names.
+    fn places(&mut self) -> BTreeMap<String, Vec<PlaceView>> {
+        let namespaces = self.look().into_iter().flat_map(|view| view.namespaces);
+        namespaces
+            .map(|namespace| (namespace.name.to_string(), namespace.places))
+            .collect()
+    }
+
+    /// State, reason and age of the one rule's copies.
+    fn stand(&mut self) -> Vec<(State, Option<String>, Option<i64>)> {
+        let wall = self.wall();
+        let told = |place: &PlaceView| {
+            let age = place
+                .since
+                .map(|since| wall.as_second() - since.as_second());
+            (place.state, place.reason.clone(), age)
+        };
+        self.places()
+            .values()
+            .map(|places| told(&places[0]))
+            .collect()
+    }
+}
+
+fn refused(reason: FailureReason) -> Outcome {
+    Outcome::Refused(Failure {
+        reason,
+        message: "not you".into(),
+    })
+}
+
+fn is(name: &str) -> impl Fn(&Request) -> bool {
+    move |request| &*request.ticket.namespace == name
+}
+
+#[test]
+fn states_have_reasons_and_ages() {
+    let mut world = World::new(1, 2);
+    let _ = world.engine.next(world.now);
+    let pending = (State::Pending, Some("Create".to_owned()), None);
+    assert_eq!(world.stand(), [pending.clone(), pending]);
+
+    let mut world = World::new(1, 2);
+    let first = is("team-00000");
+    world.answer(|request| first(request).then(|| refused(FailureReason::QuotaExceeded)));
+    world.wait(100);
+    world.answer(|_| Some(refused(FailureReason::QuotaExceeded)));
+    let failed = |age| (State::Failed, Some("QuotaExceeded".to_owned()), Some(age));
+    let synced = |age| (State::Synced, None, Some(age));
+    assert_eq!(
+        world.stand(),
+        [failed(100), synced(100)],
+        "failing since the first time"
+    );
+
+    let copies = |world: &World| {
+        world
+            .engine
+            .copies(&rule_id(0), "team-00000", world.now, world.wall())
+    };
+    let copy = &copies(&world)[0];
+    assert_eq!(
+        (&*copy.kind, &*copy.name, copy.message.as_deref()),
+        ("Secret", "s00", Some("not you"))
+    );
+
+    world.wait(400);
+    world.answer(|_| None);
+    world.wait(5);
+    assert_eq!(
+        world.stand(),
+        [synced(5)],
+        "what has not changed isn't shown again"
+    );
+    assert_eq!(copies(&world)[0].message, None);
+
+    world.rule(
+        0,
+        &json!({"suspend": true, "transform": {"labels": {"set": {"a": "b"}}}}),
+    );
+    world.answer(|_| None);
+    let suspended = |age| (State::Suspended, Some("Update".to_owned()), Some(age));
+    assert_eq!(world.stand(), [suspended(5), suspended(505)]);
+}
+
+#[test]
+fn a_deletion_that_is_held_is_shown_as_held() {
+    let mut world = World::new(1, 2);
+    world.answer(|_| None);
+    assert_eq!(world.stand().len(), 2);
+    world.rule(0, &json!({"targets": [{"namespaces": ["other"]}]}));
+    world.answer(|_| None);
+    let going = (State::Pending, Some("Delete".to_owned()), Some(0));
+    assert_eq!(world.stand(), [going.clone(), going]);
+    world.wait(11);
+    world.answer(|_| None);
+    let held = (State::Held, Some("Delete".to_owned()), Some(11));
+    assert_eq!(world.stand(), [held.clone(), held]);
+}
+
+#[test]
+fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
+    let mut world = World::new(1, 5);
+    world.answer(|_| None);
+    world.engine.rule_gone(&rule_id(0), world.now);
+    world.answer(|_| None);
+    let read = RuleRead {
+        found: false,
+        home: None,
+        crd: None,
+    };
+    world.engine.rule_read(&rule_id(0), Some(&read), world.now);
+    world.answer(|_| None);
+    assert_eq!(world.engine.held().count(), 0, "it is collected first");
+    world.wait(11);
+    world.answer(|_| None);
+    let held: Vec<_> = world.engine.held().collect();
+    let [held] = &held[..] else {
+        panic!("{held:?}")
+    };
+    assert_eq!((held.rule, held.copies), (&rule_id(0), 5));
+    assert_eq!(
+        held.places(),
+        "5 namespaces, first team-00000, team-00001, team-00002"
+    );
+    assert!(
+        held.why.contains("lost with its definition"),
+        "{}",
+        held.why
+    );
+
+    world.rule(0, &json!({}));
+    assert_eq!(world.engine.held().count(), 0, "it is back");
+}
+
+#[test]
+fn a_copy_that_another_rule_has_is_shown_as_failed_for_the_one_that_lost_it() {
+    let mut world = World::new(2, 1);
+    let source =
+        json!({"apiVersion": "v1", "kind": "Secret", "namespace": "elsewhere", "name": "s00"});
+    world.rule(1, &json!({"sources": [source]}));
+    world.answer(|_| None);
+    let places = &world.places()["team-00000"];
+    let states: Vec<_> = places
+        .iter()
+        .map(|place| (&*place.rule.name, place.state, place.reason.as_deref()))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            ("rule-00", State::Synced, None),
+            ("rule-01", State::Failed, Some("RuleConflict"))
+        ]
+    );
+}
+
+#[test]
+fn several_copies_of_a_rule_count_together_and_the_worst_is_told() {
+    let mut world = World::new(1, 1);
+    let source = |name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});
+    world.rule(0, &json!({"sources": [source("s00"), source("s01")]}));
+    world.answer(|_| None);
+    let place = &world.places()["team-00000"][0];
+    assert_eq!(
+        (
+            place.state,
+            place.reason.as_deref(),
+            place.copies,
+            place.synced
+        ),
+        (State::Pending, None, 2, 1)
+    );
+}
+
+#[test]
+fn what_a_rule_says_is_shown_with_it() {
+    let mut world = World::new(1, 1);
+    world.answer(|_| None);
+    world.look();
+    let now = world.now;
+    let written = world.engine.statuses(now, world.wall());
+    let rules: Vec<_> = world
+        .look()
+        .into_iter()
+        .flat_map(|view| view.rules)
+        .collect();
+    assert_eq!((rules.len(), written.len()), (1, 1));
+    assert_eq!(rules[0].status.as_ref(), Some(&written[0].status));
+    assert!(world.look().is_empty());
+}
+
+#[test]
+fn pieces_are_small_and_what_has_changed_alone_comes_again() {
+    let mut world = World::new(4, 3000);
+    world.answer(|_| None);
+    let pieces = world.look();
+    assert!(pieces[0].anew && pieces.last().unwrap().whole);
+    assert_eq!(
+        pieces.iter().filter(|view| view.anew || view.whole).count(),
+        2
+    );
+    assert!(
+        pieces
+            .iter()
+            .all(|view| view.rules.len() + view.namespaces.len() <= 64)
+    );
+    let shown: Vec<_> = pieces.iter().flat_map(|view| &view.namespaces).collect();
+    assert_eq!((shown.len(), shown[0].places.len()), (3000, 4));
+    assert!(
+        shown
+            .iter()
+            .flat_map(|namespace| &namespace.places)
+            .all(|place| place.state == State::Synced)
+    );
+
+    world.namespace("team-02000", "6");
+    world.engine.namespace_gone("team-00003", world.now);
+    world.answer(|_| None);
+    let pieces = world.look();
+    let names: Vec<_> = pieces
+        .iter()
+        .flat_map(|view| &view.namespaces)
+        .map(|namespace| &*namespace.name)
+        .collect();
+    assert_eq!(names, ["team-02000"]);
+    assert_eq!(pieces[0].ended, [Ended::Namespace("team-00003".into())]);
+    assert!(!pieces[0].anew);
+}
+
+#[test]
+fn who_has_missed_too_much_is_shown_everything_anew() {
+    let mut world = World::new(1, 2000);
+    world.answer(|_| None);
+    world.look();
+    for number in 0..1500 {
+        world
+            .engine
+            .namespace_gone(&format!("team-{number:05}"), world.now);
+    }
+    world.engine.rule_gone(&rule_id(0), world.now);
+    let pieces = world.look();
+    assert!(pieces[0].anew && pieces[0].ended.is_empty());
+    assert_eq!(
+        pieces
+            .iter()
+            .map(|view| view.namespaces.len())
+            .sum::<usize>(),
+        500
+    );
+    assert!(pieces.iter().all(|view| view.rules.is_empty()));
+}

@@ -1,0 +1,201 @@
+//! What the server makes of the programs' requests and errands.
+
+use std::rc::Rc;
+
+use mimeo_api::ReplicationGrant;
+use mimeo_engine::{Errand, GrantsRead, Home, Request, RuleRead, SourceRead, Verb};
+use mimeo_model::{grant::Grant, outcome::Outcome, ownership, source::SourceRef};
+
+use super::{
+    process::{Answer, What, body_of, key_of, verb_name},
+    server::{Key, Object, Refusal, Res, Server},
+};
+
+/// Has the server carry something out; also tells what it was.
+pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
+    match what {
+        What::Request(request) => {
+            let key = key_of(request);
+            let line = format!("{} {key}", verb_name(request.ticket.verb));
+            let (outcome, object) = carry_request(server, request, &key);
+            (Answer::Outcome(outcome, object), line)
+        }
+        What::Errand(errand) => (carry_errand(server, errand), format!("{errand:?}")),
+    }
+}
+
+fn carry_request(
+    server: &mut Server,
+    request: &Request,
+    key: &Key,
+) -> (Outcome, Option<Rc<Object>>) {
+    let read = |answer: Result<Rc<Object>, Refusal>| match answer {
+        Ok(object) => (Outcome::Object(Box::new(object.meta())), Some(object)),
+        Err((code, status)) => (
+            Outcome::of_error(code, &status, None, &request.resource, &request.ticket.name),
+            None,
+        ),
+    };
+    match request.ticket.verb {
+        Verb::Look => read(server.look(key)),
+        Verb::Claim(uid, version) => {
+            let meta = server.look(key).map(|object| object.meta());
+            let kind = key.res.gvk().group_kind();
+            match meta.map(|meta| ownership::claim(&meta, &kind, request.exclusive)) {
+                Ok(Some(managers)) => read(server.claim(key, &uid.to_string(), version, &managers)),
+                Ok(None) => read(server.look(key)),
+                Err(refusal) => read(Err(refusal)),
+            }
+        }
+        Verb::Delete(uid, version) => match server.delete(key, &uid.to_string(), version) {
+            Ok(Some(object)) => read(Ok(object)),
+            Ok(None) => (Outcome::Absent, None),
+            Err(refusal) => read(Err(refusal)),
+        },
+        verb => match body_of(request, key) {
+            Ok((config, pre)) if matches!(verb, Verb::Compare(..)) => {
+                read(server.compare(key, &config, &pre))
+            }
+            Ok((config, pre)) => {
+                read(server.apply(key, &config, &pre, matches!(verb, Verb::Learn(_))))
+            }
+            Err(why) => {
+                server.violations.push(why);
+                (Outcome::Conflict, None)
+            }
+        },
+    }
+}
+
+fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
+    match errand {
+        Errand::Record(gvk) => {
+            server.note(|notes| {
+                notes.kinds.insert(gvk.clone());
+            });
+            Answer::Noted
+        }
+        Errand::Unrecord(kind, _) => {
+            // The program lists first, and leaves the note where something is found.
+            let res = Res::of(&kind.group, &kind.kind);
+            let clear = !server.of(res).any(|object| object.labelled());
+            if clear {
+                server.note(|notes| notes.kinds.retain(|noted| noted.group_kind() != *kind));
+            }
+            Answer::Unrecorded(clear)
+        }
+        Errand::RecordCrd(kind, uid) => {
+            server.note(|notes| drop(notes.crds.insert(*kind, uid.to_string())));
+            Answer::Noted
+        }
+        Errand::ConfirmRule(id) => {
+            let found = server.get(&Key::of(id)).is_some();
+            let home = id
+                .namespace
+                .as_deref()
+                .and_then(|home| server.namespace(home))
+                .filter(|home| !home.deleting);
+            let home = home.and_then(|home| Home::of(&home.meta()));
+            Answer::Rule(RuleRead {
+                found,
+                home,
+                crd: server.crd_of(id.kind).map(Into::into),
+            })
+        }
+        Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        // What a selector finds is held only where copies are made of it, and read once they are.
+        Errand::ReadSource(source) if source.selector().is_some() => {
+            let key = Key::new(
+                Res::of(&source.gvk.group, &source.gvk.kind),
+                &source.namespace,
+                &source.name,
+            );
+            let found = |object: &&Rc<Object>| {
+                let labels = object.labels();
+                source.admits(|key| labels.get(key).map(String::as_str))
+            };
+            Answer::Shown(server.get(&key).filter(found).cloned())
+        }
+        Errand::ReadSource(source) => {
+            server
+                .violations
+                .push(format!("{source} was shown, and is to be read"));
+            Answer::Noted
+        }
+        Errand::ReadGrant { namespace, name } => {
+            server.violations.push(format!(
+                "nobody grants anything here, and {namespace}/{name} is to be read"
+            ));
+            Answer::Noted
+        }
+        Errand::ConfirmGrants(namespace) => {
+            let granted = |object: &Rc<Object>| {
+                Grant::parse(&ReplicationGrant {
+                    metadata: object.meta(),
+                    spec: (**object.grant.as_ref()?).clone(),
+                    status: None,
+                })
+                .ok()
+            };
+            let grants = server
+                .of(Res::Grant)
+                .filter(|object| object.key.namespace == **namespace)
+                .filter_map(|object| Some((&*object.key.name, granted(object)?.edition)))
+                .map(|(name, edition)| (name.into(), edition))
+                .collect();
+            let home = server.namespace(namespace).filter(|home| !home.deleting);
+            // The CRD of grants stays.
+            Answer::Grants(GrantsRead {
+                grants,
+                home: home.and_then(|home| Home::of(&home.meta())),
+                defined: Some(0),
+            })
+        }
+        Errand::NoteSeeds {
+            namespace,
+            seeds,
+            version,
+        } => Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version)),
+        Errand::Unmark {
+            namespace,
+            token,
+            version,
+        } => Answer::Unmarked(server.unmark(namespace, token, *version)),
+    }
+}
+
+fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
+    let key = Key::new(
+        Res::of(&source.gvk.group, &source.gvk.kind),
+        &source.namespace,
+        &source.name,
+    );
+    if !server.served(key.res) {
+        return None;
+    }
+    if let Some(object) = server.get(&key) {
+        let labels = object.labels();
+        return (!source.admits(|key| labels.get(key).map(String::as_str)))
+            .then_some(SourceRead::Relabelled);
+    }
+    let home = server
+        .namespace(&source.namespace)
+        .filter(|namespace| !namespace.deleting);
+    home.map_or(Some(SourceRead::Homeless), |home| {
+        Home::of(&home.meta()).map(SourceRead::Absent)
+    })
+}
+
+pub fn describe(answer: &Answer) -> String {
+    match answer {
+        Answer::Outcome(outcome, _) => brief(outcome),
+        other => format!("{other:?}"),
+    }
+}
+
+pub fn brief(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Object(meta) => format!("v{}", meta.resource_version.as_deref().unwrap_or("?")),
+        other => format!("{other:?}"),
+    }
+}

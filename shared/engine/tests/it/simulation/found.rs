@@ -1,0 +1,1228 @@
+//! What the random histories found, each as the shortest history that shows it; and a few that are
+//! worth their own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mimeo_engine::Errand;
+use mimeo_model::{names, role::Role};
+
+use super::{
+    process::{Flight, Topic, What},
+    server::{Key, Res},
+    spec::{Hold, Keep, RuleSpec, Select},
+    world::{Act, Fate, Move, World, count_writes},
+};
+
+fn world(roles: &[Role]) -> World {
+    World::new(roles, 64)
+}
+
+fn put(index: usize, spec: RuleSpec) -> Act {
+    Act::PutRule(index, Box::new(spec))
+}
+
+#[track_caller]
+fn run(world: &mut World, acts: &[Act]) {
+    for act in acts {
+        world.act(act);
+        world.calm().unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
+#[track_caller]
+fn settle(world: &mut World) {
+    world.settle().unwrap_or_else(|why| panic!("{why}"));
+}
+
+#[test]
+fn one_write_per_change() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Fleet(None),
+            put(0, RuleSpec::of(0, Select::Names(&["f*"]))),
+        ],
+    );
+    settle(&mut world);
+    assert_eq!(
+        count_writes(&world.server),
+        [("create", 24)].into(),
+        "to create"
+    );
+    assert_eq!(world.programs[0].requests, [("create", 24)].into());
+    run(&mut world, &[Act::Annotate(0, false, "v1")]);
+    settle(&mut world);
+    assert_eq!(
+        world.programs[0].requests,
+        [("create", 24)].into(),
+        "an edit that copies don't carry"
+    );
+    run(&mut world, &[Act::PutSource(0, "v2")]);
+    settle(&mut world);
+    assert_eq!(
+        world.programs[0].requests,
+        [("apply", 24), ("create", 24)].into(),
+        "to rotate"
+    );
+    run(&mut world, &[Act::DeleteRule(0)]);
+    settle(&mut world);
+    assert_eq!(
+        world.programs[0].requests,
+        [("apply", 24), ("create", 24), ("delete", 24)].into(),
+        "to clean up"
+    );
+}
+
+/// The CRD's watch may be quicker than the one of the rules that were lost with it.
+#[test]
+fn a_reinstalled_crd_deletes_no_copy_whichever_watch_is_first() {
+    for order in [[Topic::Crd, Topic::Rules], [Topic::Rules, Topic::Crd]] {
+        let mut world = world(&[Role::Keeper]);
+        run(
+            &mut world,
+            &[
+                Act::PutSource(0, "v1"),
+                put(0, RuleSpec::of(0, Select::All)),
+            ],
+        );
+        let copy = Key::new(Res::Secret, "q", "s1");
+        assert!(world.server.get(&copy).is_some(), "nothing to lose");
+        world.act(&Act::Unserve(Res::Rule));
+        world.act(&Act::Serve(Res::Rule));
+        for topic in &order {
+            world.tell(0, topic);
+        }
+        settle(&mut world);
+        assert!(world.server.get(&copy).is_some(), "{order:?}");
+        world.restart(0);
+        settle(&mut world);
+        assert!(
+            world.server.get(&copy).is_some(),
+            "{order:?}, after a restart"
+        );
+    }
+}
+
+/// Between the two lists of rules the CRD was re-installed, and the process is a new one.
+#[test]
+fn a_crd_reinstalled_while_nothing_ran_deletes_no_copy() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::PutSource(1, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+            put(1, RuleSpec::of(1, Select::All)),
+        ],
+    );
+    run(&mut world, &[]);
+    world.act(&Act::Unserve(Res::Rule));
+    world.act(&Act::Serve(Res::Rule));
+    world.restart(0);
+    world.act(&put(0, RuleSpec::of(0, Select::All)));
+    settle(&mut world);
+    assert!(
+        world
+            .server
+            .get(&Key::new(Res::ConfigMap, "q", "s1"))
+            .is_some(),
+        "the copy of a rule that did not come back"
+    );
+    assert!(
+        world
+            .server
+            .get(&Key::new(Res::Secret, "q", "s1"))
+            .is_some(),
+        "the copy of one that did"
+    );
+}
+
+#[track_caller]
+fn requests(world: &World, want: &[(&str, usize)]) {
+    let want: BTreeMap<&str, usize> = want.iter().copied().collect();
+    assert_eq!(
+        world.programs[0].requests,
+        want,
+        "{}",
+        world.report("requests")
+    );
+}
+
+/// A world with one source and one rule for all namespaces, whose only copy is in `q`.
+#[track_caller]
+fn one_copy() -> (World, Key) {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    settle(&mut world);
+    world.programs[0].requests.clear();
+    (world, Key::new(Res::Secret, "q", "s1"))
+}
+
+#[test]
+fn a_hand_edit_costs_one_request() {
+    let (mut world, _) = one_copy();
+    run(&mut world, &[Act::EditCopy(0, "v3")]);
+    requests(&world, &[("apply", 1)]);
+    settle(&mut world);
+}
+
+#[test]
+fn a_deletion_costs_one_request() {
+    let (mut world, _) = one_copy();
+    run(&mut world, &[Act::DeleteCopy(0)]);
+    requests(&world, &[("create", 1)]);
+    settle(&mut world);
+}
+
+/// At once: the create that is told of the object is the first half of the repair, not a repair
+/// before it.
+#[test]
+fn a_removed_label_costs_two_requests_and_no_wait() {
+    let (mut world, _) = one_copy();
+    run(&mut world, &[Act::Unlabel(0)]);
+    requests(&world, &[("apply", 1), ("create", 1)]);
+    settle(&mut world);
+}
+
+/// The checksum is on the copy still: only the field set that a dry run tells shows that something
+/// was taken from us.
+#[test]
+fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_slot() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Fleet(None),
+            put(0, RuleSpec::of(0, Select::Names(&["f*"]))),
+        ],
+    );
+    settle(&mut world);
+    world.act(&Act::EditCopy(7, "v3"));
+    world.restart(0);
+    settle(&mut world);
+    requests(&world, &[("apply", 1), ("learn", 1)]);
+}
+
+/// An answer that comes after the news that somebody undid it.
+#[test]
+fn a_late_answer_does_not_bring_a_deleted_copy_back() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(
+                0,
+                RuleSpec {
+                    suspend: true,
+                    ..RuleSpec::of(0, Select::All)
+                },
+            ),
+        ],
+    );
+    run(&mut world, &[Act::PutNamespace(2, None)]);
+    settle(&mut world);
+    world.act(&Act::Suspend(0));
+    world.tell(0, &Topic::Rules);
+    // The kind is to be noted first.
+    while world.programs[0]
+        .flights
+        .iter()
+        .any(|flight| matches!(flight.what, What::Errand(_)))
+    {
+        world
+            .run(&[Move::Answer(0, 0, Fate::Good)])
+            .unwrap_or_else(|why| panic!("{why}"));
+        world.tell(0, &Topic::Notes);
+    }
+    let copies = Topic::Copies(Res::Secret);
+    assert_eq!(
+        world.programs[0].flights.len(),
+        2,
+        "{}",
+        world.report("two creates")
+    );
+    world
+        .run(&[Move::Carry(0, 0), Move::Carry(0, 1)])
+        .unwrap_or_else(|why| panic!("{why}"));
+    world.tell(0, &copies);
+    world.act(&Act::DeleteCopy(0));
+    world.tell(0, &copies);
+    world
+        .run(&[
+            Move::Answer(0, 0, Fate::Good),
+            Move::Answer(0, 0, Fate::Good),
+        ])
+        .unwrap_or_else(|why| panic!("{why}"));
+    settle(&mut world);
+}
+
+/// An object that was never ours carries our label for a while. Once it doesn't, it is still not
+/// ours.
+#[test]
+fn a_forged_label_that_goes_gives_nothing_away() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Foreign(0, 1, false, true, "theirs"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    let foreign = Key::new(Res::Secret, "q", "s1");
+    world.server.edit(&foreign, "stranger", |object| {
+        object.fields.retain(|path, _| !path.starts_with("label/"));
+    });
+    settle(&mut world);
+}
+
+/// The dry run's cell goes with its namespace: the other cells must not wait for its answer for
+/// ever.
+#[test]
+fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Fleet(None),
+            put(0, RuleSpec::of(0, Select::Names(&["f*"]))),
+        ],
+    );
+    settle(&mut world);
+    world.act(&Act::EditCopy(7, "v3"));
+    world.restart(0);
+    while !world.programs[0].requests.contains_key("learn") {
+        assert!(world.round(), "{}", world.report("no dry run"));
+    }
+    world.act(&Act::FleetGone);
+    world.tell(0, &Topic::Namespaces);
+    run(&mut world, &[Act::Fleet(None)]);
+    settle(&mut world);
+}
+
+/// A rule deleted and created again at once asks for the watch that is open already.
+#[test]
+fn a_source_asked_for_again_at_once_is_still_known() {
+    let (mut world, copy) = one_copy();
+    world.act(&Act::DeleteRule(0));
+    world.act(&put(
+        0,
+        RuleSpec {
+            tier: Some("gold"),
+            ..RuleSpec::of(0, Select::All)
+        },
+    ));
+    world.tell(0, &Topic::Rules);
+    settle(&mut world);
+    assert_eq!(
+        world
+            .server
+            .get(&copy)
+            .and_then(|copy| copy.field("label/tier")),
+        Some("gold")
+    );
+}
+
+/// The same bytes get the same answer, other bytes may not.
+#[test]
+fn a_refused_copy_is_tried_again_when_the_source_changes() {
+    let (mut world, copy) = one_copy();
+    run(&mut world, &[Act::PutSource(0, "bad")]);
+    settle(&mut world);
+    run(&mut world, &[Act::PutSource(0, "v2")]);
+    settle(&mut world);
+    assert_eq!(
+        world
+            .server
+            .get(&copy)
+            .and_then(|copy| copy.field("data/k")),
+        Some("v2")
+    );
+}
+
+/// Both watches tell of the namespace's second life, the copies' one first.
+#[test]
+fn a_copy_seen_before_its_namespace_was_seen_to_be_new_is_not_forgotten() {
+    let mut world = world(&[Role::Keeper, Role::Injector]);
+    let rule = RuleSpec {
+        hold: Hold::Required,
+        ..RuleSpec::of(0, Select::Team("a"))
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, rule),
+            Act::PutNamespace(2, Some("a")),
+        ],
+    );
+    settle(&mut world);
+    // A new one of its name gets its copy from the webhook, and loses its label.
+    for act in [
+        Act::DeleteNamespace(2),
+        Act::Reap(2),
+        Act::PutNamespace(2, Some("a")),
+    ] {
+        world.act(&act);
+    }
+    for _ in 0..4 {
+        world.tell(1, &Topic::Namespaces);
+        world
+            .run(&[Move::Tick(5), Move::Answer(1, 0, Fate::Good)])
+            .unwrap_or_else(|why| panic!("{why}"));
+    }
+    assert!(
+        world
+            .server
+            .get(&Key::new(Res::Secret, "t0", "s1"))
+            .is_some(),
+        "{}",
+        world.report("no copy")
+    );
+    world.act(&Act::PutNamespace(2, None));
+    world.tell(0, &Topic::Copies(Res::Secret));
+    settle(&mut world);
+}
+
+#[test]
+fn a_new_namespace_costs_two_requests() {
+    let mut world = world(&[Role::Keeper, Role::Injector]);
+    let rule = RuleSpec {
+        hold: Hold::Required,
+        ..RuleSpec::of(0, Select::Names(&["t*"]))
+    };
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, rule)]);
+    run(&mut world, &[Act::PutNamespace(2, None)]);
+    settle(&mut world);
+    world
+        .programs
+        .iter_mut()
+        .for_each(|program| program.requests.clear());
+    let before = world.server.writes.len();
+    run(&mut world, &[Act::PutNamespace(3, None)]);
+    world
+        .run(&[Move::Tick(5), Move::Calm(3)])
+        .unwrap_or_else(|why| panic!("{why}"));
+    let verbs = |world: &World| {
+        world.server.writes[before..]
+            .iter()
+            .map(|write| write.verb)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        verbs(&world),
+        ["create", "unmark"],
+        "{}",
+        world.report("two writes")
+    );
+    assert!(
+        world.programs[0].requests.is_empty(),
+        "the reconciler has nothing to do"
+    );
+    settle(&mut world);
+}
+
+#[track_caller]
+fn moves(world: &mut World, moves: &[Move]) {
+    world.run(moves).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Decided while the rule only asked for its best, carried out when it requires: the errand waited
+/// behind a request.
+#[test]
+fn a_mark_does_not_go_by_what_held_before() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let rule = RuleSpec {
+        hold: Hold::BestEffort,
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            put(0, rule.clone()),
+            Act::PutNamespace(2, None),
+            Act::PutNamespace(3, None),
+            Act::Mark(2, true),
+            Act::Mark(3, true),
+        ],
+    );
+    // Past the budget both marks may go; one request at a time.
+    moves(&mut world, &[Move::Tick(11_000)]);
+    assert_eq!(
+        world.programs[0].flights.len(),
+        1,
+        "{}",
+        world.report("one at a time")
+    );
+    world.act(&put(
+        0,
+        RuleSpec {
+            hold: Hold::Required,
+            ..rule
+        },
+    ));
+    world.tell(0, &Topic::Rules);
+    settle(&mut world);
+    let marked = world
+        .server
+        .of(Res::Namespace)
+        .filter(|namespace| namespace.labels().contains_key(names::MARK));
+    assert_eq!(
+        marked.count(),
+        1,
+        "{}",
+        world.report("the one whose removal was under way is gone, the other stays")
+    );
+}
+
+/// Who waited until time ran out comes again after it, and is to be told then which copy is
+/// missing.
+#[test]
+fn a_mark_outlasts_the_budget_where_pods_waited() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(
+                0,
+                RuleSpec {
+                    hold: Hold::BestEffort,
+                    ..RuleSpec::of(0, Select::All)
+                },
+            ),
+        ],
+    );
+    world.act(&Act::PutNamespace(2, None));
+    world.act(&Act::Mark(2, true));
+    world.tell(0, &Topic::Namespaces);
+    // The copy's write isn't answered.
+    let under_way = |world: &World| {
+        let errand = |flight: &Flight| matches!(flight.what, What::Errand(Errand::Unmark { .. }));
+        let flights = &world.programs[0].flights;
+        (
+            flights.len(),
+            flights.iter().filter(|flight| errand(flight)).count(),
+        )
+    };
+    for (seconds, want) in [(3, (1, 0)), (8, (1, 0)), (5, (2, 1))] {
+        moves(&mut world, &[Move::Tick(seconds * 1000)]);
+        assert_eq!(
+            under_way(&world),
+            want,
+            "{}",
+            world.report("the write, and then the mark's removal")
+        );
+    }
+    settle(&mut world);
+}
+
+/// Whether the rule was deleted on purpose is being read anew just when the time of collecting
+/// ends.
+#[test]
+fn what_went_with_a_crd_is_held_while_its_rule_is_read_again() {
+    let (mut world, copy) = one_copy();
+    run(&mut world, &[Act::Unserve(Res::Rule)]);
+    moves(&mut world, &[Move::Tick(9_000)]);
+    world.act(&Act::Serve(Res::Rule));
+    world.tell(0, &Topic::Crd);
+    moves(&mut world, &[Move::Tick(2_000)]);
+    settle(&mut world);
+    assert!(
+        world.server.get(&copy).is_some(),
+        "{}",
+        world.report("its rule went with the CRD")
+    );
+}
+
+/// The rule and with it the CRD of an earlier time are shown after the CRD of a later one.
+#[test]
+fn a_rule_shown_late_does_not_live_under_the_new_crd() {
+    let (mut world, copy) = one_copy();
+    world.restart(0);
+    world.tell(0, &Topic::Notes);
+    world.act(&Act::Unserve(Res::Rule));
+    world.act(&Act::Serve(Res::Rule));
+    world.tell(0, &Topic::Crd);
+    settle(&mut world);
+    assert!(
+        world.server.get(&copy).is_some(),
+        "{}",
+        world.report("its rule went with the CRD")
+    );
+}
+
+/// A copy comes of a create whose rule went, with its CRD, while it was under way.
+#[test]
+fn a_create_under_way_when_the_crd_goes_is_not_taken_for_an_orphan_of_the_new_one() {
+    for fate in [Fate::Good, Fate::Unanswered] {
+        let mut world = world(&[Role::Keeper]);
+        run(
+            &mut world,
+            &[
+                put(0, RuleSpec::of(0, Select::All)),
+                Act::PutSource(1, "v1"),
+                put(1, RuleSpec::of(1, Select::All)),
+            ],
+        );
+        world.act(&Act::PutSource(0, "v1"));
+        world.tell(0, &Topic::Source(Res::Secret, "p".into(), "s1".into()));
+        while matches!(world.programs[0].flights[0].what, What::Errand(_)) {
+            moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
+            world.tell(0, &Topic::Notes);
+        }
+        moves(&mut world, &[Move::Carry(0, 0)]);
+        world.act(&Act::Unserve(Res::Rule));
+        world.act(&Act::Serve(Res::Rule));
+        world.tell(0, &Topic::Rules);
+        world.tell(0, &Topic::Crd);
+        moves(&mut world, &[Move::Answer(0, 0, fate)]);
+        settle(&mut world);
+        let copy = Key::new(Res::Secret, "q", "s1");
+        assert!(
+            world.server.get(&copy).is_some(),
+            "{fate:?}: {}",
+            world.report("its rule went with the CRD")
+        );
+    }
+}
+
+/// The successor has nothing but the kinds `ConfigMap` to tell by which CRD the rule lived.
+#[test]
+fn a_rule_deleted_right_after_a_crash_in_the_first_minute_is_cleaned_up() {
+    let mut world = world(&[Role::Keeper]);
+    world.act(&Act::PutSource(0, "v1"));
+    world.act(&put(0, RuleSpec::of(0, Select::All)));
+    let copy = Key::new(Res::Secret, "q", "s1");
+    while world.server.get(&copy).is_none() {
+        assert!(world.round(), "{}", world.report("no copy"));
+    }
+    world.act(&Act::DeleteRule(0));
+    world.restart(0);
+    settle(&mut world);
+}
+
+/// Refused was the old content; now the copy is to go.
+#[test]
+fn a_refusal_of_what_is_not_wanted_any_more_hinders_nothing() {
+    let (mut world, copy) = one_copy();
+    world.act(&Act::PutSource(0, "bad"));
+    world.tell(0, &Topic::Source(Res::Secret, "p".into(), "s1".into()));
+    world.act(&Act::DeleteRule(0));
+    world.tell(0, &Topic::Rules);
+    settle(&mut world);
+    assert!(
+        world.server.get(&copy).is_none(),
+        "{}",
+        world.report("its rule was deleted")
+    );
+}
+
+/// The object changed between the decision and the delete, and the watch was quicker than the
+/// answer.
+#[test]
+fn a_delete_that_came_too_late_is_decided_again() {
+    let (mut world, copy) = one_copy();
+    world.act(&Act::DeleteRule(0));
+    world.tell(0, &Topic::Rules);
+    moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
+    assert!(
+        matches!(world.programs[0].flights[0].what, What::Request(_)),
+        "{}",
+        world.report("a delete")
+    );
+    world.act(&Act::AddToCopy(0, "v1"));
+    moves(&mut world, &[Move::Carry(0, 0)]);
+    world.tell(0, &Topic::Copies(Res::Secret));
+    settle(&mut world);
+    assert!(
+        world.server.get(&copy).is_none(),
+        "{}",
+        world.report("its rule was deleted")
+    );
+}
+
+/// The rule's new grace begins with the source's loss, not with its next one.
+#[test]
+fn a_grace_set_after_the_loss_ends_too() {
+    let (mut world, copy) = one_copy();
+    run(
+        &mut world,
+        &[
+            put(
+                0,
+                RuleSpec {
+                    grace: 3600,
+                    ..RuleSpec::of(0, Select::All)
+                },
+            ),
+            Act::DeleteSource(0),
+        ],
+    );
+    run(
+        &mut world,
+        &[put(
+            0,
+            RuleSpec {
+                grace: 60,
+                ..RuleSpec::of(0, Select::All)
+            },
+        )],
+    );
+    settle(&mut world);
+    assert!(
+        world.server.get(&copy).is_none(),
+        "{}",
+        world.report("the grace is over")
+    );
+}
+
+/// Two targets of one rule select the namespace; the cell they lose is one cell.
+#[test]
+fn a_cell_lost_by_two_targets_is_counted_once() {
+    let mut world = world(&[Role::Keeper]);
+    let to = RuleSpec::of(0, Select::All).targets;
+    let twice = RuleSpec {
+        targets: [to.clone(), to].concat(),
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+            put(1, twice),
+        ],
+    );
+    settle(&mut world);
+}
+
+/// Neither the pod gate's condition nor the time of the last write is told anew.
+#[test]
+fn a_restart_with_nothing_to_do_writes_nothing() {
+    let mut world = world(&[Role::Keeper, Role::Injector]);
+    let rule = RuleSpec {
+        hold: Hold::Required,
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, rule),
+            Act::PutNamespace(2, None),
+        ],
+    );
+    settle(&mut world);
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Half of a rule's copies, and 20 or more: nothing goes before a person says so.
+#[test]
+fn a_sweep_of_relabellings_is_held_until_it_is_confirmed() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::Team("a"))),
+            Act::Fleet(Some("a")),
+        ],
+    );
+    settle(&mut world);
+    let copies = |world: &World| {
+        world
+            .server
+            .of(Res::Secret)
+            .filter(|object| object.ours())
+            .count()
+    };
+    assert_eq!(copies(&world), 24);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert_eq!(copies(&world), 24, "held");
+    run(&mut world, &[Act::Confirm(0)]);
+    settle(&mut world);
+    assert_eq!(copies(&world), 0, "{}", world.report("confirmed"));
+}
+
+fn copies(world: &World, suffix: &str) -> usize {
+    world
+        .server
+        .of(Res::Secret)
+        .filter(|object| object.ours() && object.key.name.ends_with(suffix))
+        .count()
+}
+
+fn is_held(world: &World) -> bool {
+    let rule = world
+        .server
+        .get(&Key::new(Res::Rule, "", "r0"))
+        .and_then(|rule| rule.status.clone());
+    rule.is_some_and(|status| {
+        status
+            .conditions
+            .iter()
+            .any(|condition| condition.reason == "DeletionHeld")
+    })
+}
+
+/// Twenty-four copies whose namespaces all lost the label that brought them.
+fn held_sweep() -> World {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::Team("a"))),
+            Act::Fleet(Some("a")),
+        ],
+    );
+    settle(&mut world);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(
+        is_held(&world) && copies(&world, "s1") == 24,
+        "{}",
+        world.report("held")
+    );
+    world
+}
+
+/// The label comes back, or the rule comes to retain what it no longer matches: nothing is lost any
+/// more.
+#[test]
+fn a_sweep_that_is_undone_is_held_no_more() {
+    let keep = Keep {
+        unmatched: true,
+        ..Keep::default()
+    };
+    for undo in [
+        Act::Fleet(Some("a")),
+        put(
+            0,
+            RuleSpec {
+                keep,
+                ..RuleSpec::of(0, Select::Team("a"))
+            },
+        ),
+    ] {
+        let mut world = held_sweep();
+        run(&mut world, &[undo]);
+        settle(&mut world);
+        assert!(
+            !is_held(&world) && copies(&world, "s1") == 24,
+            "{}",
+            world.report("undone")
+        );
+    }
+}
+
+/// A script that relabels goes on while somebody confirms what he was told of: what went meanwhile
+/// nobody was told of.
+#[test]
+fn what_is_lost_after_the_nonce_was_told_is_not_confirmed_by_it() {
+    let mut world = world(&[Role::Keeper]);
+    let to = RuleSpec::of(0, Select::Team("a"));
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, to),
+            Act::Fleet(Some("a")),
+            Act::PutNamespace(2, Some("a")),
+        ],
+    );
+    settle(&mut world);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(
+        is_held(&world) && copies(&world, "s1") == 25,
+        "{}",
+        world.report("held")
+    );
+    run(
+        &mut world,
+        &[Act::PutNamespace(2, Some("b")), Act::Confirm(0)],
+    );
+    assert_eq!(copies(&world, "s1"), 1, "{}", world.report("confirmed"));
+    settle(&mut world);
+    assert_eq!(
+        copies(&world, "s1"),
+        0,
+        "{}",
+        world.report("so little goes by itself")
+    );
+}
+
+/// The copy carries the mark of a rule that wants it no more. What became of its source is asked
+/// for the rule that wants it now.
+#[test]
+fn a_copy_of_another_rule_goes_with_the_source_that_it_lost() {
+    let mut world = world(&[Role::Keeper]);
+    let keep = Keep {
+        source: true,
+        ..Keep::default()
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(
+                0,
+                RuleSpec {
+                    keep,
+                    ..RuleSpec::of(0, Select::All)
+                },
+            ),
+        ],
+    );
+    run(
+        &mut world,
+        &[
+            Act::DeleteSource(0),
+            put(
+                1,
+                RuleSpec {
+                    grace: 5,
+                    ..RuleSpec::of(0, Select::All)
+                },
+            ),
+        ],
+    );
+    settle(&mut world);
+    assert!(copies(&world, "s1") > 0, "{}", world.report("retained"));
+    run(
+        &mut world,
+        &[put(0, RuleSpec::of(1, Select::Names(&["none"])))],
+    );
+    settle(&mut world);
+    assert_eq!(
+        copies(&world, "s1"),
+        0,
+        "{}",
+        world.report("its source was deleted")
+    );
+}
+
+/// What a rule that is refused wants isn't known: it keeps what it has, from a rule that has lost
+/// the source, too.
+#[test]
+fn a_copy_of_a_refused_rule_stays_when_another_rule_loses_its_source() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    let had = copies(&world, "s1");
+    run(
+        &mut world,
+        &[put(
+            0,
+            RuleSpec {
+                invalid: true,
+                ..RuleSpec::of(0, Select::All)
+            },
+        )],
+    );
+    run(
+        &mut world,
+        &[put(1, RuleSpec::of(0, Select::All)), Act::DeleteSource(0)],
+    );
+    settle(&mut world);
+    assert!(
+        had > 0 && copies(&world, "s1") == had,
+        "{}",
+        world.report("kept")
+    );
+}
+
+/// The annotation that confirmed one deletion stays on the rule: the same accident a month later is
+/// another one.
+#[test]
+fn what_was_confirmed_once_confirms_nothing_later() {
+    let mut world = held_sweep();
+    run(&mut world, &[Act::Confirm(0), Act::Fleet(Some("a"))]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1"), 24);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(
+        is_held(&world) && copies(&world, "s1") == 24,
+        "{}",
+        world.report("held again")
+    );
+}
+
+/// The namespaces still match by another target, which makes another copy.
+#[test]
+fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
+    let mut world = world(&[Role::Keeper]);
+    let mut rule = RuleSpec::of(0, Select::Team("a"));
+    rule.targets[0].renamed = true;
+    rule.targets
+        .extend(RuleSpec::of(0, Select::Names(&["f*"])).targets);
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), put(0, rule), Act::Fleet(Some("a"))],
+    );
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1-x"), 24);
+    run(&mut world, &[Act::Fleet(Some("b"))]);
+    settle(&mut world);
+    assert!(
+        is_held(&world) && copies(&world, "s1-x") == 24,
+        "{}",
+        world.report("held")
+    );
+}
+
+/// Somebody's own object is looked at now and then. However often its copy's source changes, it is
+/// no more often than that.
+#[test]
+fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutNamespace(2, None),
+            Act::Foreign(0, 2, false, false, "theirs"),
+            Act::PutSource(0, "v1"),
+        ],
+    );
+    run(
+        &mut world,
+        &[put(0, RuleSpec::of(0, Select::Names(&["t0"])))],
+    );
+    let sent = |world: &World| world.programs[0].requests.values().sum::<usize>();
+    let an_hour = |world: &mut World| {
+        let before = sent(world);
+        for _ in 0..120 {
+            world
+                .run(&[Move::Tick(30_000), Move::Calm(4)])
+                .unwrap_or_else(|why| panic!("{why}"));
+        }
+        sent(world) - before
+    };
+    let quiet = an_hour(&mut world);
+    for value in ["v2", "v3"].into_iter().cycle().take(20) {
+        run(&mut world, &[Act::PutSource(0, value)]);
+    }
+    let after = an_hour(&mut world);
+    assert!(
+        quiet > 0 && after <= quiet,
+        "{quiet} requests, then {after}"
+    );
+}
+
+/// Its namespace is deleted, with it in it, and created anew by whoever keeps namespaces; the
+/// source takes longer. That nobody deleted the source for its own sake is not to be seen from the
+/// namespace being there.
+#[test]
+fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_namespace_is_back() {
+    let mut world = world(&[Role::Keeper]);
+    let rule = RuleSpec {
+        grace: 60,
+        ..RuleSpec::of(0, Select::Names(&["f*"]))
+    };
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), put(0, rule), Act::Fleet(None)],
+    );
+    settle(&mut world);
+    run(
+        &mut world,
+        &[
+            Act::DeleteNamespace(0),
+            Act::Reap(0),
+            Act::PutNamespace(0, None),
+        ],
+    );
+    settle(&mut world);
+    assert!(
+        is_held(&world) && copies(&world, "s1") == 24,
+        "{}",
+        world.report("held")
+    );
+    run(&mut world, &[Act::PutSource(0, "v2")]);
+    settle(&mut world);
+    assert!(
+        !is_held(&world) && copies(&world, "s1") == 24,
+        "{}",
+        world.report("the source is back")
+    );
+}
+
+/// A stranger's object carries our label: where nobody knows whose it is, nobody forgets to look.
+#[test]
+fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Foreign(0, 1, true, true, "theirs"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    run(&mut world, &[Act::DeleteRule(0)]);
+    settle(&mut world);
+    let noted = |world: &World| {
+        world
+            .server
+            .notes
+            .last()
+            .is_some_and(|notes| !notes.kinds.is_empty())
+    };
+    assert!(
+        noted(&world),
+        "{}",
+        world.report("an object with our label is there")
+    );
+    run(&mut world, &[Act::DeleteForeign(0)]);
+    settle(&mut world);
+    assert!(!noted(&world), "{}", world.report("nothing is there"));
+}
+
+/// The object came and went between the decision and the list, and no watch says more of it.
+#[test]
+fn a_note_that_could_not_be_removed_is_tried_again() {
+    let (mut world, _) = one_copy();
+    world.act(&Act::DeleteRule(0));
+    while !world.programs[0]
+        .flights
+        .iter()
+        .any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(..))))
+    {
+        assert!(
+            world.round(),
+            "{}",
+            world.report("the note is never removed")
+        );
+    }
+    world.act(&Act::Foreign(0, 1, true, true, "theirs"));
+    moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
+    world.act(&Act::DeleteForeign(0));
+    settle(&mut world);
+    assert!(
+        world
+            .server
+            .notes
+            .last()
+            .is_some_and(|notes| notes.kinds.is_empty()),
+        "{}",
+        world.report("still noted")
+    );
+}
+
+/// What a deletion of ours took, though nobody has heard of it yet, its namespace's owner did not:
+/// it is created once more.
+#[test]
+fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::Names(&["q"]))),
+        ],
+    );
+    let never = RuleSpec::of(0, Select::Team("a"));
+    let once = RuleSpec {
+        once: true,
+        keep: Keep::ALL,
+        ..RuleSpec::of(0, Select::Names(&["q"]))
+    };
+    run(&mut world, &[put(0, never)]);
+    let moves = [
+        Move::Tick(11_000),
+        Move::Answer(0, 0, Fate::Unanswered),
+        Move::Act(put(0, once)),
+    ];
+    world.run(&moves).unwrap_or_else(|why| panic!("{why}"));
+    settle(&mut world);
+    assert!(
+        world
+            .server
+            .get(&Key::new(Res::Secret, "q", "s1"))
+            .is_some(),
+        "{}",
+        world.report("it isn't there")
+    );
+}
+
+/// The former process's create is carried out late, when the next one has the copy's creation in
+/// its queue.
+#[test]
+fn what_came_while_it_was_queued_is_remembered_as_created_once() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let spec = RuleSpec::of(3, Select::All);
+    let once = RuleSpec {
+        once: true,
+        keep: Keep::ALL,
+        ..spec.clone()
+    };
+    for act in [
+        Act::PutSource(3, "v1"),
+        Act::PutNamespace(2, None),
+        Act::PutNamespace(3, None),
+        put(0, spec),
+    ] {
+        world.act(&act);
+    }
+    let moves = [
+        Move::Calm(6),
+        Move::Act(put(0, once)),
+        Move::Restart(0),
+        Move::Calm(3),
+        Move::Tick(11_000),
+    ];
+    world.run(&moves).unwrap_or_else(|why| panic!("{why}"));
+    settle(&mut world);
+}
+
+/// It is the same copy; only what the selector finds has to be listed first.
+#[test]
+fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
+    let mut world = world(&[Role::Keeper]);
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    settle(&mut world);
+    let picks = RuleSpec {
+        picks: true,
+        ..RuleSpec::of(0, Select::All)
+    };
+    world.act(&put(0, picks));
+    world.act(&put(1, RuleSpec::of(0, Select::All)));
+    settle(&mut world);
+    let copies = world.server.of(Res::Secret).filter(|object| object.ours());
+    let rules: BTreeSet<_> = copies
+        .filter_map(|copy| copy.annotation(names::RULE))
+        .collect();
+    assert_eq!(
+        rules,
+        ["ClusterReplication/r0"].into(),
+        "{}",
+        world.report("taken")
+    );
+}

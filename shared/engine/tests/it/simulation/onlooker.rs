@@ -1,0 +1,101 @@
+//! Somebody who looks at what a program shows people, now and then: piece by piece it comes to what
+//! whoever looks afresh is shown, and to what statuses say.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use mimeo_engine::{Cursor, Ended, Engine, NamespaceView, RuleView, State, clock::Tick};
+use mimeo_model::id::RuleId;
+
+/// What he has been shown so far.
+#[derive(Debug, Default)]
+pub struct Onlooker {
+    cursor: Cursor,
+    rules: BTreeMap<Arc<RuleId>, RuleView>,
+    namespaces: BTreeMap<Arc<str>, NamespaceView>,
+}
+
+impl Onlooker {
+    /// Takes the next piece, if there is one.
+    pub fn look(&mut self, engine: &Engine, now: Tick) -> bool {
+        if !engine.has_news(&self.cursor) {
+            return false;
+        }
+        let wall = Timestamp::UNIX_EPOCH + Duration::from_hours(1) + now;
+        let view = engine.view(&mut self.cursor, now, wall);
+        if view.anew {
+            self.rules.clear();
+            self.namespaces.clear();
+        }
+        for ended in &view.ended {
+            match ended {
+                Ended::Rule(id) => drop(self.rules.remove(id)),
+                Ended::Namespace(name) => drop(self.namespaces.remove(name)),
+            }
+        }
+        self.rules
+            .extend(view.rules.into_iter().map(|rule| (rule.id.clone(), rule)));
+        self.namespaces.extend(
+            view.namespaces
+                .into_iter()
+                .map(|namespace| (namespace.name.clone(), namespace)),
+        );
+        true
+    }
+
+    /// What he has been shown is what there is.
+    pub fn check(&mut self, engine: &Engine, now: Tick) -> Result<(), String> {
+        let mut afresh = Self::default();
+        for onlooker in [&mut *self, &mut afresh] {
+            while onlooker.look(engine, now) {}
+        }
+        if self.rules != afresh.rules {
+            return Err(format!(
+                "shown are the rules {:#?}, not {:#?}",
+                self.rules, afresh.rules
+            ));
+        }
+        for name in self.namespaces.keys().chain(afresh.namespaces.keys()) {
+            let (shown, is) = (self.namespaces.get(name), afresh.namespaces.get(name));
+            if shown != is {
+                return Err(format!("shown of {name} is {shown:#?}, not {is:#?}"));
+            }
+        }
+        self.rules
+            .values()
+            .try_for_each(|rule| self.check_counts(rule))
+    }
+
+    fn check_counts(
+        &self,
+        RuleView {
+            id,
+            suspended,
+            status,
+        }: &RuleView,
+    ) -> Result<(), String> {
+        let Some(copies) = status
+            .as_ref()
+            .and_then(|status| status.copies)
+            .filter(|_| !suspended)
+        else {
+            return Ok(());
+        };
+        let places = self
+            .namespaces
+            .values()
+            .flat_map(|namespace| &namespace.places)
+            .filter(|place| place.rule == *id);
+        let (mut synced, mut failed) = (0, false);
+        for place in places {
+            synced += place.synced;
+            failed |= place.state == State::Failed;
+        }
+        if usize::try_from(copies.synced) == Ok(synced) && failed == (copies.failed > 0) {
+            return Ok(());
+        }
+        Err(format!(
+            "of {id} shown are {synced} synced copies, failed: {failed}; its status says {copies:?}"
+        ))
+    }
+}

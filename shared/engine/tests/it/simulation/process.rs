@@ -1,0 +1,837 @@
+//! One program: an engine, its watches, its requests under way, and what it was told so far.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    rc::Rc,
+    time::Duration,
+};
+
+use mimeo_api::ReplicationGrant;
+use mimeo_engine::{
+    Action, Engine, Errand, GrantsRead, Member, Members, Request, RuleRead, Settings, SourceRead,
+    Verb, clock::Tick,
+};
+use mimeo_model::{
+    grant::Grant,
+    id::{RuleId, RuleKind},
+    kind::{GroupKind, GroupVersionKind},
+    outcome::Outcome,
+    refusal::Refused,
+    render::Precondition,
+    role::Role,
+    rule::Rule,
+    source::{SourceRef, SourceSelector},
+};
+use serde_json::{Value, json};
+
+use super::server::{Key, Object, Pre, Res, Server, flatten};
+
+pub const CLUSTER: &str = "00000000-0000-4000-8000-00000000c1a5";
+
+/// What is watched.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Topic {
+    Rules,
+    Namespaces,
+    Copies(Res),
+    Source(Res, String, String),
+    Selected(SourceSelector),
+    /// The kinds `ConfigMap`.
+    Notes,
+    /// The CRD of rules.
+    Crd,
+    /// Whether a kind is served.
+    Kind(Res),
+    Replications,
+    Grants,
+}
+
+impl Topic {
+    fn res(&self) -> Option<Res> {
+        match self {
+            Self::Rules => Some(Res::Rule),
+            Self::Namespaces => Some(Res::Namespace),
+            Self::Replications => Some(Res::Replication),
+            Self::Grants => Some(Res::Grant),
+            Self::Copies(res) | Self::Source(res, ..) => Some(*res),
+            Self::Selected(selector) => Some(Res::of(&selector.gvk.group, &selector.gvk.kind)),
+            Self::Notes | Self::Crd | Self::Kind(_) => None,
+        }
+    }
+
+    fn selects(&self, object: &Object) -> bool {
+        match self {
+            Self::Copies(_) => object.labelled(),
+            Self::Source(_, namespace, name) => {
+                object.key.namespace == *namespace && object.key.name == *name
+            }
+            Self::Selected(selector) => {
+                let labels = object.labels();
+                let label = |key: &str| labels.get(key).map(String::as_str);
+                object.key.namespace == *selector.namespace && selector.selector.matches_by(label)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// What a watch tells.
+#[derive(Clone, Debug)]
+pub enum Message {
+    Listing,
+    Applied(Rc<Object>),
+    Gone(Rc<Object>),
+    Listed(u64),
+    Notes(usize),
+    Crd(usize),
+    Kind(bool),
+    /// The LIST was answered 404.
+    NotServed,
+}
+
+impl std::fmt::Display for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Applied(object) => write!(f, "applied {} v{}", object.key, object.version),
+            Self::Gone(object) => write!(f, "gone {} v{}", object.key, object.version),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+/// A watch: what it has yet to tell, and how far into the server's log it is.
+#[derive(Debug, Default)]
+pub struct Watch {
+    queue: VecDeque<Message>,
+    cursor: usize,
+    /// What this listing showed.
+    shown: BTreeSet<String>,
+    /// For what isn't in the log: the last state told.
+    told: Option<usize>,
+    /// Whether the LIST was answered 404, so that nothing was told and it is to be tried again.
+    unlisted: bool,
+}
+
+impl Watch {
+    fn open(topic: &Topic, server: &Server) -> Self {
+        let mut watch = Self {
+            cursor: server.log.len(),
+            ..Self::default()
+        };
+        let Some(res) = topic.res() else { return watch };
+        if !server.served(res) {
+            watch.unlisted = true;
+            watch.queue.push_back(Message::NotServed);
+            return watch;
+        }
+        watch.queue.push_back(Message::Listing);
+        watch.queue.extend(
+            server
+                .of(res)
+                .filter(|object| topic.selects(object))
+                .cloned()
+                .map(Message::Applied),
+        );
+        watch.queue.push_back(Message::Listed(server.version));
+        watch
+    }
+
+    /// The next thing that it tells.
+    fn next(&mut self, topic: &Topic, server: &Server) -> Option<Message> {
+        match topic {
+            Topic::Notes => return self.state(server.notes.len() - 1).map(Message::Notes),
+            Topic::Crd => return self.state(server.crds.len() - 1).map(Message::Crd),
+            Topic::Kind(res) => {
+                return self
+                    .state(usize::from(server.served(*res)))
+                    .map(|served| Message::Kind(served == 1));
+            }
+            _ => {}
+        }
+        while self.queue.is_empty() && self.cursor < server.log.len() {
+            let event = &server.log[self.cursor];
+            self.cursor += 1;
+            if Some(event.key.res) != topic.res() {
+                continue;
+            }
+            let selected = |object: &&Rc<Object>| topic.selects(object);
+            match (
+                event.old.as_ref().filter(selected),
+                event.new.as_ref().filter(selected),
+            ) {
+                (_, Some(new)) => self.queue.push_back(Message::Applied(new.clone())),
+                (Some(old), None) => {
+                    // As it last was for the watch, with the version of what ended it.
+                    let last = Object {
+                        version: event.version,
+                        ..(**old).clone()
+                    };
+                    self.queue.push_back(Message::Gone(Rc::new(last)));
+                }
+                (None, None) => {}
+            }
+        }
+        self.queue.pop_front()
+    }
+
+    fn state(&mut self, now: usize) -> Option<usize> {
+        (self.told != Some(now)).then(|| {
+            self.told = Some(now);
+            now
+        })
+    }
+}
+
+/// Something under way.
+#[derive(Debug)]
+pub struct Flight {
+    pub what: What,
+    /// The answer, once it was carried out.
+    pub answer: Option<Answer>,
+    /// When that was.
+    pub carried: Duration,
+}
+
+impl Flight {
+    pub fn of(what: What) -> Self {
+        Self {
+            what,
+            answer: None,
+            carried: Duration::ZERO,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum What {
+    Request(Box<Request>),
+    Errand(Errand),
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    Outcome(Outcome, Option<Rc<Object>>),
+    Rule(RuleRead),
+    Source(Option<SourceRead>),
+    Grants(GrantsRead),
+    /// A source that was to be read, if it is there.
+    Shown(Option<Rc<Object>>),
+    Unmarked(bool),
+    SeedsNoted(bool),
+    Unrecorded(bool),
+    /// Noted in the kinds `ConfigMap`, whose watch tells.
+    Noted,
+}
+
+/// What a program has been told, for judging what it does by what it could know.
+#[derive(Debug, Default)]
+pub struct View {
+    pub rules: BTreeMap<String, Rc<Object>>,
+    tenants: BTreeMap<RuleId, Rc<Object>>,
+    pub namespaces: BTreeMap<String, Rc<Object>>,
+    /// The highest version of a rule, or of their listing, that was told.
+    pub taken_in: u64,
+    /// Copies by uid, the newest seen.
+    pub copies: BTreeMap<String, Rc<Object>>,
+    /// Uids of objects that were seen with an entry of ours.
+    pub ours: BTreeSet<String>,
+    notes: Option<usize>,
+    crd: Option<usize>,
+}
+
+/// One program.
+#[derive(Debug)]
+pub struct Process {
+    pub role: Role,
+    pub engine: Engine,
+    pub start: Duration,
+    pub watches: BTreeMap<Topic, Watch>,
+    pub flights: Vec<Flight>,
+    pub view: View,
+    demand: Option<u64>,
+    /// Most requests under way.
+    window: usize,
+    pub requests: BTreeMap<&'static str, usize>,
+    announced: usize,
+}
+
+impl Process {
+    pub fn new(role: Role, window: usize, clock: Duration, server: &Server) -> Self {
+        let settings = Settings {
+            backoff_limit: Duration::from_secs(30),
+            ..Settings::new(role, CLUSTER)
+        };
+        let mut process = Self {
+            role,
+            engine: Engine::new(settings),
+            start: clock,
+            watches: BTreeMap::new(),
+            flights: Vec::new(),
+            view: View::default(),
+            demand: None,
+            window,
+            requests: BTreeMap::new(),
+            announced: 0,
+        };
+        for topic in [Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd] {
+            process
+                .watches
+                .insert(topic.clone(), Watch::open(&topic, server));
+        }
+        for topic in [Topic::Replications, Topic::Grants] {
+            if topic.res().is_some_and(|res| server.served(res)) {
+                process
+                    .watches
+                    .insert(topic.clone(), Watch::open(&topic, server));
+            }
+        }
+        process
+    }
+
+    pub fn tick(&self, clock: Duration) -> Tick {
+        clock.saturating_sub(self.start)
+    }
+
+    /// Opens and closes watches by demand.
+    pub fn follow_demand(&mut self, server: &Server) {
+        if self.demand == Some(self.engine.demand_version()) {
+            return;
+        }
+        self.demand = Some(self.engine.demand_version());
+        let demand = self.engine.demand();
+        let mut wanted =
+            BTreeSet::from([Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd]);
+        wanted.extend(
+            demand
+                .kinds
+                .iter()
+                .map(|gvk| Topic::Kind(Res::of(&gvk.group, &gvk.kind))),
+        );
+        wanted.extend(
+            demand
+                .copies
+                .keys()
+                .map(|watch| Topic::Copies(Res::of(&watch.kind.group, &watch.kind.kind))),
+        );
+        wanted.extend(demand.sources.keys().map(|source| {
+            Topic::Source(
+                Res::of(&source.gvk.group, &source.gvk.kind),
+                source.namespace.to_string(),
+                source.name.to_string(),
+            )
+        }));
+        wanted.extend(demand.selectors.into_keys().map(Topic::Selected));
+        let tenants = [Topic::Replications, Topic::Grants];
+        self.watches
+            .retain(|topic, _| wanted.contains(topic) || tenants.contains(topic));
+        for topic in wanted {
+            self.watches
+                .entry(topic)
+                .or_insert_with_key(|topic| Watch::open(topic, server));
+        }
+    }
+
+    /// Loses a watch and lists anew.
+    pub fn relist(&mut self, topic: &Topic, server: &Server) {
+        if topic.res().is_none() {
+            return;
+        }
+        if let Some(watch) = self.watches.get_mut(topic) {
+            *watch = Watch::open(topic, server);
+        }
+    }
+
+    /// Tries again the lists that were answered 404 and would not be any more.
+    pub fn retry_lists(&mut self, server: &Server) {
+        for (topic, watch) in &mut self.watches {
+            if watch.unlisted && topic.res().is_some_and(|res| server.served(res)) {
+                *watch = Watch::open(topic, server);
+            }
+        }
+    }
+
+    /// Hands one message of a watch to the engine; tells which.
+    pub fn deliver(&mut self, topic: &Topic, server: &Server, clock: Duration) -> Option<Message> {
+        let now = self.tick(clock);
+        let message = self.watches.get_mut(topic)?.next(topic, server)?;
+        match topic {
+            Topic::Rules if matches!(message, Message::NotServed) => {
+                if self.role == Role::Injector {
+                    self.view.rules.clear();
+                }
+                self.engine
+                    .rules_unserved(RuleKind::ClusterReplication, now);
+            }
+            Topic::Copies(res) | Topic::Source(res, ..)
+                if matches!(message, Message::NotServed) =>
+            {
+                self.engine.kind(&res.gvk(), None, now);
+                // Discovery is asked again.
+                self.watches.entry(Topic::Kind(*res)).or_default().told = None;
+            }
+            Topic::Selected(selector) if matches!(message, Message::NotServed) => {
+                self.engine.kind(&selector.gvk, None, now);
+                self.watches
+                    .entry(Topic::Kind(Res::of(
+                        &selector.gvk.group,
+                        &selector.gvk.kind,
+                    )))
+                    .or_default()
+                    .told = None;
+            }
+            Topic::Selected(selector) => self.tell_selected(selector, &message, now),
+            Topic::Rules => self.tell_rule(&message, now),
+            Topic::Replications => self.tell_replication(&message, now),
+            Topic::Grants => self.tell_grant(&message, now),
+            Topic::Namespaces => self.tell_namespace(&message, now),
+            Topic::Copies(res) => self.tell_copy(*res, &message, now),
+            Topic::Source(res, namespace, name) => {
+                self.tell_source(*res, namespace, name, &message, now);
+            }
+            Topic::Kind(res) => {
+                let Message::Kind(served) = message else {
+                    return None;
+                };
+                self.engine
+                    .kind(&res.gvk(), served.then(|| res.resource()), now);
+            }
+            Topic::Notes => {
+                let Message::Notes(at) = message else {
+                    return None;
+                };
+                let notes = &server.notes[at];
+                self.view.notes = Some(at);
+                self.engine.kinds_recorded(&notes.kinds, now);
+                self.engine
+                    .kinds_since(Some(jiff::Timestamp::UNIX_EPOCH), now);
+                self.tell_crd(server, now);
+                self.engine
+                    .confirmed(notes.confirmed.last().map(String::as_str), now);
+            }
+            Topic::Crd => {
+                let Message::Crd(at) = message else {
+                    return None;
+                };
+                self.view.crd = Some(at);
+                self.tell_crd(server, now);
+            }
+        }
+        Some(message)
+    }
+
+    fn tell_crd(&mut self, server: &Server, now: Tick) {
+        let (Some(notes), Some(crd)) = (self.view.notes, self.view.crd) else {
+            return;
+        };
+        let text = |uid: Option<&String>| uid.map(|uid| uid.as_str().into());
+        let noted = &server.notes[notes].crds;
+        let platforms = RuleKind::ClusterReplication;
+        self.engine.crd(
+            platforms,
+            text(server.crds[crd].as_ref()),
+            text(noted.get(&platforms)),
+            now,
+        );
+        let tenants = RuleKind::Replication;
+        if let Some(uid) = server.crd_of(tenants) {
+            self.engine
+                .crd(tenants, text(Some(&uid)), text(noted.get(&tenants)), now);
+        }
+    }
+
+    fn tell_rule(&mut self, message: &Message, now: Tick) {
+        let id = |name: &str| Key::new(Res::Rule, "", name).id();
+        match message {
+            Message::Listing => self.shown(&Topic::Rules).clear(),
+            Message::Applied(object) => {
+                self.shown(&Topic::Rules).insert(object.key.name.clone());
+                self.view
+                    .rules
+                    .insert(object.key.name.clone(), object.clone());
+                self.view.taken_in = self.view.taken_in.max(object.version);
+                self.engine.rule_applied(
+                    id(&object.key.name),
+                    parse(object),
+                    object.status.clone(),
+                    now,
+                );
+            }
+            Message::Gone(object) => {
+                self.view.rules.remove(&object.key.name);
+                self.engine.rule_gone(&id(&object.key.name), now);
+            }
+            Message::Listed(version) => {
+                self.view.taken_in = self.view.taken_in.max(*version);
+                let shown = self.shown(&Topic::Rules).clone();
+                self.view.rules.retain(|name, _| shown.contains(name));
+                self.engine.rules_listed(
+                    RuleKind::ClusterReplication,
+                    &shown.iter().map(|name| id(name)).collect(),
+                    now,
+                );
+                if !self.watches.contains_key(&Topic::Replications) {
+                    self.engine.rules_unserved(RuleKind::Replication, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_replication(&mut self, message: &Message, now: Tick) {
+        let topic = Topic::Replications;
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                let id = object.key.id();
+                self.shown(&topic).insert(id.to_string());
+                self.view.tenants.insert(id.clone(), object.clone());
+                self.engine
+                    .rule_applied(id, parse(object), object.status.clone(), now);
+            }
+            Message::Gone(object) => {
+                self.view.tenants.remove(&object.key.id());
+                self.engine.rule_gone(&object.key.id(), now);
+            }
+            Message::Listed(_) => {
+                let listed: BTreeSet<RuleId> = self
+                    .shown(&topic)
+                    .iter()
+                    .map(|id| id.parse().expect("as it was written"))
+                    .collect();
+                self.engine
+                    .rules_listed(RuleKind::Replication, &listed, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_grant(&mut self, message: &Message, now: Tick) {
+        let topic = Topic::Grants;
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                let Key {
+                    namespace, name, ..
+                } = &object.key;
+                self.shown(&topic).insert(format!("{namespace}/{name}"));
+                let spec = (**object.grant.as_ref().expect("a grant has a spec")).clone();
+                let grant = Grant::parse(&ReplicationGrant {
+                    metadata: object.meta(),
+                    spec,
+                    status: None,
+                });
+                self.engine.grant_applied(namespace, name, grant, now);
+            }
+            Message::Gone(object) => {
+                self.engine
+                    .grant_gone(&object.key.namespace, &object.key.name, now);
+            }
+            Message::Listed(_) => {
+                let listed = self
+                    .shown(&topic)
+                    .iter()
+                    .filter_map(|path| path.split_once('/'));
+                let listed = listed
+                    .map(|(namespace, name)| (namespace.into(), name.into()))
+                    .collect();
+                self.engine.grants_listed(&listed, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_namespace(&mut self, message: &Message, now: Tick) {
+        match message {
+            Message::Listing => self.shown(&Topic::Namespaces).clear(),
+            Message::Applied(object) => {
+                self.shown(&Topic::Namespaces)
+                    .insert(object.key.name.clone());
+                self.view
+                    .namespaces
+                    .insert(object.key.name.clone(), object.clone());
+                self.engine.namespace_applied(&object.meta(), now);
+            }
+            Message::Gone(object) => {
+                self.view.namespaces.remove(&object.key.name);
+                self.engine.namespace_deleted(&object.meta(), now);
+            }
+            Message::Listed(_) => {
+                let shown = self.shown(&Topic::Namespaces).clone();
+                self.view.namespaces.retain(|name, _| shown.contains(name));
+                self.engine.namespaces_listed(
+                    &shown.iter().map(|name| name.as_str().into()).collect(),
+                    now,
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_copy(&mut self, res: Res, message: &Message, now: Tick) {
+        let kind: GroupKind = res.gvk().group_kind();
+        match message {
+            Message::Listing => self.engine.copies_listing(&kind.into(), now),
+            Message::Applied(object) => {
+                self.see(object);
+                self.engine.copy_applied(&kind, &object.meta(), now);
+            }
+            Message::Gone(object) => self.engine.copy_gone(&kind, &object.meta(), now),
+            Message::Listed(at) => self.engine.copies_listed(&kind.into(), *at, now),
+            _ => {}
+        }
+    }
+
+    fn tell_source(&mut self, res: Res, namespace: &str, name: &str, message: &Message, now: Tick) {
+        let source = SourceRef::named(res.gvk(), namespace, name);
+        let topic = Topic::Source(res, namespace.into(), name.into());
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                self.shown(&topic).insert(name.into());
+                self.engine.source(&source, Some(object.json()), now);
+            }
+            Message::Gone(_) => self.engine.source(&source, None, now),
+            Message::Listed(_) if self.shown(&topic).is_empty() => {
+                self.engine.source(&source, None, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_selected(&mut self, selector: &SourceSelector, message: &Message, now: Tick) {
+        let topic = Topic::Selected(selector.clone());
+        match message {
+            Message::Listing => self.shown(&topic).clear(),
+            Message::Applied(object) => {
+                self.shown(&topic).insert(object.key.name.clone());
+                self.engine.source(
+                    &selector.source(object.key.name.as_str()),
+                    Some(object.json()),
+                    now,
+                );
+            }
+            Message::Gone(object) => {
+                self.engine
+                    .source(&selector.source(object.key.name.as_str()), None, now);
+            }
+            Message::Listed(_) => {
+                let member = |name: &String| Member::of(&json!({"metadata": {"name": name}}));
+                let mut found = Members::default();
+                found.extend(self.shown(&topic).iter().filter_map(member));
+                self.engine.selected(selector, &found, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn shown(&mut self, topic: &Topic) -> &mut BTreeSet<String> {
+        &mut self.watches.entry(topic.clone()).or_default().shown
+    }
+
+    /// Notes what was seen of a copy, by a watch or an answer.
+    pub fn see(&mut self, object: &Rc<Object>) {
+        if object.ours() {
+            self.view.ours.insert(object.uid.clone());
+        }
+        let known = self
+            .view
+            .copies
+            .entry(object.uid.clone())
+            .or_insert_with(|| object.clone());
+        if known.version < object.version {
+            *known = object.clone();
+        }
+    }
+
+    /// Tells the engine what came of an errand, if an answer came.
+    pub fn end_errand(&mut self, errand: Errand, answer: Option<Answer>, carried: Tick, now: Tick) {
+        match (&errand, answer) {
+            (Errand::ConfirmRule(id), answer) => {
+                let read = answer.and_then(|answer| {
+                    if let Answer::Rule(read) = answer {
+                        Some(read)
+                    } else {
+                        None
+                    }
+                });
+                self.engine.rule_read(id, read.as_ref(), now);
+            }
+            (Errand::ConfirmSource(source), answer) => {
+                let meant = answer.and_then(|answer| {
+                    if let Answer::Source(meant) = answer {
+                        meant
+                    } else {
+                        None
+                    }
+                });
+                self.engine.source_read(source, meant, now);
+            }
+            (Errand::ConfirmGrants(namespace), answer) => {
+                let read = answer.and_then(|answer| {
+                    if let Answer::Grants(read) = answer {
+                        Some(read)
+                    } else {
+                        None
+                    }
+                });
+                self.engine.grants_read(namespace, read.as_ref(), now);
+            }
+            (Errand::ReadSource(source), Some(Answer::Shown(object))) => {
+                if self.engine.awaits(source, carried) {
+                    self.engine
+                        .source(source, object.map(|object| object.json()), now);
+                }
+            }
+            (Errand::Unmark { namespace, .. }, answer) => {
+                self.engine.unmarked(
+                    namespace,
+                    matches!(answer, Some(Answer::Unmarked(true))),
+                    now,
+                );
+            }
+            (Errand::NoteSeeds { namespace, .. }, answer) => {
+                self.engine.seeds_noted(
+                    namespace,
+                    matches!(answer, Some(Answer::SeedsNoted(true))),
+                    now,
+                );
+            }
+            (Errand::Unrecord(kind, _), Some(answer)) => {
+                self.engine
+                    .unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
+            }
+            // The program tries these again by itself until they are done.
+            (_, None) => self.flights.push(Flight::of(What::Errand(errand))),
+            (_, Some(_)) => {}
+        }
+    }
+
+    /// Takes the Events that are due. Whatever happens, they are few, and the API server would take
+    /// each.
+    fn announce(&mut self, clock: Duration) {
+        let now = self.tick(clock);
+        let announcements = self.engine.announcements(now);
+        assert!(
+            announcements
+                .iter()
+                .all(|one| one.note.len() <= 1024 && one.count > 0),
+            "{announcements:?}"
+        );
+        self.announced += announcements.len();
+        let most = 50 + usize::try_from(now.as_secs() / 6).expect("small");
+        assert!(
+            self.announced <= most,
+            "{} Events after {now:?}",
+            self.announced
+        );
+        assert!(
+            self.engine.announcements_due().is_none_or(|due| due > now),
+            "what is due is told"
+        );
+    }
+
+    /// Takes from the engine what there is to do now, as far as the window allows. New flights are
+    /// at the end.
+    pub fn pump(&mut self, server: &Server, clock: Duration) -> usize {
+        let before = self.flights.len();
+        loop {
+            self.follow_demand(server);
+            if self.flights.len() >= self.window {
+                break;
+            }
+            match self.engine.next(self.tick(clock)) {
+                Some(Action::Request(request)) => {
+                    *self
+                        .requests
+                        .entry(verb_name(request.ticket.verb))
+                        .or_default() += 1;
+                    self.flights.push(Flight::of(What::Request(request)));
+                }
+                Some(Action::Errand(errand)) => self.flights.push(Flight::of(What::Errand(errand))),
+                None => break,
+            }
+        }
+        self.follow_demand(server);
+        self.announce(clock);
+        self.flights.len() - before
+    }
+}
+
+pub fn verb_name(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Create => "create",
+        Verb::Apply(_) => "apply",
+        Verb::Take(..) => "take",
+        Verb::Compare(..) => "compare",
+        Verb::Learn(_) => "learn",
+        Verb::Claim(..) => "claim",
+        Verb::Look => "look",
+        Verb::Delete(..) => "delete",
+    }
+}
+
+/// What the request is about.
+pub fn key_of(request: &Request) -> Key {
+    let GroupVersionKind { group, kind, .. } = &request.resource.gvk;
+    Key::new(
+        Res::of(group, kind),
+        &request.ticket.namespace,
+        &request.ticket.name,
+    )
+}
+
+/// The body of a write, put together from its pieces and read as the server reads it.
+pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>, Pre), String> {
+    let rendering = request.rendering.as_ref().ok_or("a write without a body")?;
+    let (precondition, pre) = match request.ticket.verb {
+        Verb::Create => (Precondition::Absent, Pre::Absent),
+        Verb::Apply(uid) | Verb::Learn(uid) => (Precondition::Is(uid), Pre::Is(uid.to_string())),
+        Verb::Take(uid, version) | Verb::Compare(uid, version) => (
+            Precondition::Unchanged(uid, version),
+            Pre::Unchanged(uid.to_string(), version),
+        ),
+        verb => return Err(format!("{verb:?} is no write")),
+    };
+    let bytes = match request.ticket.verb {
+        Verb::Compare(uid, version) => rendering
+            .unmarked(&request.ticket.name, uid, version)
+            .concat(),
+        _ => rendering.body(precondition).concat(),
+    };
+    let body: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let gvk = key.res.gvk();
+    let identity = json!([gvk.api_version(), *gvk.kind, key.name]);
+    let found = json!([body["apiVersion"], body["kind"], body["metadata"]["name"]]);
+    if found != identity || body["metadata"].get("namespace").is_some() {
+        return Err(format!("{key} is sent as {found}"));
+    }
+    let carried = (
+        body["metadata"].get("uid").cloned(),
+        body["metadata"].get("resourceVersion").cloned(),
+    );
+    let wanted = match &pre {
+        Pre::Absent => (None, Some(json!("1"))),
+        Pre::Is(uid) => (Some(json!(uid)), None),
+        Pre::Unchanged(uid, version) => (Some(json!(uid)), Some(json!(version.to_string()))),
+    };
+    if carried != wanted {
+        return Err(format!(
+            "{key}: precondition {carried:?} instead of {wanted:?}"
+        ));
+    }
+    Ok((flatten(&body), pre))
+}
+
+/// The rule as the API server shows it.
+pub fn parse(object: &Object) -> Result<Rule, Refused> {
+    let rule = object
+        .spec
+        .as_ref()
+        .expect("a rule has a spec")
+        .parse(object);
+    rule.map_err(|refusals| Refused {
+        generation: object.meta().generation.unwrap_or_default(),
+        refusals,
+    })
+}

@@ -1,0 +1,1035 @@
+//! An API server in memory, by the rules that the engine leans on: uids, one resourceVersion
+//! counter, server-side apply with `managedFields`, preconditions, the life of namespaces. What
+//! others do to objects goes through [`Server::edit`] and its like, what Mimeo does through
+//! [`Server::apply`] and [`Server::delete`], which note every change that Mimeo made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta, Status, Time},
+    jiff::Timestamp,
+};
+use mimeo_api::{ClusterReplicationStatus, ReplicationGrantSpec};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    names,
+};
+use serde_json::{Map, Value, json};
+
+use super::spec::RuleSpec;
+
+/// What objects there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Res {
+    Namespace,
+    Rule,
+    /// A rule that lives in a namespace.
+    Replication,
+    Grant,
+    Secret,
+    ConfigMap,
+    Widget,
+}
+
+/// Kinds that are copied.
+pub const COPIED: [Res; 3] = [Res::Secret, Res::ConfigMap, Res::Widget];
+
+impl Res {
+    pub fn gvk(self) -> GroupVersionKind {
+        let (api, kind) = match self {
+            Self::Namespace => ("v1", "Namespace"),
+            Self::Rule => ("mimeo.dev/v1alpha1", "ClusterReplication"),
+            Self::Replication => ("mimeo.dev/v1alpha1", "Replication"),
+            Self::Grant => ("mimeo.dev/v1alpha1", "ReplicationGrant"),
+            Self::Secret => ("v1", "Secret"),
+            Self::ConfigMap => ("v1", "ConfigMap"),
+            Self::Widget => ("example.com/v1", "Widget"),
+        };
+        GroupVersionKind::parse(api, kind).expect("well formed")
+    }
+
+    pub fn of(group: &str, kind: &str) -> Self {
+        match (group, kind) {
+            ("", "Secret") => Self::Secret,
+            ("", "ConfigMap") => Self::ConfigMap,
+            ("example.com", "Widget") => Self::Widget,
+            _ => panic!("{kind} of {group:?} isn't copied"),
+        }
+    }
+
+    pub fn resource(self) -> Resource {
+        let plural = format!("{self:?}s").to_lowercase();
+        Resource {
+            gvk: self.gvk(),
+            plural: plural.into(),
+            namespaced: true,
+        }
+    }
+}
+
+/// Where an object is. A namespace and a rule are in the namespace "".
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub res: Res,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    pub fn new(res: Res, namespace: &str, name: &str) -> Self {
+        Self {
+            res,
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Of a rule.
+    pub fn of(id: &RuleId) -> Self {
+        let res = match id.kind {
+            RuleKind::ClusterReplication => Res::Rule,
+            RuleKind::Replication => Res::Replication,
+        };
+        Self::new(res, id.namespace.as_deref().unwrap_or_default(), &id.name)
+    }
+
+    /// The rule that it is of.
+    pub fn id(&self) -> RuleId {
+        let kind = if self.res == Res::Rule {
+            RuleKind::ClusterReplication
+        } else {
+            RuleKind::Replication
+        };
+        let namespace = (!self.namespace.is_empty()).then(|| self.namespace.as_str().into());
+        RuleId {
+            kind,
+            namespace,
+            name: self.name.as_str().into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {}/{}", self.res, self.namespace, self.name)
+    }
+}
+
+/// One entry of `managedFields`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub manager: String,
+    pub apply: bool,
+    pub fields: BTreeSet<String>,
+    /// Version of its last change; stands for the time.
+    pub time: u64,
+}
+
+/// An object, its fields flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `immutable`,
+/// `spec/k`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    pub key: Key,
+    pub uid: String,
+    pub version: u64,
+    pub deleting: bool,
+    pub fields: BTreeMap<String, String>,
+    pub entries: Vec<Entry>,
+    /// Of a rule.
+    pub spec: Option<Rc<RuleSpec>>,
+    pub grant: Option<Rc<ReplicationGrantSpec>>,
+    pub status: Option<ClusterReplicationStatus>,
+    pub generation: i64,
+    /// Seconds of the clock when it was created.
+    pub created: u64,
+}
+
+impl Object {
+    /// Whether our manager has an apply entry.
+    pub fn ours(&self) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.apply && entry.manager == names::MANAGER)
+    }
+
+    pub fn field(&self, path: &str) -> Option<&str> {
+        self.fields.get(path).map(String::as_str)
+    }
+
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.field(&format!("ann/{key}"))
+    }
+
+    pub fn labelled(&self) -> bool {
+        self.field(&format!("label/{}", names::MANAGED_BY)) == Some(names::MANAGED_BY_VALUE)
+    }
+
+    /// The fields whose path begins so, without the beginning.
+    pub fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (String, String)> + 'a {
+        self.fields.iter().filter_map(move |(path, value)| {
+            Some((path.strip_prefix(prefix)?.to_owned(), value.clone()))
+        })
+    }
+
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        self.under("label/").collect()
+    }
+
+    fn finalized(&self) -> bool {
+        !self.fields.keys().any(|path| path.starts_with("fin/"))
+    }
+
+    pub fn meta(&self) -> ObjectMeta {
+        let time = |seconds: u64| {
+            Time(Timestamp::from_second(i64::try_from(seconds).expect("small")).expect("in range"))
+        };
+        let entry = |entry: &Entry| ManagedFieldsEntry {
+            api_version: Some(self.key.res.gvk().api_version()),
+            fields_type: Some("FieldsV1".into()),
+            fields_v1: Some(FieldsV1(field_set(&entry.fields))),
+            manager: Some(entry.manager.clone()),
+            operation: Some(if entry.apply { "Apply" } else { "Update" }.into()),
+            subresource: None,
+            time: Some(time(entry.time)),
+        };
+        let finalizers: Vec<String> = self.under("fin/").map(|(name, _)| name).collect();
+        ObjectMeta {
+            name: Some(self.key.name.clone()),
+            namespace: (!self.key.namespace.is_empty()).then(|| self.key.namespace.clone()),
+            uid: Some(self.uid.clone()),
+            resource_version: Some(self.version.to_string()),
+            generation: Some(self.generation),
+            creation_timestamp: Some(time(self.created)),
+            deletion_timestamp: self.deleting.then(|| time(self.version)),
+            labels: Some(self.labels()),
+            annotations: Some(self.under("ann/").collect()),
+            finalizers: Some(finalizers),
+            managed_fields: Some(self.entries.iter().map(entry).collect()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        let gvk = self.key.res.gvk();
+        let mut object =
+            json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "metadata": self.meta()});
+        for part in ["data", "binaryData", "spec"] {
+            let fields: BTreeMap<String, String> = self.under(&format!("{part}/")).collect();
+            // The server leaves out maps that are empty, but not what isn't its own.
+            if !fields.is_empty() || part == "spec" && self.key.res == Res::Widget {
+                object[part] = json!(fields);
+            }
+        }
+        if let Some(kind) = self.field("type") {
+            object["type"] = kind.into();
+        }
+        if self.is_immutable() {
+            object["immutable"] = true.into();
+        }
+        object
+    }
+
+    /// Whether nobody can change what is in it.
+    pub fn is_immutable(&self) -> bool {
+        self.field("immutable") == Some("true")
+    }
+
+    /// What nobody can change then.
+    fn content(&self) -> impl Iterator<Item = (&String, &String)> {
+        let is_content = |path: &str| {
+            path == "immutable"
+                || ["data/", "binaryData/"]
+                    .iter()
+                    .any(|part| path.starts_with(part))
+        };
+        self.fields.iter().filter(move |(path, _)| is_content(path))
+    }
+}
+
+/// Paths as `managedFields` has them, as far as anybody looks: those of the metadata are below it.
+fn field_set(paths: &BTreeSet<String>) -> Value {
+    let is_meta = |path: &&String| {
+        ["label/", "ann/", "fin/"]
+            .iter()
+            .any(|prefix| path.starts_with(prefix))
+    };
+    let (meta, content): (Vec<_>, Vec<_>) = paths.iter().partition(is_meta);
+    let (finalizers, meta): (Vec<_>, Vec<_>) =
+        meta.into_iter().partition(|path| path.starts_with("fin/"));
+    let set = |paths: Vec<&String>| {
+        paths
+            .iter()
+            .map(|path| (format!("f:{path}"), json!({})))
+            .collect::<Map<_, _>>()
+    };
+    let (mut all, mut meta) = (set(content), set(meta));
+    if !finalizers.is_empty() {
+        meta.insert("f:finalizers".into(), set(finalizers).into());
+    }
+    if !meta.is_empty() {
+        all.insert("f:metadata".into(), meta.into());
+    }
+    all.into()
+}
+
+/// The paths of such a field set.
+fn paths(set: &Value) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (field, below) in set.as_object().into_iter().flatten() {
+        match field.as_str() {
+            "f:metadata" | "f:finalizers" => found.extend(paths(below)),
+            field => drop(found.insert(field.trim_start_matches("f:").to_owned())),
+        }
+    }
+    found
+}
+
+/// The fields of an applied body.
+pub fn flatten(body: &Value) -> BTreeMap<String, String> {
+    let mut fields = BTreeMap::new();
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    let mut take = |prefix: &str, part: Option<&Value>| {
+        for (key, value) in part.and_then(Value::as_object).into_iter().flatten() {
+            fields.insert(format!("{prefix}/{key}"), text(value));
+        }
+    };
+    take("label", body.pointer("/metadata/labels"));
+    take("ann", body.pointer("/metadata/annotations"));
+    take("data", body.get("data"));
+    take("binaryData", body.get("binaryData"));
+    take("spec", body.get("spec"));
+    for name in body
+        .pointer("/metadata/finalizers")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
+        fields.insert(format!("fin/{}", text(name)), String::new());
+    }
+    for field in ["type", "immutable"] {
+        fields.extend(body.get(field).map(|value| (field.into(), text(value))));
+    }
+    fields
+}
+
+/// A change, as watches tell of it.
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub version: u64,
+    pub key: Key,
+    pub old: Option<Rc<Object>>,
+    pub new: Option<Rc<Object>>,
+}
+
+/// A refusal: code and `Status`.
+pub type Refusal = (u16, Status);
+
+fn refuse(code: u16, body: Value) -> Refusal {
+    (code, serde_json::from_value(body).expect("a Status"))
+}
+
+/// What the written object must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pre {
+    Absent,
+    Is(String),
+    Unchanged(String, u64),
+}
+
+/// A change that Mimeo made.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub key: Key,
+    /// create, apply, claim, delete, unmark, status.
+    pub verb: &'static str,
+}
+
+/// The server and all it holds.
+#[derive(Clone, Debug, Default)]
+pub struct Server {
+    pub objects: BTreeMap<Key, Rc<Object>>,
+    pub log: Vec<Event>,
+    pub version: u64,
+    uids: u64,
+    /// Seconds of the clock.
+    pub seconds: u64,
+    /// Kinds that it doesn't know. Rules of namespaces, and grants, are served where a test wants
+    /// them.
+    pub unserved: BTreeSet<Res>,
+    /// Namespaces whose quota is used up.
+    pub full: BTreeSet<String>,
+    /// What the kinds `ConfigMap` said, version by version: kinds, uids of the CRDs, confirmations.
+    pub notes: Vec<Notes>,
+    /// Uid of the rules' CRD, version by version.
+    pub crds: Vec<Option<String>>,
+    pub writes: Vec<Write>,
+    /// Uids of objects that our manager ever had an entry in.
+    pub ever_ours: BTreeSet<String>,
+    /// Copies that somebody else removed or took, by the uid of their namespace.
+    pub meddled: BTreeSet<(String, Key)>,
+    /// What Mimeo must never do and did.
+    pub violations: Vec<String>,
+}
+
+/// The kinds `ConfigMap`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    pub kinds: BTreeSet<GroupVersionKind>,
+    pub crds: BTreeMap<RuleKind, String>,
+    pub confirmed: Vec<String>,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        let unserved = BTreeSet::from([Res::Replication, Res::Grant]);
+        let mut server = Self {
+            notes: vec![Notes::default()],
+            unserved,
+            ..Self::default()
+        };
+        let crd = server.uid();
+        server.crds.push(Some(crd));
+        server
+    }
+
+    pub fn uid(&mut self) -> String {
+        self.uids += 1;
+        format!("{:08x}-0000-4000-8000-{:012x}", self.uids, self.uids * 7)
+    }
+
+    pub fn get(&self, key: &Key) -> Option<&Rc<Object>> {
+        self.objects.get(key)
+    }
+
+    pub fn of(&self, res: Res) -> impl Iterator<Item = &Rc<Object>> {
+        self.objects
+            .values()
+            .filter(move |object| object.key.res == res)
+    }
+
+    pub fn namespace(&self, name: &str) -> Option<&Rc<Object>> {
+        self.get(&Key::new(Res::Namespace, "", name))
+    }
+
+    pub fn served(&self, res: Res) -> bool {
+        !self.unserved.contains(&res) && (res != Res::Rule || self.crd().is_some())
+    }
+
+    pub fn crd(&self) -> Option<&String> {
+        self.crds.last().and_then(Option::as_ref)
+    }
+
+    /// The CRD that rules of a kind live under now. That of Replications is never another one.
+    pub fn crd_of(&self, kind: RuleKind) -> Option<String> {
+        match kind {
+            RuleKind::ClusterReplication => self.crd().cloned(),
+            RuleKind::Replication => self.served(Res::Replication).then(|| "tenants".to_owned()),
+        }
+    }
+
+    pub fn noted(&self) -> &Notes {
+        self.notes.last().expect("never empty")
+    }
+
+    pub fn note(&mut self, change: impl FnOnce(&mut Notes)) {
+        let mut notes = self.noted().clone();
+        change(&mut notes);
+        if notes != *self.noted() {
+            self.notes.push(notes);
+        }
+    }
+
+    fn put(&mut self, key: &Key, new: Option<Object>) -> Option<Rc<Object>> {
+        self.version += 1;
+        let old = self.objects.remove(key);
+        let new = new.map(|object| {
+            Rc::new(Object {
+                version: self.version,
+                ..object
+            })
+        });
+        if let Some(new) = &new {
+            self.objects.insert(key.clone(), new.clone());
+            if new.ours() {
+                self.ever_ours.insert(new.uid.clone());
+            }
+        }
+        self.log.push(Event {
+            version: self.version,
+            key: key.clone(),
+            old,
+            new: new.clone(),
+        });
+        new
+    }
+
+    fn fresh(&mut self, key: &Key) -> Object {
+        Object {
+            key: key.clone(),
+            uid: self.uid(),
+            version: 0,
+            deleting: false,
+            fields: BTreeMap::new(),
+            entries: Vec::new(),
+            spec: None,
+            grant: None,
+            status: None,
+            generation: 1,
+            created: self.seconds,
+        }
+    }
+
+    fn meddle(&mut self, key: &Key) {
+        if let Some(namespace) = self.namespace(&key.namespace) {
+            let uid = namespace.uid.clone();
+            self.meddled.insert((uid, key.clone()));
+        }
+    }
+
+    // ---- what others do ----
+
+    /// Creates an object of `manager`'s, if its place is free.
+    pub fn create(&mut self, key: &Key, fields: &[(&str, &str)], manager: &str) -> bool {
+        let open = key.namespace.is_empty()
+            || self
+                .namespace(&key.namespace)
+                .is_some_and(|namespace| !namespace.deleting);
+        if !open || !self.served(key.res) || self.objects.contains_key(key) {
+            return false;
+        }
+        let mut object = self.fresh(key);
+        object.fields = fields
+            .iter()
+            .map(|(path, value)| ((*path).to_owned(), (*value).to_owned()))
+            .collect();
+        if key.res == Res::Secret {
+            object
+                .fields
+                .entry("type".into())
+                .or_insert_with(|| "Opaque".into());
+        }
+        let fields = object.fields.keys().cloned().collect();
+        object.entries.push(Entry {
+            manager: manager.into(),
+            apply: false,
+            fields,
+            time: self.version,
+        });
+        if key.res == Res::Namespace {
+            object
+                .fields
+                .insert("label/kubernetes.io/metadata.name".into(), key.name.clone());
+        }
+        self.meddle(key);
+        self.put(key, Some(object));
+        true
+    }
+
+    /// Creates a rule or a grant, as it is described.
+    pub fn declare(&mut self, key: &Key, describe: impl FnOnce(&mut Object)) -> bool {
+        if !self.served(key.res) || self.objects.contains_key(key) {
+            return false;
+        }
+        let mut object = self.fresh(key);
+        describe(&mut object);
+        self.put(key, Some(object));
+        true
+    }
+
+    /// Changes an object: its values go over to `manager` where they change. Tells whether anything
+    /// did.
+    pub fn edit(&mut self, key: &Key, manager: &str, change: impl FnOnce(&mut Object)) -> bool {
+        let Some(old) = self.objects.get(key).cloned() else {
+            return false;
+        };
+        let mut new = (*old).clone();
+        change(&mut new);
+        let changed: BTreeSet<&String> = new
+            .fields
+            .iter()
+            .filter(|(path, value)| old.fields.get(*path) != Some(value))
+            .map(|(path, _)| path)
+            .collect();
+        for entry in &mut new.entries {
+            let kept = |path: &String| {
+                new.fields.contains_key(path)
+                    && (entry.manager == manager || !changed.contains(path))
+            };
+            entry.fields = std::mem::take(&mut entry.fields)
+                .into_iter()
+                .filter(|path| kept(path))
+                .collect();
+        }
+        // Where nobody owns anything, the server notes nothing before the next apply.
+        let untold = new.entries.is_empty() && COPIED.contains(&key.res);
+        if !changed.is_empty() && !untold {
+            let time = self.version;
+            if let Some(entry) = new
+                .entries
+                .iter_mut()
+                .find(|entry| !entry.apply && entry.manager == manager)
+            {
+                entry.fields.extend(changed.into_iter().cloned());
+                entry.time = time;
+            } else {
+                let fields = changed.into_iter().cloned().collect();
+                new.entries.push(Entry {
+                    manager: manager.into(),
+                    apply: false,
+                    fields,
+                    time,
+                });
+            }
+        }
+        new.entries.retain(|entry| !entry.fields.is_empty());
+        if new == *old {
+            return false;
+        }
+        if (&new.spec, &new.grant) != (&old.spec, &old.grant) {
+            new.generation += 1;
+        }
+        if old.ours() && !new.ours() {
+            self.meddle(key);
+        }
+        if new.deleting && new.finalized() && key.res != Res::Namespace {
+            self.meddle(key);
+            self.put(key, None);
+        } else {
+            self.put(key, Some(new));
+        }
+        true
+    }
+
+    /// Deletes an object as anybody may.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        let Some(old) = self.objects.get(key).cloned() else {
+            return false;
+        };
+        self.meddle(key);
+        if old.finalized() && key.res != Res::Namespace {
+            self.put(key, None);
+            return true;
+        }
+        !old.deleting
+            && self
+                .put(
+                    key,
+                    Some(Object {
+                        deleting: true,
+                        ..(*old).clone()
+                    }),
+                )
+                .is_some()
+    }
+
+    /// Ends a terminating namespace: its contents go one by one, then it.
+    pub fn reap(&mut self, name: &str) -> bool {
+        if !self
+            .namespace(name)
+            .is_some_and(|namespace| namespace.deleting)
+        {
+            return false;
+        }
+        let within: Vec<Key> = self
+            .objects
+            .keys()
+            .filter(|key| key.namespace == name)
+            .cloned()
+            .collect();
+        for key in within {
+            self.put(&key, None);
+        }
+        self.put(&Key::new(Res::Namespace, "", name), None);
+        true
+    }
+
+    /// Removes a CRD, with its objects.
+    pub fn unserve(&mut self, res: Res) -> bool {
+        if !self.served(res) {
+            return false;
+        }
+        let all: Vec<Key> = self.of(res).map(|object| object.key.clone()).collect();
+        for key in all {
+            self.meddle(&key);
+            self.put(&key, None);
+        }
+        match res {
+            Res::Rule => self.crds.push(None),
+            _ => drop(self.unserved.insert(res)),
+        }
+        true
+    }
+
+    /// Installs it (again).
+    pub fn serve(&mut self, res: Res) -> bool {
+        if self.served(res) {
+            return false;
+        }
+        if res == Res::Rule {
+            let uid = self.uid();
+            self.crds.push(Some(uid));
+        }
+        self.unserved.remove(&res);
+        true
+    }
+
+    // ---- what Mimeo does ----
+
+    fn writable(&self, key: &Key) -> Result<(), Refusal> {
+        if !self.served(key.res) {
+            return Err(refuse(
+                404,
+                json!({"reason": "NotFound", "message": "the server could not find the requested resource"}),
+            ));
+        }
+        let Some(namespace) = self.namespace(&key.namespace) else {
+            let details = json!({"kind": "namespaces", "name": key.namespace});
+            return Err(refuse(
+                404,
+                json!({"reason": "NotFound", "details": details}),
+            ));
+        };
+        if namespace.deleting && !self.objects.contains_key(key) {
+            let details = json!({"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]});
+            return Err(refuse(
+                403,
+                json!({"reason": "Forbidden", "message": "is being terminated", "details": details}),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Forced server-side apply.
+    pub fn apply(
+        &mut self,
+        key: &Key,
+        config: &BTreeMap<String, String>,
+        pre: &Pre,
+        dry: bool,
+    ) -> Result<Rc<Object>, Refusal> {
+        self.writable(key)?;
+        let conflict = || {
+            refuse(
+                409,
+                json!({"reason": "Conflict", "details": {"name": key.name, "kind": "things"}}),
+            )
+        };
+        let old = match (self.objects.get(key).cloned(), pre) {
+            (Some(old), Pre::Is(uid)) if old.uid == *uid => Some(old),
+            (Some(old), Pre::Unchanged(uid, version))
+                if old.uid == *uid && old.version == *version =>
+            {
+                Some(old)
+            }
+            (None, Pre::Absent) => None,
+            _ => return Err(conflict()),
+        };
+        if config
+            .iter()
+            .any(|(path, value)| path.starts_with("data/") && value.as_str() == "bad")
+        {
+            let details = json!({"name": key.name, "causes": [{"field": "data"}]});
+            return Err(refuse(
+                422,
+                json!({"reason": "Invalid", "details": details}),
+            ));
+        }
+        if let (Some(old), Some(wanted)) = (&old, config.get("type"))
+            && old.field("type").is_some_and(|is| is != wanted)
+        {
+            let cause = json!({"field": "type", "message": "Invalid value: field is immutable"});
+            return Err(refuse(
+                422,
+                json!({"reason": "Invalid", "details": {"name": key.name, "causes": [cause]}}),
+            ));
+        }
+        if old.is_none() && self.full.contains(&key.namespace) {
+            return Err(refuse(
+                403,
+                json!({"reason": "Forbidden", "message": "exceeded quota: q", "details": {"name": key.name}}),
+            ));
+        }
+        let mut new = match &old {
+            Some(old) => (**old).clone(),
+            None => self.fresh(key),
+        };
+        merge(&mut new, config, self.version);
+        if old
+            .as_ref()
+            .is_some_and(|old| old.is_immutable() && !old.content().eq(new.content()))
+        {
+            let cause = json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"});
+            return Err(refuse(
+                422,
+                json!({"reason": "Invalid", "details": {"name": key.name, "causes": [cause]}}),
+            ));
+        }
+        if old.as_deref() == Some(&new) || dry {
+            return Ok(Rc::new(new));
+        }
+        // What isn't ours is only ever written as it was seen; whether it may be was judged when
+        // that was sent.
+        if !matches!(pre, Pre::Unchanged(..)) {
+            self.judge(key, old.as_deref());
+        }
+        let verb = if old.is_some() { "apply" } else { "create" };
+        self.writes.push(Write {
+            key: key.clone(),
+            verb,
+        });
+        Ok(self.put(key, Some(new)).expect("it was put there"))
+    }
+
+    /// Whatever was asked: what was never ours is not changed, and what is being deleted isn't
+    /// either.
+    fn judge(&mut self, key: &Key, old: Option<&Object>) {
+        let Some(old) = old else { return };
+        if !self.ever_ours.contains(&old.uid) {
+            self.violations
+                .push(format!("{key} was written though it was never ours"));
+        }
+    }
+
+    /// The same without force, as a dry run: refused where others own fields that it would change.
+    pub fn compare(
+        &mut self,
+        key: &Key,
+        config: &BTreeMap<String, String>,
+        pre: &Pre,
+    ) -> Result<Rc<Object>, Refusal> {
+        if let (Some(old), Pre::Unchanged(uid, version)) = (self.objects.get(key), pre)
+            && (&old.uid, old.version) == (uid, *version)
+            && config
+                .iter()
+                .any(|(path, value)| old.fields.contains_key(path) && old.fields[path] != *value)
+        {
+            let details = json!({"name": key.name, "causes": [{"reason": "FieldManagerConflict", "field": "some"}]});
+            return Err(refuse(
+                409,
+                json!({"reason": "Conflict", "details": details}),
+            ));
+        }
+        self.apply(key, config, pre, true)
+    }
+
+    /// A merge patch of `managedFields`, with uid and version.
+    pub fn claim(
+        &mut self,
+        key: &Key,
+        uid: &str,
+        version: u64,
+        managers: &str,
+    ) -> Result<Rc<Object>, Refusal> {
+        let old = self.look(key)?;
+        if old.uid != uid || old.version != version {
+            return Err(refuse(
+                409,
+                json!({"reason": "Conflict", "details": {"name": key.name}}),
+            ));
+        }
+        if !old.ours() {
+            self.violations
+                .push(format!("{key} was claimed though it isn't ours"));
+        }
+        let entries: Vec<ManagedFieldsEntry> =
+            serde_json::from_str(managers).expect("managedFields");
+        let entry = |entry: ManagedFieldsEntry| Entry {
+            manager: entry.manager.expect("a manager"),
+            apply: entry.operation.as_deref() == Some("Apply"),
+            fields: paths(&entry.fields_v1.expect("fields").0),
+            time: entry
+                .time
+                .map_or(0, |time| u64::try_from(time.0.as_second()).expect("small")),
+        };
+        self.writes.push(Write {
+            key: key.clone(),
+            verb: "claim",
+        });
+        let new = Object {
+            entries: entries.into_iter().map(entry).collect(),
+            ..(*old).clone()
+        };
+        Ok(self.put(key, Some(new)).expect("it was put there"))
+    }
+
+    pub fn look(&self, key: &Key) -> Result<Rc<Object>, Refusal> {
+        if !self.served(key.res) {
+            return Err(refuse(404, json!({"reason": "NotFound"})));
+        }
+        let details = || json!({"kind": key.res.resource().plural, "name": key.name});
+        let missing = || refuse(404, json!({"reason": "NotFound", "details": details()}));
+        self.objects.get(key).cloned().ok_or_else(missing)
+    }
+
+    /// Deletes; answers with the object where finalizers keep it.
+    pub fn delete(
+        &mut self,
+        key: &Key,
+        uid: &str,
+        version: u64,
+    ) -> Result<Option<Rc<Object>>, Refusal> {
+        let old = self.look(key)?;
+        if old.uid != uid || old.version != version {
+            return Err(refuse(
+                409,
+                json!({"reason": "Conflict", "details": {"name": key.name}}),
+            ));
+        }
+        self.judge(key, Some(&old));
+        if !old.finalized() && old.deleting {
+            return Ok(Some(old));
+        }
+        self.writes.push(Write {
+            key: key.clone(),
+            verb: "delete",
+        });
+        if old.finalized() {
+            self.put(key, None);
+            return Ok(None);
+        }
+        Ok(self.put(
+            key,
+            Some(Object {
+                deleting: true,
+                ..(*old).clone()
+            }),
+        ))
+    }
+
+    /// What was created once in a namespace: a merge patch that names the namespace's version.
+    pub fn note_seeds(&mut self, namespace: &str, seeds: &str, version: u64) -> bool {
+        let key = Key::new(Res::Namespace, "", namespace);
+        let fits = self
+            .get(&key)
+            .is_some_and(|object| object.version == version);
+        if fits {
+            self.writes.push(Write {
+                key: key.clone(),
+                verb: "seeds",
+            });
+            let path = format!("ann/{}", names::SEEDED);
+            self.edit(&key, names::MANAGER, |object| {
+                drop(if seeds.is_empty() {
+                    object.fields.remove(&path)
+                } else {
+                    object.fields.insert(path, seeds.to_owned())
+                });
+            });
+        }
+        fits
+    }
+
+    /// The mark's removal: a JSON patch that tests token and version.
+    pub fn unmark(&mut self, namespace: &str, token: &str, version: u64) -> bool {
+        let key = Key::new(Res::Namespace, "", namespace);
+        let path = format!("label/{}", names::MARK);
+        let fits = self
+            .get(&key)
+            .is_some_and(|object| object.version == version && object.field(&path) == Some(token));
+        if fits {
+            self.writes.push(Write {
+                key: key.clone(),
+                verb: "unmark",
+            });
+            self.edit(&key, names::MANAGER, |object| {
+                drop(object.fields.remove(&path));
+            });
+        }
+        fits
+    }
+
+    /// A rule's status.
+    pub fn status(&mut self, key: &Key, status: ClusterReplicationStatus) -> bool {
+        let Some(old) = self.get(key).cloned() else {
+            return false;
+        };
+        self.writes.push(Write {
+            key: key.clone(),
+            verb: "status",
+        });
+        if old.status.as_ref() != Some(&status) {
+            self.put(
+                key,
+                Some(Object {
+                    status: Some(status),
+                    ..(*old).clone()
+                }),
+            );
+        }
+        true
+    }
+}
+
+/// What a forced apply of `config` makes of an object.
+fn merge(object: &mut Object, config: &BTreeMap<String, String>, time: u64) {
+    if object.entries.is_empty() && !object.fields.is_empty() {
+        // What somebody left without an owner.
+        let fields = object.fields.keys().cloned().collect();
+        object.entries.push(Entry {
+            manager: "before-first-apply".into(),
+            apply: false,
+            fields,
+            time,
+        });
+    }
+    let ours = |entry: &Entry| entry.apply && entry.manager == names::MANAGER;
+    let before: BTreeSet<String> = object
+        .entries
+        .iter()
+        .filter(|e| ours(e))
+        .flat_map(|e| e.fields.clone())
+        .collect();
+    for path in before.iter().filter(|path| !config.contains_key(*path)) {
+        if !object
+            .entries
+            .iter()
+            .any(|entry| !ours(entry) && entry.fields.contains(path))
+        {
+            object.fields.remove(path);
+        }
+    }
+    let mut changed = false;
+    for (path, value) in config {
+        if object.fields.get(path) == Some(value) {
+            continue;
+        }
+        changed = true;
+        object.fields.insert(path.clone(), value.clone());
+        for entry in object.entries.iter_mut().filter(|entry| !ours(entry)) {
+            entry.fields.remove(path);
+        }
+    }
+    if object.key.res == Res::Secret {
+        object
+            .fields
+            .entry("type".into())
+            .or_insert_with(|| "Opaque".into());
+    }
+    let fields: BTreeSet<String> = config.keys().cloned().collect();
+    match object.entries.iter_mut().find(|entry| ours(entry)) {
+        Some(entry) => {
+            if changed || entry.fields != fields {
+                entry.time = time;
+            }
+            entry.fields = fields;
+        }
+        None => object.entries.insert(
+            0,
+            Entry {
+                manager: names::MANAGER.into(),
+                apply: true,
+                fields,
+                time,
+            },
+        ),
+    }
+    object.entries.retain(|entry| !entry.fields.is_empty());
+}

@@ -1,0 +1,114 @@
+//! A rule's sources and what is made of them.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mimeo_engine::{Action, Engine, Request, Settings};
+use mimeo_model::{
+    id::RuleKind,
+    kind::{GroupVersionKind, Resource},
+    render::Precondition,
+    role::Role,
+    rule::Rule,
+};
+use serde_json::{Value, from_value, json};
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn source(namespace: &str, name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": name})
+}
+
+/// What is written for a rule with these sources and targets, where none of its copies is yet.
+fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    let rule = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rule"},
+        "spec": {"sources": sources, "targets": targets},
+    });
+    let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+    let (id, sources) = (rule.id.clone(), rule.sources.clone());
+    let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
+    engine.rules_unserved(RuleKind::Replication, NOW);
+    for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
+        let uid = crate::common::uid(number);
+        let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5"});
+        engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
+    }
+    engine.namespaces_listed(&["one".into(), "two".into(), "team".into()].into(), NOW);
+    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
+    engine.kind(
+        &gvk,
+        Some(Resource {
+            gvk: gvk.clone(),
+            plural: "secrets".into(),
+            namespaced: true,
+        }),
+        NOW,
+    );
+    let _ = engine.demand();
+    engine.copies_listing(&gvk.group_kind().into(), NOW);
+    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
+    for source in &sources {
+        engine.source(
+            source,
+            Some(json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}})),
+            NOW,
+        );
+    }
+    let actions = std::iter::from_fn(|| engine.next(NOW));
+    let request = |action| {
+        if let Action::Request(request) = action {
+            Some(*request)
+        } else {
+            None
+        }
+    };
+    actions.filter_map(request).collect()
+}
+
+#[test]
+fn a_copy_named_as_another_source_is_not_written_over_it() {
+    let targets =
+        json!([{"namespaces": ["one", "two", "team"], "copyName": "$(source.name)-copy"}]);
+    let written = writes(&[source("one", "a"), source("two", "a-copy")], &targets);
+    let written: BTreeSet<String> = written
+        .iter()
+        .map(|request| format!("{}/{}", request.ticket.namespace, request.ticket.name))
+        .collect();
+    let want = [
+        "one/a-copy",
+        "one/a-copy-copy",
+        "team/a-copy",
+        "team/a-copy-copy",
+        "two/a-copy-copy",
+    ];
+    assert_eq!(written, want.map(str::to_owned).into());
+}
+
+#[test]
+fn what_targets_have_in_common_is_held_once() {
+    for b in ["b", "$(namespace.name)-b"] {
+        let targets = json!([
+            {"namespaces": ["team"], "copyName": "a"}, {"namespaces": ["one"], "copyName": b}, {"namespaces": ["two"], "copyName": b},
+        ]);
+        let written = writes(&[source("home", "s")], &targets);
+        let bodies = written.iter().map(|request| {
+            request
+                .rendering
+                .as_ref()
+                .unwrap()
+                .body(Precondition::Absent)
+        });
+        let ends: BTreeSet<(String, *const u8)> = bodies
+            .map(|body| body.last().unwrap().clone())
+            .map(|end| (String::from_utf8(end.to_vec()).unwrap(), end.as_ptr()))
+            .collect();
+        // A form's content is its own kind of thing.
+        let want = if b == "b" { 1 } else { 2 };
+        assert_eq!((written.len(), ends.len()), (3, want), "{ends:?}");
+    }
+}

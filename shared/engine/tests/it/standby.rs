@@ -1,0 +1,99 @@
+//! A standby takes in what its watches show, for as long as another one leads, and grows no larger
+//! by it. Nor does a webhook.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::time::Duration;
+
+use mimeo_engine::{Engine, Members, Settings};
+use mimeo_model::{
+    id::RuleKind,
+    kind::{GroupVersionKind, Resource},
+    role::Role,
+    rule::Rule,
+};
+use serde_json::{from_value, json};
+
+#[test]
+fn a_standby_forgets_what_has_ended() {
+    let secrets = GroupVersionKind::parse("v1", "Secret")
+        .unwrap()
+        .group_kind();
+    let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    let mut now = Duration::ZERO;
+    for round in 1..=10 {
+        now += Duration::from_secs(1);
+        let name = format!("ended-{round}");
+        let uid = format!("00000000-0000-4000-8000-{round:012}");
+        let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+        let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5", "labels": {"mimeo.dev/copies": "token"}});
+        let copy = json!({
+            "name": "registry", "namespace": name, "uid": uid, "resourceVersion": "6", "managedFields": [entry],
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {"mimeo.dev/rule": format!("ClusterReplication/{name}"), "mimeo.dev/source": format!("v1/Secret/{name}/x"), "mimeo.dev/cluster": "cluster"},
+        });
+        let (namespace, copy) = (from_value(namespace).unwrap(), from_value(copy).unwrap());
+        engine.namespace_applied(&namespace, now);
+        engine.copy_applied(&secrets, &copy, now);
+        engine.namespace_deleted(&namespace, now);
+        engine.copy_gone(&secrets, &copy, now);
+    }
+    assert!(engine.wake_at().is_some());
+    engine.rest(now + Duration::from_mins(1));
+    assert_eq!(engine.wake_at(), None);
+    let rest = format!("{engine:?}");
+    assert!(!rest.contains("ended-"), "{rest}");
+}
+
+#[test]
+fn a_webhook_forgets_what_has_ended() {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+    let now = Duration::from_secs(1);
+    let selector = json!({"matchLabels": {"copy": "yes"}});
+    let rule = |name: &str| {
+        let source = json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "selector": selector});
+        let spec = json!({"sources": [source], "targets": [{"namespaceSelector": {}}]});
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name}, "spec": spec,
+        });
+        Rule::parse(&from_value(rule).unwrap()).unwrap()
+    };
+    let stays = rule("stays");
+    engine.rule_applied(stays.id.clone(), Ok(stays.clone()), None, now);
+    engine.rules_listed(
+        RuleKind::ClusterReplication,
+        &[stays.id.clone()].into(),
+        now,
+    );
+    engine.kind(
+        &gvk,
+        Some(Resource {
+            gvk: gvk.clone(),
+            plural: "secrets".into(),
+            namespaced: true,
+        }),
+        now,
+    );
+    let _ = engine.demand();
+    engine.selected(&stays.selectors[0], &Members::default(), now);
+    for round in 1..=10 {
+        let ended = rule(&format!("ended-{round}"));
+        engine.rule_applied(ended.id.clone(), Ok(ended.clone()), None, now);
+        let source = stays.selectors[0].source(format!("ended-{round}"));
+        let meta = json!({"name": &*source.name, "namespace": "home", "resourceVersion": "7", "labels": {"copy": "yes"}});
+        engine.source(
+            &source,
+            Some(json!({"metadata": meta, "type": "Opaque"})),
+            now,
+        );
+        assert!(format!("{engine:?}").contains("ended-"));
+        engine.source(&source, None, now);
+        engine.rule_gone(&ended.id, now);
+    }
+    let _ = engine.demand();
+    // What people may be shown of it is bounded.
+    engine.rest(now + Duration::from_secs(6));
+    let rest = format!("{engine:?}");
+    assert!(!rest.contains("ended-"), "{rest}");
+}

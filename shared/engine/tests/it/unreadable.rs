@@ -1,0 +1,404 @@
+//! What can't be read is told, and waited for by nobody; above all it isn't gone.
+
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mimeo_engine::{Action, AwaitedCopy, Engine, Errand, Progress, Settings, StatusUpdate, Verb};
+use mimeo_model::{
+    id::RuleKind,
+    kind::{GroupVersionKind, Resource},
+    outcome::{Failure, FailureReason, Outcome, Unreadable},
+    role::Role,
+    rule::Rule,
+    source::SourceRef,
+};
+use serde_json::{Value, from_value, json};
+
+const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
+const FORBIDDEN: Unreadable = Unreadable::Forbidden { verb: "watch" };
+
+fn secrets() -> Resource {
+    let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+    Resource {
+        gvk,
+        plural: "secrets".into(),
+        namespaced: true,
+    }
+}
+
+/// An engine with one rule over all namespaces, of which there is one, and a clock.
+struct World {
+    engine: Engine,
+    source: SourceRef,
+    now: Duration,
+}
+
+impl World {
+    fn new(role: Role, pod_gate: &str) -> Self {
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
+            "metadata": {"name": "registry", "uid": UID, "generation": 1, "resourceVersion": "2"},
+            "spec": {
+                "podGate": pod_gate,
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+                "targets": [{"namespaces": ["team"]}],
+            },
+        });
+        let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
+        let (id, source, now) = (
+            rule.id.clone(),
+            rule.sources[0].clone(),
+            Duration::from_secs(1),
+        );
+        let mut engine = Engine::new(Settings::new(role, "cluster"));
+        engine.rule_applied(id.clone(), Ok(rule), None, now);
+        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
+        engine.rules_unserved(RuleKind::Replication, now);
+        engine.kinds_recorded(&[secrets().gvk].into(), now);
+        let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {"mimeo.dev/copies": "token"}});
+        engine.namespace_applied(&from_value(meta).unwrap(), now);
+        engine.namespaces_listed(&["team".into()].into(), now);
+        engine.take_charge("team", now);
+        Self {
+            engine,
+            source,
+            now,
+        }
+    }
+
+    fn served(mut self) -> Self {
+        self.engine.kind(&secrets().gvk, Some(secrets()), self.now);
+        self.engine.demand();
+        self
+    }
+
+    fn list_copies(&mut self) {
+        self.engine
+            .copies_listing(&secrets().gvk.group_kind().into(), self.now);
+        self.engine
+            .copies_listed(&secrets().gvk.group_kind().into(), 5, self.now);
+    }
+
+    fn show_source(&mut self) {
+        let object = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
+        self.engine.source(&self.source, Some(object), self.now);
+    }
+
+    fn progress(&mut self) -> Progress {
+        self.engine.progress("team", self.now)
+    }
+
+    /// The rule's conditions as they would be written now: type, status, reason, message.
+    fn conditions(&mut self) -> Vec<(String, String, String, String)> {
+        self.now += Duration::from_secs(2);
+        let written: Vec<StatusUpdate> = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let conditions = written
+            .into_iter()
+            .flat_map(|update| update.status.conditions);
+        conditions
+            .map(|one| (one.type_, one.status, one.reason, one.message))
+            .collect()
+    }
+
+    #[track_caller]
+    fn expect(&mut self, type_: &str, reason: &str, part: &str) {
+        let conditions = self.conditions();
+        let found = conditions
+            .iter()
+            .any(|one| one.0 == type_ && one.2 == reason && one.3.contains(part));
+        assert!(found, "{conditions:?}");
+    }
+
+    fn requests(&mut self) -> Vec<Verb> {
+        let mut verbs = Vec::new();
+        while let Some(action) = self.engine.next(self.now) {
+            if let Action::Request(request) = action {
+                verbs.push(request.ticket.verb);
+            }
+        }
+        verbs
+    }
+}
+
+/// These copies, each with what hinders it.
+fn told(copies: &[AwaitedCopy]) -> Vec<String> {
+    let why = |copy: &AwaitedCopy| {
+        copy.why
+            .as_ref()
+            .map_or_else(String::new, |why| format!(" ({why})"))
+    };
+    copies
+        .iter()
+        .map(|copy| format!("{}{}", copy.copy, why(copy)))
+        .collect()
+}
+
+#[test]
+fn nobody_waits_for_a_source_that_cannot_be_read() {
+    for (why, word) in [
+        (FORBIDDEN, "Forbidden"),
+        (Unreadable::Unavailable, "Unavailable"),
+    ] {
+        for pod_gate in ["Required", "BestEffort"] {
+            let mut world = World::new(Role::Injector, pod_gate).served();
+            assert!(!world.engine.informed());
+            assert_eq!(world.progress().waiting.len(), 1);
+
+            world
+                .engine
+                .source_unreadable(&world.source, why, world.now);
+            assert!(world.engine.informed());
+            let progress = world.progress();
+            let cannot = vec![format!("Secret registry ({word})")];
+            let want = if pod_gate == "Required" {
+                (cannot, vec![])
+            } else {
+                (vec![], cannot)
+            };
+            assert_eq!((told(&progress.denied), told(&progress.excused)), want);
+            assert!(progress.waiting.is_empty());
+
+            world.show_source();
+            assert!(world.engine.informed());
+            assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+            assert_eq!(world.requests(), [Verb::Create]);
+        }
+    }
+}
+
+/// No copy is made of half an object, and what there is of the former one stays.
+#[test]
+fn nobody_waits_for_a_source_that_cannot_be_decoded() {
+    let part = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "type": "Opaque"});
+    let mut world = World::new(Role::Injector, "Required").served();
+    world
+        .engine
+        .source_undecodable(&world.source, part.clone(), world.now);
+    assert!(world.engine.informed());
+    assert_eq!(
+        told(&world.progress().denied),
+        ["Secret registry (SourceRefused)"]
+    );
+    assert_eq!(world.requests(), []);
+    world.show_source();
+    assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.list_copies();
+    world.show_source();
+    world.expect("SourcesFound", "Found", "");
+    world
+        .engine
+        .source_undecodable(&world.source, part, world.now);
+    world.expect(
+        "SourcesFound",
+        "SourceRefused",
+        "v1/Secret/platform/registry: the source can't be decoded",
+    );
+    assert_eq!(world.requests(), []);
+}
+
+#[test]
+fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_served() {
+    let mut world = World::new(Role::Injector, "Required");
+    assert!(!world.engine.informed());
+    assert_eq!(world.progress().waiting.len(), 1);
+    world
+        .engine
+        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    assert!(world.engine.informed());
+    assert_eq!(
+        told(&world.progress().denied),
+        ["Secret registry (Unavailable)"]
+    );
+    world.engine.kind(&secrets().gvk, None, world.now);
+    assert!(world.engine.informed());
+    assert_eq!(
+        told(&world.progress().denied),
+        ["Secret registry (KindNotServed)"]
+    );
+
+    // An answer that was given holds.
+    let mut world = world.served();
+    world.show_source();
+    world
+        .engine
+        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+}
+
+#[test]
+fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    assert_eq!(world.conditions(), []);
+    world
+        .engine
+        .source_unreadable(&world.source, FORBIDDEN, world.now);
+    world
+        .engine
+        .copies_unreadable(&secrets().gvk.group_kind().into(), FORBIDDEN, world.now);
+    let part = "v1/Secret/platform/registry: Mimeo is not granted watch on secrets";
+    world.expect("SourcesFound", "SourceRefused", part);
+    assert_eq!(world.conditions(), [], "said once");
+
+    world.show_source();
+    let told = "copies cannot be watched: Mimeo is not granted watch on secrets (it needs get, list and watch); missing \
+                permissions on Secret: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [\"\"], \
+                resources: [secrets], verbs: [create, get, list, patch, watch]}";
+    let conditions = world.conditions();
+    for (type_, reason) in [
+        ("Ready", "NotAuthorized"),
+        ("Authorized", "ControllerForbidden"),
+    ] {
+        let one = conditions.iter().find(|one| one.0 == type_).unwrap();
+        assert!(
+            one.1 == "False" && one.2 == reason && one.3.starts_with(told),
+            "{one:?}"
+        );
+    }
+    world.list_copies();
+    world.expect("Ready", "Pending", "0 of 1 copy is");
+
+    // What was read holds, but that it may be out of date is said.
+    world
+        .engine
+        .source_unreadable(&world.source, Unreadable::Unavailable, world.now);
+    world.expect(
+        "Ready",
+        "SourceRefused",
+        "has been answering with errors when asked for secrets",
+    );
+    world.now += Duration::from_secs(10);
+    assert_eq!(world.requests(), [Verb::Create]);
+    world.show_source();
+    world.expect("SourcesFound", "Found", "");
+}
+
+#[test]
+fn a_rule_says_which_copies_mimeo_is_denied() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.show_source();
+    world.list_copies();
+    world.expect("Authorized", "Allowed", "");
+    world.now += Duration::from_secs(10);
+    let denied = Failure {
+        reason: FailureReason::Forbidden,
+        message: "not you".into(),
+    };
+    let mut written = 0;
+    while let Some(action) = world.engine.next(world.now) {
+        let Action::Request(request) = action else {
+            continue;
+        };
+        world
+            .engine
+            .outcome(&request.ticket, Outcome::Refused(denied.clone()), world.now);
+        written += 1;
+    }
+    assert_eq!(written, 1);
+    world.expect(
+        "Authorized",
+        "ControllerForbidden",
+        "Mimeo may not write copies of kind Secret in team; missing permissions",
+    );
+    world.now += Duration::from_hours(1);
+    assert_eq!(world.requests(), [Verb::Create], "it is tried again");
+}
+
+#[test]
+fn a_rule_says_that_discovery_does_not_answer() {
+    let mut world = World::new(Role::Keeper, "None");
+    assert_eq!(world.conditions(), []);
+    world
+        .engine
+        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    world.expect(
+        "SourcesFound",
+        "SourceRefused",
+        "does not say which kinds v1 has (Unavailable)",
+    );
+}
+
+/// Its copy is there, and stays: whether the source is gone nobody can tell.
+/// Mimeo's rights were taken while it ran: what it knows goes on, and nobody sees what changes.
+#[test]
+fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    world.list_copies();
+    world.show_source();
+    world.engine.rules_unreadable(
+        RuleKind::ClusterReplication,
+        Unreadable::Unavailable,
+        world.now,
+    );
+    assert!(world.engine.follows_rules(), "that passes");
+    world
+        .engine
+        .rules_unreadable(RuleKind::ClusterReplication, FORBIDDEN, world.now);
+    assert!(!world.engine.follows_rules());
+    let part =
+        "{apiGroups: [mimeo.dev], resources: [clusterreplications], verbs: [get, list, watch]}";
+    world.expect("Authorized", "ControllerForbidden", part);
+    world.now += Duration::from_secs(5);
+    assert_eq!(
+        world.requests(),
+        [Verb::Create],
+        "the rule is there, for all that is known"
+    );
+
+    let listed = "ClusterReplication/registry".parse().unwrap();
+    world
+        .engine
+        .rules_listed(RuleKind::ClusterReplication, &[listed].into(), world.now);
+    assert!(world.engine.follows_rules());
+    world.expect("Authorized", "Allowed", "");
+    // Until they have been shown once, nobody knows what there is.
+    let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    engine.rules_unreadable(
+        RuleKind::ClusterReplication,
+        Unreadable::Unavailable,
+        world.now,
+    );
+    assert!(!engine.follows_rules());
+    engine.rules_unserved(RuleKind::ClusterReplication, world.now);
+    assert!(engine.follows_rules(), "there are none");
+}
+
+#[test]
+fn the_copies_of_a_source_that_cannot_be_read_stay() {
+    let mut world = World::new(Role::Keeper, "None").served();
+    let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
+    let copy: Value = json!({
+        "name": "registry", "namespace": "team", "uid": UID, "resourceVersion": "4", "managedFields": [entry],
+        "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+        "annotations": {
+            "mimeo.dev/rule": "ClusterReplication/registry", "mimeo.dev/source": "v1/Secret/platform/registry",
+            "mimeo.dev/cluster": "cluster",
+        },
+    });
+    let kind = secrets().gvk.group_kind();
+    world.engine.copies_listing(&kind.clone().into(), world.now);
+    world
+        .engine
+        .copy_applied(&kind, &from_value(copy).unwrap(), world.now);
+    world
+        .engine
+        .copies_listed(&kind.clone().into(), 5, world.now);
+    world
+        .engine
+        .source_unreadable(&world.source, FORBIDDEN, world.now);
+    world.now += Duration::from_hours(1);
+    assert_eq!(world.requests(), []);
+
+    // Unlike those of one that is missing, of which it is asked whether that is meant.
+    world.engine.source(&world.source, None, world.now);
+    world.now += Duration::from_hours(1);
+    let confirm = Errand::ConfirmSource(world.source.clone());
+    let mut asked = false;
+    while let Some(action) = world.engine.next(world.now) {
+        asked |= matches!(action, Action::Errand(errand) if errand == confirm);
+    }
+    assert!(asked);
+}

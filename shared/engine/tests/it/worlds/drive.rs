@@ -1,0 +1,608 @@
+//! The real engine on the server in memory, in good weather: everything arrives, and nothing fails.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    time::Duration,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_engine::Webhooks;
+use mimeo_model::{
+    drift::guard,
+    review::{Kept, decode},
+    role::Role,
+};
+use serde_json::{Value, json};
+
+use super::{
+    carry::carry,
+    model::{Deed, Model, Plan, Told, agrees},
+    process::{Answer, Flight, Process, Topic, What},
+    server::{Entry, Key, Object, Res, Server, Write},
+    spec::KINDS,
+    tables::Planned,
+};
+
+const GUARDED: &str = "label/mimeo.dev/drift";
+
+/// What came of what people did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    Yes,
+    No,
+    /// Mimeo's webhook doesn't let them.
+    Refused,
+}
+
+/// Longer than any grace here, than losses are collected, and than anything is put off.
+const LONG: Duration = Duration::from_secs(65);
+
+#[derive(Debug)]
+pub struct Cluster {
+    server: Server,
+    process: Process,
+    clock: Duration,
+}
+
+impl Cluster {
+    pub fn new() -> Self {
+        let clock = Duration::from_secs(1000);
+        let mut server = Server::new();
+        server.unserved.clear();
+        server.seconds = clock.as_secs();
+        let process = Process::new(Role::Keeper, 4, clock, &server);
+        Self {
+            server,
+            process,
+            clock,
+        }
+    }
+
+    /// What people do.
+    pub fn act(&mut self, deed: &Deed) -> Done {
+        let place = deed.place().filter(|key| KINDS.contains(&key.res));
+        let may_be_asked =
+            |object: &&Rc<Object>| guarded(object) || deed.sets(GUARDED) == Some("deny");
+        let before = place.and_then(|key| self.server.get(key).filter(may_be_asked).cloned());
+        let mut server = before.as_ref().map(|_| self.server.clone());
+        if !ask(server.as_mut().unwrap_or(&mut self.server), deed) {
+            return Done::No;
+        }
+        if let Deed::Restart = deed {
+            self.process = Process::new(Role::Keeper, 4, self.clock, &self.server);
+        }
+        let Some((before, server)) = before.zip(server) else {
+            return Done::Yes;
+        };
+        if hooked(deed, &before, server.get(&before.key)) && self.minded(deed, &before) {
+            return Done::Refused;
+        }
+        self.server = server;
+        Done::Yes
+    }
+
+    /// What a replica of the webhook says that has just begun.
+    fn minded(&self, deed: &Deed, copy: &Object) -> bool {
+        let mut webhook = Process::new(Role::Injector, 4, self.clock, &self.server);
+        loop {
+            webhook.follow_demand(&self.server);
+            let topics: Vec<Topic> = webhook.watches.keys().cloned().collect();
+            let told = topics
+                .iter()
+                .filter(|topic| webhook.deliver(topic, &self.server, self.clock).is_some())
+                .count();
+            if told == 0 {
+                break;
+            }
+        }
+        let gvk = copy.key.res.gvk();
+        let deletes = matches!(deed, Deed::Remove(_));
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "kind": {"group": gvk.group, "version": gvk.version, "kind": gvk.kind},
+                "resource": {"group": gvk.group, "version": gvk.version, "resource": copy.key.res.resource().plural},
+                "namespace": copy.key.namespace, "operation": if deletes { "DELETE" } else { "UPDATE" },
+                "object": if deletes { Value::Null } else { json!({"metadata": {}}) }, "oldObject": copy.json(),
+            },
+        });
+        let request = decode(review.to_string().as_bytes(), Kept::Marks).expect("a review");
+        guard(&request, |rule, copy| webhook.engine.guards(rule, copy)).is_some()
+    }
+
+    // ---- time passes ----
+
+    fn deliver(&mut self) -> bool {
+        let mut busy = false;
+        let topics: Vec<Topic> = self.process.watches.keys().cloned().collect();
+        for topic in topics {
+            while self
+                .process
+                .deliver(&topic, &self.server, self.clock)
+                .is_some()
+            {
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    fn answer(&mut self, Flight { what, .. }: Flight) {
+        let (answer, _) = carry(&mut self.server, &what);
+        let now = self.process.tick(self.clock);
+        match (what, answer) {
+            (What::Request(request), Answer::Outcome(outcome, _)) => {
+                self.process.engine.outcome(&request.ticket, outcome, now);
+            }
+            (What::Request(_), answer) => panic!("{answer:?} to a request"),
+            (What::Errand(errand), answer) => {
+                self.process.end_errand(errand, Some(answer), now, now);
+            }
+        }
+    }
+
+    /// Everything that is under way arrives, and what comes of it.
+    fn calm(&mut self) -> Result<(), String> {
+        for _ in 0..2_000 {
+            self.process.pump(&self.server, self.clock);
+            let flights = std::mem::take(&mut self.process.flights);
+            let mut busy = !flights.is_empty();
+            flights.into_iter().for_each(|flight| self.answer(flight));
+            busy |= self.deliver();
+            if !busy {
+                return Ok(());
+            }
+        }
+        Err("it never comes to rest".into())
+    }
+
+    fn statuses(&mut self) -> bool {
+        let now = self.process.tick(self.clock);
+        let wall = Timestamp::from_second(i64::try_from(self.clock.as_secs()).expect("small"))
+            .expect("in range");
+        self.process.engine.webhooks(Webhooks::default(), now);
+        let updates = self.process.engine.statuses(now, wall);
+        let any = !updates.is_empty();
+        for update in updates {
+            self.server.status(&Key::of(&update.id), update.status);
+        }
+        any
+    }
+
+    /// Time passes until nothing is put off any more.
+    pub fn settle(&mut self) -> Result<(), String> {
+        let end = self.clock + LONG;
+        // Whatever people did has been told of, before anything is decided.
+        self.deliver();
+        for _ in 0..2_000 {
+            self.calm()?;
+            let due = self
+                .process
+                .engine
+                .wake_at()
+                .map(|due| self.process.start + due);
+            match due.filter(|due| *due < end) {
+                Some(due) => self.clock = due.max(self.clock + Duration::from_millis(1)),
+                None if self.clock < end => self.clock = end,
+                // What was said meanwhile isn't looked at.
+                None if self.statuses() => {}
+                None => return Ok(()),
+            }
+            self.server.seconds = self.clock.as_secs();
+        }
+        Err("time passes and it never comes to rest".into())
+    }
+
+    // ---- comparing ----
+
+    /// Where the cluster is not what the model has.
+    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {
+        // The simulation's server knows no object that is given away; here the comparison shows
+        // what was harmed.
+        let violations = self
+            .server
+            .violations
+            .iter()
+            .filter(|what| !what.ends_with("never ours"));
+        let mut faults: Vec<String> = violations.cloned().collect();
+        let here = self
+            .server
+            .objects
+            .keys()
+            .filter(|key| KINDS.contains(&key.res));
+        let keys: BTreeSet<&Key> = here.chain(model.objects.keys()).collect();
+        for key in keys {
+            match (model.objects.get(key), self.server.get(key)) {
+                (Some(wanted), Some(found)) => {
+                    faults.extend(
+                        differences(wanted, found)
+                            .into_iter()
+                            .map(|what| format!("{key}: {what}")),
+                    );
+                }
+                (Some(_), None) => faults.push(format!("{key} is gone")),
+                (None, _) => faults.push(format!("{key} is there")),
+            }
+        }
+        for (name, told) in told {
+            match self.server.get(name).and_then(|rule| rule.status.as_ref()) {
+                Some(status) => {
+                    faults.extend(
+                        misstatements(told, status)
+                            .into_iter()
+                            .map(|what| format!("{name}: {what}")),
+                    );
+                }
+                None => faults.push(format!("{name} has no status")),
+            }
+        }
+        faults
+    }
+
+    /// What there is of the kinds that are copied.
+    pub fn objects(&self) -> BTreeMap<Key, Rc<Object>> {
+        let copied = self
+            .server
+            .objects
+            .iter()
+            .filter(|(key, _)| KINDS.contains(&key.res));
+        copied
+            .map(|(key, object)| (key.clone(), object.clone()))
+            .collect()
+    }
+
+    /// Where what this rule has done since then is not what was planned.
+    pub fn unplanned(
+        &self,
+        rule: &Key,
+        plan: &Plan,
+        before: &BTreeMap<Key, Rc<Object>>,
+    ) -> Vec<String> {
+        let after = self.objects();
+        let mut done = Plan::new();
+        let mark = rule.id().to_string();
+        let of = |object: &Rc<Object>| object.annotation("mimeo.dev/rule") == Some(&*mark);
+        for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+            let one = match (before.get(key), after.get(key)) {
+                (None, Some(is)) if of(is) => Planned::Create,
+                (Some(was), is) if of(was) && !was.deleting && is.is_none_or(|is| is.deleting) => {
+                    Planned::Delete
+                }
+                // Whose it has become may have made it anew as well.
+                (Some(was), Some(is)) if of(was) && !of(is) && was.uid != is.uid => {
+                    match plan.get(key) {
+                        Some(Planned::Delete) => Planned::Delete,
+                        _ => continue,
+                    }
+                }
+                (Some(was), Some(is)) if of(is) && was.version != is.version => Planned::Update,
+                _ => continue,
+            };
+            done.insert(key.clone(), one);
+        }
+        let planned: Plan = plan
+            .iter()
+            .filter(|(_, one)| **one != Planned::Conflict)
+            .map(|(a, b)| (a.clone(), *b))
+            .collect();
+        let mut faults = Vec::new();
+        if done != planned {
+            faults.push(format!("{rule}: does {done:?}, and planned {planned:?}"));
+        }
+        let status = self.server.get(rule).and_then(|rule| rule.status.as_ref());
+        let failures = status.map_or(&[][..], |status| &status.failures);
+        let conflicts = failures
+            .iter()
+            .filter(|one| ["Conflict", "RuleConflict"].contains(&&*one.reason))
+            .count();
+        let expected = plan.len() - planned.len();
+        if conflicts != expected {
+            faults.push(format!(
+                "{rule}: has {conflicts} conflicts, and planned {expected}"
+            ));
+        }
+        faults
+    }
+
+    /// How often copies were written or deleted so far.
+    pub fn writes(&self) -> usize {
+        let copies = |write: &&Write| KINDS.contains(&write.key.res);
+        self.server.writes.iter().filter(copies).count()
+    }
+
+    /// Ready's reason, rule by rule.
+    pub fn reasons(&self) -> BTreeSet<String> {
+        let statuses = self
+            .server
+            .objects
+            .values()
+            .filter_map(|rule| rule.status.as_ref());
+        statuses.filter_map(ready).collect()
+    }
+}
+
+/// What people ask of the server. Tells whether it could be done.
+fn ask(server: &mut Server, deed: &Deed) -> bool {
+    let namespace = |name: &str| Key::new(Res::Namespace, "", name);
+    match deed {
+        Deed::Namespace(name, labels) => {
+            let labels: Vec<(String, &str)> = labels
+                .iter()
+                .map(|(key, value)| (format!("label/{key}"), value.as_str()))
+                .collect();
+            let fields: Vec<(&str, &str)> = labels
+                .iter()
+                .map(|(path, value)| (path.as_str(), *value))
+                .collect();
+            if server.create(&namespace(name), &fields, "user") {
+                return true;
+            }
+            server.edit(&namespace(name), "user", |object| {
+                let given = "label/kubernetes.io/metadata.name";
+                object
+                    .fields
+                    .retain(|path, _| !path.starts_with("label/") || path == given);
+                object.fields.extend(
+                    fields
+                        .iter()
+                        .map(|(path, value)| ((*path).to_owned(), (*value).to_owned())),
+                );
+            });
+            true
+        }
+        Deed::EndNamespace(name) => server.remove(&namespace(name)),
+        Deed::Reap(name) => server.reap(name),
+        Deed::Create(key, fields) => {
+            let fields: Vec<(&str, &str)> = fields
+                .iter()
+                .map(|(path, value)| (path.as_str(), value.as_str()))
+                .collect();
+            server.create(key, &fields, "user")
+        }
+        Deed::Change(key, changes) => {
+            server.edit(key, "user", |object| {
+                for (path, value) in changes {
+                    match value {
+                        Some(value) => drop(object.fields.insert(path.clone(), value.clone())),
+                        None => drop(object.fields.remove(path)),
+                    }
+                }
+            });
+            true
+        }
+        Deed::Remove(key) => {
+            server.remove(key);
+            true
+        }
+        Deed::Release(key) => {
+            server.edit(key, "user", |object| {
+                object.fields.retain(|path, _| !path.starts_with("fin/"));
+            });
+            true
+        }
+        Deed::Disown(key) => server.edit(key, "user", |object| {
+            let fields = object.fields.keys().cloned().collect();
+            object.entries = vec![Entry {
+                manager: "user".into(),
+                apply: false,
+                fields,
+                time: object.version,
+            }];
+        }),
+        Deed::Clear(key) => server.edit(key, "user", |object| object.entries.clear()),
+        Deed::Forge(key, path, value) => {
+            let before = server
+                .get(key)
+                .map(|object| object.entries.clone())
+                .unwrap_or_default();
+            server.edit(key, "user", |object| {
+                drop(object.fields.insert(path.clone(), value.clone()));
+            }) && server.edit(key, "user", |object| object.entries = before)
+        }
+        Deed::Share(key) => {
+            server.edit(key, "user", |object| {
+                let fields = object.fields.keys().cloned().collect();
+                object.entries.retain(|entry| entry.manager != "tool");
+                object.entries.push(Entry {
+                    manager: "tool".into(),
+                    apply: false,
+                    fields,
+                    time: object.version,
+                });
+            });
+            true
+        }
+        Deed::Rule(name, spec) => {
+            let describe = |object: &mut Object| object.spec = Some(Rc::new((**spec).clone()));
+            let _ = server.declare(name, describe) || server.edit(name, "user", describe);
+            true
+        }
+        Deed::Grant(key, spec) => {
+            let describe = |object: &mut Object| object.grant = Some(Rc::new(spec.typed()));
+            let _ = server.declare(key, describe) || server.edit(key, "user", describe);
+            true
+        }
+        Deed::DeleteRule(key) | Deed::Revoke(key) => server.remove(key),
+        Deed::Restart => true,
+    }
+}
+
+/// Whether it has the label without which nobody is asked about it.
+fn guarded(object: &Object) -> bool {
+    object.field(GUARDED) == Some("deny")
+}
+
+/// Whether the API server asks about a request that makes this of a copy, by what the hook is
+/// registered for.
+fn hooked(deed: &Deed, before: &Object, after: Option<&Rc<Object>>) -> bool {
+    let own = |object: &Object| {
+        object
+            .entries
+            .iter()
+            .find(|entry| entry.apply && entry.manager == "mimeo")
+            .cloned()
+    };
+    if own(before).is_none() {
+        return false;
+    }
+    // That takes two requests, of which the first takes the field from Mimeo.
+    let forges = matches!(deed, Deed::Forge(..));
+    let changed = forges || after.is_none_or(|after| after.entries != before.entries);
+    let exempt = before.key.namespace.starts_with("kube-");
+    (guarded(before) || after.is_some_and(|after| guarded(after)))
+        && !exempt
+        && !before.deleting
+        && (matches!(deed, Deed::Remove(_)) || changed)
+}
+
+fn differences(wanted: &super::model::Object, found: &Object) -> Vec<String> {
+    let mut faults = Vec::new();
+    if wanted.deleting != found.deleting {
+        faults.push(format!("is being deleted: {}", found.deleting));
+    }
+    let paths: BTreeSet<&String> = wanted.fields.keys().chain(found.fields.keys()).collect();
+    let entry = found
+        .entries
+        .iter()
+        .find(|entry| entry.apply && entry.manager == "mimeo");
+    for path in paths {
+        let (field, value) = (wanted.fields.get(path), found.field(path));
+        match (field, value) {
+            (Some(field), Some(value)) if agrees(path, &field.value, value) => {}
+            (field, value) => faults.push(format!(
+                "{path} is {value:?}, not {:?}",
+                field.map(|field| &field.value)
+            )),
+        }
+        let mine = entry.is_some_and(|entry| entry.fields.contains(path));
+        if mine != field.is_some_and(|field| field.mine) {
+            faults.push(format!("{path} is Mimeo's: {mine}"));
+        }
+    }
+    faults
+}
+
+fn ready(status: &ClusterReplicationStatus) -> Option<String> {
+    let ready = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == "Ready")?;
+    Some(ready.reason.clone())
+}
+
+/// What the plan of a suspended rule says and the model doesn't.
+fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
+    let Some(found) = &status.plan else {
+        return vec!["it has no plan".into()];
+    };
+    let mut faults = Vec::new();
+    let counts =
+        |which| i32::try_from(plan.values().filter(|one| **one == which).count()).expect("few");
+    let wanted = [
+        Planned::Create,
+        Planned::Update,
+        Planned::Delete,
+        Planned::Conflict,
+    ]
+    .map(counts);
+    let counted = [found.create, found.update, found.delete, found.conflict];
+    if counted != wanted {
+        faults.push(format!("plans {counted:?}, not {wanted:?}"));
+    }
+    let copies: Vec<_> = found
+        .copies
+        .iter()
+        .map(|one| (&*one.namespace, &*one.kind, &*one.name, one.action.clone()))
+        .collect();
+    let mut first: Vec<(&str, &str, &str, String)> = Vec::new();
+    let kinds: Vec<(&Key, String, &Planned)> = plan
+        .iter()
+        .map(|(key, one)| (key, key.res.gvk().kind.to_string(), one))
+        .collect();
+    first.extend(
+        kinds
+            .iter()
+            .map(|(key, kind, one)| (&*key.namespace, &**kind, &*key.name, format!("{one:?}"))),
+    );
+    first.sort();
+    first.truncate(20);
+    if copies != first {
+        faults.push(format!("plans {copies:?}, not {first:?}"));
+    }
+    faults
+}
+
+/// What the status says and the model doesn't.
+fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut reasons = Vec::new();
+    if told.refused {
+        reasons.push("InvalidSpec");
+    } else if told.suspended {
+        reasons.push("Suspended");
+    } else {
+        // Which of several goes first is left open.
+        let all = [
+            (told.desired == 0, "NoNamespaceMatches"),
+            (told.sourceless, "SourceNotFound"),
+            // The graces are over by then, but for one that was prolonged.
+            (told.sourceless, "InGracePeriod"),
+            (told.unread, "SourceRefused"),
+            (told.ungranted, "NotAuthorized"),
+            (told.failed > 0, "CopiesFailed"),
+        ];
+        reasons.extend(
+            all.into_iter()
+                .filter(|(holds, _)| *holds)
+                .map(|(_, reason)| reason),
+        );
+        if reasons.is_empty() {
+            reasons.push("Synced");
+        }
+    }
+    let found = ready(status).unwrap_or_default();
+    if !reasons.contains(&found.as_str()) {
+        let says = status
+            .conditions
+            .iter()
+            .find(|one| one.type_ == "Ready")
+            .map(|one| &one.message);
+        faults.push(format!("Ready says {found} ({says:?}), not {reasons:?}"));
+    }
+    if let Some(plan) = &told.plan {
+        faults.extend(misplanned(plan, status));
+    }
+    if told.refused || told.suspended {
+        return faults;
+    }
+    let counts = status
+        .copies
+        .map(|copies| [copies.desired, copies.synced, copies.failed]);
+    let wanted =
+        [told.desired, told.synced, told.failed].map(|count| i32::try_from(count).expect("few"));
+    if counts != Some(wanted) {
+        faults.push(format!("counts {counts:?}, not {wanted:?}"));
+    }
+    let said: BTreeSet<(String, String)> = status
+        .failures
+        .iter()
+        .map(|failure| (failure.namespace.clone(), failure.reason.clone()))
+        .collect();
+    let meant: BTreeSet<(String, String)> = told
+        .reasons
+        .iter()
+        .map(|(namespace, _, reason)| (namespace.clone(), (*reason).to_owned()))
+        .collect();
+    // Twenty are told at most.
+    let right = if told.failed > 20 {
+        said.is_subset(&meant)
+    } else {
+        said == meant
+    };
+    if !right {
+        faults.push(format!("failures {said:?}, not {meant:?}"));
+    }
+    faults
+}

@@ -1,0 +1,118 @@
+//! What a suspended rule would do, told by having a copy of the model do it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Model, Object, Told};
+use crate::worlds::{
+    patch, render,
+    server::Key,
+    spec::{KINDS, Policy},
+    tables::{Coverage, Planned},
+};
+
+/// What is to be done, cell by cell.
+pub type Plan = BTreeMap<Key, Planned>;
+
+/// True if the copy is written: it differs, or it says by a uid that it outlives a former rule of
+/// the name.
+fn changes(was: &Object, is: &Object) -> bool {
+    let retained = is
+        .value("ann/mimeo.dev/retention")
+        .is_some_and(|mark| mark.contains("rule_deleted: Retain"));
+    was.fields != is.fields || retained && was.rules_birth != is.rules_birth
+}
+
+impl Model {
+    /// What lifting `suspend` comes to if nothing else changes; none where the documents don't say.
+    pub(super) fn plan(&self, name: &Key, coverage: &mut Coverage) -> Option<Plan> {
+        // What was forged while nobody watched is only seen by those who look. So is what was
+        // forged in an object that others have changed while nobody wrote it.
+        let open = |key: &Key| self.open(&key.namespace);
+        let shared = |object: &Object| object.fields.values().any(|field| !field.mine);
+        let unseen =
+            |object: &Object| !object.hidden.is_empty() && (!object.watched || shared(object));
+        if self
+            .objects
+            .iter()
+            .any(|(key, object)| open(key) && unseen(object))
+        {
+            return None;
+        }
+        // Whether such a part is there is another copy, which nobody sees.
+        let spec = &self.rules.get(name)?.spec;
+        let left = |key: &Key| Some(render::left_empty(spec, &self.content(spec, key)?));
+        if self.chosen[name]
+            .sources
+            .iter()
+            .filter_map(left)
+            .any(|left| left)
+        {
+            return None;
+        }
+        // Nobody can say what such a list should look like: who begins applies each copy.
+        if patch::leaves_a_varying_list(&spec.transform.patch) {
+            return None;
+        }
+        // Nobody looks again whether something has come to be in the way.
+        let claims = self.claims(&mut Coverage::default());
+        if self.unnoticed.iter().any(|key| {
+            claims
+                .get(key)
+                .is_some_and(|rules| rules.contains_key(name))
+        }) {
+            return None;
+        }
+        let mut lifted = self.clone();
+        lifted.rules.get_mut(name)?.spec.suspend = false;
+        let told = lifted.round(&mut Coverage::default()).ok()?.remove(name)?;
+        let telling = ["Conflict", "RuleConflict", "VariableUnset", "NotGranted"];
+        // What the rule makes unfit is known before. Whether the API server lets an object be
+        // adopted (it may be immutable, or of another type) isn't.
+        let foreign = |namespace: &str, name: &str| {
+            let mut there = self
+                .objects
+                .iter()
+                .filter(|(key, _)| key.namespace == namespace && key.name == name);
+            spec.conflict == Policy::Adopt && there.any(|(_, object)| !object.ours())
+        };
+        let known = |(namespace, name, reason): &(String, String, &str)| {
+            telling.contains(reason) || *reason == "Invalid" && !foreign(namespace, name)
+        };
+        if told.reasons.iter().any(|reason| !known(reason)) {
+            return None;
+        }
+        // Whether what a finalizer holds can be changed in place its metadata doesn't say.
+        let held = |key: &Key| self.objects.get(key).is_some_and(|was| !was.deleting);
+        let goes = |key: &Key| lifted.objects.get(key).is_some_and(|is| is.deleting);
+        if told.conflicts.iter().any(|key| held(key) && goes(key)) {
+            return None;
+        }
+        let plan = self.difference(name, &lifted, &told);
+        plan.values().for_each(|planned| coverage.planned(*planned));
+        Some(plan)
+    }
+
+    /// What the rule did to its copies, and what it could not have.
+    fn difference(&self, name: &Key, after: &Self, told: &Told) -> Plan {
+        let mut plan: Plan = told
+            .conflicts
+            .iter()
+            .map(|key| (key.clone(), Planned::Conflict))
+            .collect();
+        let keys: BTreeSet<&Key> = self.objects.keys().chain(after.objects.keys()).collect();
+        for key in keys.into_iter().filter(|key| KINDS.contains(&key.res)) {
+            let (was, is) = (self.objects.get(key), after.objects.get(key));
+            let goes = was.is_some_and(|was| !was.deleting) && is.is_none_or(|is| is.deleting);
+            let planned = match (was, is) {
+                (Some(was), _) if goes && was.rule().as_ref() == Some(name) => Planned::Delete,
+                (None, Some(is)) if is.rule().as_ref() == Some(name) => Planned::Create,
+                (Some(was), Some(is)) if changes(was, is) && is.rule().as_ref() == Some(name) => {
+                    Planned::Update
+                }
+                _ => continue,
+            };
+            plan.insert(key.clone(), planned);
+        }
+        plan
+    }
+}

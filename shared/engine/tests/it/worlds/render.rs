@@ -1,0 +1,439 @@
+//! What a copy has in it: the source's content by the rule's transform, with Mimeo's marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    model::Silence,
+    patch,
+    select::{Labels, glob},
+    server::{Key, Res},
+    spec::{
+        Data, Keep, Keys, Operation, Piece, Policy, Retention, RuleSpec, Strategy, Target, Text,
+        Worth,
+    },
+    tables::Coverage,
+};
+
+pub type Content = BTreeMap<String, String>;
+
+/// A value that is Mimeo's own affair.
+pub const OPAQUE: &str = "(whatever Mimeo writes)";
+
+/// A value that differs by namespace.
+const ANY: &str = "(any)";
+
+/// Why there is no copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withheld {
+    /// A variable takes a label that the namespace doesn't have.
+    Unset,
+    /// What the source is, is not copied.
+    Refused,
+    /// What the rule makes of the source can't be a copy.
+    Unfit,
+    /// The documents don't say what it has in it.
+    Untold(&'static str),
+}
+
+/// Where a copy goes, as variables see it.
+pub struct Place<'a> {
+    pub source: &'a Key,
+    pub namespace: &'a str,
+    pub labels: &'a Labels,
+}
+
+/// The text with its variables filled in.
+pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
+    let piece = |piece: &Piece| {
+        Ok(match piece {
+            Piece::Text(text) => (*text).to_owned(),
+            Piece::SourceName => place.source.name.clone(),
+            Piece::SourceNamespace => place.source.namespace.clone(),
+            Piece::NamespaceName => place.namespace.to_owned(),
+            Piece::NamespaceLabel(key) => place.labels.get(*key).cloned().ok_or(Withheld::Unset)?,
+            Piece::Literal(text) | Piece::Unknown(text) => format!("$({text})"),
+        })
+    };
+    text.0.iter().map(piece).collect()
+}
+
+/// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the
+/// namespace's labels where whatever has the name is written over; for a patch of what none may
+/// touch. A namespace's own rule takes no labels into names, and only at home takes labels into
+/// values or others' objects, or keeps anybody from its copies.
+pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
+    let secrets = kinds(spec).any(|kind| kind == Res::Secret);
+    if spec
+        .transform
+        .patch
+        .iter()
+        .any(|operation| patch::refused(operation, secrets))
+    {
+        return true;
+    }
+    let has = |text: &Text, what: fn(&Piece) -> bool| text.0.iter().any(what);
+    let sets = spec
+        .transform
+        .labels
+        .set
+        .iter()
+        .chain(&spec.transform.annotations.set)
+        .map(|(_, text)| text);
+    let mut names = spec
+        .targets
+        .iter()
+        .filter_map(|target| target.name.as_ref());
+    let texts = spec.inline.values().flatten().map(|(_, text)| text);
+    // An inline source has no namespace.
+    let worths = spec
+        .transform
+        .patch
+        .iter()
+        .filter_map(Operation::worth)
+        .flat_map(Worth::texts);
+    let mut all = sets
+        .clone()
+        .chain(names.clone())
+        .chain(texts.clone())
+        .chain(worths.clone());
+    if !spec.inline.is_empty()
+        && all.any(|text| has(text, |piece| *piece == Piece::SourceNamespace))
+    {
+        return true;
+    }
+    // Which labels a namespace of others has is nothing for a tenant to know.
+    let by_labels = sets
+        .clone()
+        .chain(worths)
+        .any(|text| has(text, |piece| matches!(piece, Piece::NamespaceLabel(_))));
+    sets.chain(names.clone())
+        .chain(texts)
+        .any(|text| has(text, |piece| matches!(piece, Piece::Unknown(_))))
+        || (spec.conflict == Policy::Overwrite || rule.res == Res::Replication)
+            && names.any(|name| has(name, |piece| matches!(piece, Piece::NamespaceLabel(_))))
+        || (spec.conflict != Policy::Report || spec.denies() || by_labels)
+            && rule.res == Res::Replication
+            && spec
+                .targets
+                .iter()
+                .any(|target| target.by.exact().iter().any(|name| *name != rule.namespace))
+        || rule.res == Res::Replication && copies_itself_alone(spec)
+}
+
+/// Whether each copy of a tenant's rule would be the source that it is of.
+fn copies_itself_alone(spec: &RuleSpec) -> bool {
+    let labels = Labels::new();
+    let places = || {
+        spec.targets
+            .iter()
+            .flat_map(|target| target.by.exact().iter().map(move |name| (target, *name)))
+    };
+    let is_itself = |target: &Target, namespace: &str, source: &Key| {
+        let place = Place {
+            source,
+            namespace,
+            labels: &labels,
+        };
+        let name = target
+            .name
+            .as_ref()
+            .map_or_else(|| Ok(source.name.clone()), |name| fill(name, &place));
+        source.namespace == namespace && name.as_ref() == Ok(&source.name)
+    };
+    spec.selected.is_empty()
+        && places().all(|(target, name)| {
+            spec.sources
+                .iter()
+                .all(|source| is_itself(target, name, source))
+        })
+}
+
+/// The kinds that a rule copies.
+pub fn kinds(spec: &RuleSpec) -> impl Iterator<Item = Res> {
+    spec.sources
+        .iter()
+        .map(|source| source.res)
+        .chain(spec.selected.iter().map(|selected| selected.res))
+}
+
+/// What a source has in it here: with its variables filled in, if it is inline.
+pub fn filled(spec: &RuleSpec, source: &Content, place: &Place<'_>) -> Result<Content, Withheld> {
+    match spec.inline.get(place.source) {
+        None => Ok(source.clone()),
+        Some(fields) => fields
+            .iter()
+            .map(|(path, text)| Ok((path.clone(), fill(text, place)?)))
+            .collect(),
+    }
+}
+
+/// Kept is what is included and not excluded; nothing said of what is included means everything.
+fn kept(include: Option<&Vec<&str>>, exclude: &[&str], key: &str) -> bool {
+    include.is_none_or(|globs| globs.iter().any(|one| glob(one, key)))
+        && !exclude.iter().any(|one| glob(one, key))
+}
+
+fn keys(
+    copy: &mut Content,
+    part: &str,
+    keys: &Keys,
+    source: &Content,
+    place: &Place<'_>,
+    coverage: &mut Coverage,
+) -> Result<(), Withheld> {
+    for (path, value) in source {
+        let Some(key) = path.strip_prefix(part) else {
+            continue;
+        };
+        if coverage.carried(key) && kept(keys.include.as_ref(), &keys.exclude, key) {
+            copy.insert(path.clone(), value.clone());
+        }
+    }
+    for (key, value) in &keys.set {
+        copy.insert(format!("{part}{key}"), fill(value, place)?);
+    }
+    Ok(())
+}
+
+fn type_of(spec: &RuleSpec, secret: &Content) -> String {
+    let own = || {
+        secret
+            .get("type")
+            .map_or_else(|| "Opaque".to_owned(), Clone::clone)
+    };
+    spec.transform.type_.map_or_else(own, str::to_owned)
+}
+
+/// Whether a Secret belongs to one namespace, unless its type is transformed.
+pub fn bound(spec: &RuleSpec, kind: Res, source: &Content) -> bool {
+    let type_ = type_of(spec, source);
+    kind == Res::Secret
+        && (type_ == "kubernetes.io/service-account-token" || type_.starts_with("helm.sh/release"))
+}
+
+/// A source that gives no copy: what belongs to one namespace, what has two keys that come to the
+/// same name, and what can't be patched. The last is so wherever the copy goes.
+pub fn uncopied(
+    spec: &RuleSpec,
+    source: &Key,
+    content: &Content,
+) -> Result<Option<Withheld>, Silence> {
+    let mut names = BTreeSet::new();
+    let keys = content.keys().filter_map(|path| {
+        path.strip_prefix("data/")
+            .or(path.strip_prefix("binaryData/"))
+    });
+    let mut named = keys.filter_map(|key| new_name(spec, key));
+    if bound(spec, source.res, content) {
+        return Ok(Some(Withheld::Refused));
+    }
+    if named.any(|name| !names.insert(name.to_owned())) {
+        return Ok(Some(Withheld::Unfit));
+    }
+    if spec.transform.patch.is_empty() && !source.namespace.is_empty() {
+        return Ok(None);
+    }
+    let anything = || ANY.to_owned();
+    let labels = ["team", "tier"]
+        .map(|key| (key.to_owned(), anything()))
+        .into();
+    let anywhere = Place {
+        source,
+        namespace: ANY,
+        labels: &labels,
+    };
+    match transformed(spec, content, &anywhere, &mut Coverage::default()) {
+        Ok(copy) => Ok((!encoded(spec, source, &copy)).then_some(Withheld::Unfit)),
+        Err(unfit @ (Withheld::Refused | Withheld::Unfit)) => Ok(Some(unfit)),
+        Err(Withheld::Untold(silence)) => Err(silence),
+        Err(Withheld::Unset) => Err("a variable of no label that there is"),
+    }
+}
+
+/// Whether there are parts of it of which the copy has nothing.
+pub fn left_empty(spec: &RuleSpec, source: &Content) -> bool {
+    ["data/", "binaryData/"].iter().any(|part| {
+        let mut keys = source
+            .keys()
+            .filter_map(|path| path.strip_prefix(part))
+            .peekable();
+        keys.peek().is_some() && keys.all(|key| new_name(spec, key).is_none())
+    })
+}
+
+/// What a key of the data is called in the copy, if it is kept.
+fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
+    let Data {
+        include,
+        exclude,
+        rename,
+    } = &spec.transform.data;
+    let renamed = || {
+        rename
+            .iter()
+            .find(|(old, _)| *old == key)
+            .map_or(key, |(_, new)| new)
+    };
+    kept(include.as_ref(), exclude, key).then(renamed)
+}
+
+/// The copy of a source, without marks.
+fn transformed(
+    spec: &RuleSpec,
+    source: &Content,
+    place: &Place<'_>,
+    coverage: &mut Coverage,
+) -> Result<Content, Withheld> {
+    let mut copy = Content::new();
+    let transform = &spec.transform;
+    let source = &filled(spec, source, place)?;
+    if place.source.res == Res::Secret {
+        copy.insert("type".to_owned(), type_of(spec, source));
+    }
+    keys(
+        &mut copy,
+        "label/",
+        &transform.labels,
+        source,
+        place,
+        coverage,
+    )?;
+    keys(
+        &mut copy,
+        "ann/",
+        &transform.annotations,
+        source,
+        place,
+        coverage,
+    )?;
+    for (path, value) in source {
+        if path.starts_with("spec/") || path == "immutable" {
+            copy.insert(path.clone(), value.clone());
+        }
+        for part in ["data/", "binaryData/"] {
+            let Some(key) = path.strip_prefix(part) else {
+                continue;
+            };
+            if let Some(name) = new_name(spec, key) {
+                copy.insert(format!("{part}{name}"), value.clone());
+            }
+        }
+    }
+    patch::patched(&transform.patch, place.source.res, source, copy, place)
+}
+
+/// The copy of a source, with its marks.
+pub fn copy(
+    rule: &Key,
+    spec: &RuleSpec,
+    source: &Content,
+    place: &Place<'_>,
+    cluster: &str,
+    coverage: &mut Coverage,
+) -> Result<Content, Withheld> {
+    match uncopied(spec, place.source, source) {
+        Ok(None) => {}
+        Ok(Some(why)) => {
+            if why == Withheld::Unfit && !spec.transform.patch.is_empty() {
+                coverage.other("can't be patched");
+            }
+            return Err(why);
+        }
+        Err(silence) => return Err(Withheld::Untold(silence)),
+    }
+    let mut copy = match transformed(spec, source, place, coverage) {
+        Err(Withheld::Unfit) => {
+            return Err(Withheld::Untold("a test of what differs by namespace"));
+        }
+        other => other?,
+    };
+    if !encoded(spec, place.source, &copy) {
+        coverage.other("patched to what is no base64");
+        return Err(Withheld::Unfit);
+    }
+    if !spec.transform.patch.is_empty() {
+        coverage.other("patched");
+    }
+    let mut mark = |path: &str, value: &str| drop(copy.insert(path.to_owned(), value.to_owned()));
+    mark("label/app.kubernetes.io/managed-by", "mimeo");
+    let Key {
+        namespace: home,
+        name,
+        ..
+    } = rule;
+    if rule.res == Res::Rule {
+        mark("label/mimeo.dev/cluster-replication", name);
+        mark("ann/mimeo.dev/rule", &format!("ClusterReplication/{name}"));
+    } else {
+        mark("label/mimeo.dev/replication", &format!("{home}.{name}"));
+        mark("ann/mimeo.dev/rule", &format!("Replication/{home}/{name}"));
+    }
+    mark("ann/mimeo.dev/source", &origin(place.source));
+    mark("ann/mimeo.dev/cluster", cluster);
+    mark("ann/mimeo.dev/checksum", OPAQUE);
+    if spec.denies() {
+        mark("label/mimeo.dev/drift", "deny");
+    }
+    if spec.strategy == Strategy::Replace {
+        mark("ann/mimeo.dev/strategy", OPAQUE);
+    }
+    if let Some(retention) = retention_mark(spec) {
+        mark("ann/mimeo.dev/retention", &retention);
+    }
+    Ok(copy)
+}
+
+/// Whether what the rule wrote into a copy is base64 where it has to be: in groups of four, the
+/// last one padded.
+fn encoded(spec: &RuleSpec, source: &Key, copy: &Content) -> bool {
+    if spec.transform.patch.is_empty() && !source.namespace.is_empty() {
+        return true;
+    }
+    let part = if source.res == Res::Secret {
+        "data/"
+    } else {
+        "binaryData/"
+    };
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
+    copy.iter()
+        .filter(|(path, value)| path.starts_with(part) && !value.contains(ANY))
+        .all(|(_, value)| {
+            let data = value
+                .strip_suffix("==")
+                .or(value.strip_suffix('='))
+                .unwrap_or(value);
+            value.len() % 4 == 0 && data.bytes().all(known)
+        })
+}
+
+/// How a copy names its source.
+pub fn origin(
+    Key {
+        res,
+        namespace,
+        name,
+    }: &Key,
+) -> String {
+    if namespace.is_empty() {
+        format!("inline/{}/{name}", res.gvk())
+    } else {
+        format!("{}/{namespace}/{name}", res.gvk())
+    }
+}
+
+/// On a copy when it isn't all Delete. How it is written is Mimeo's own affair; here it says what
+/// it is.
+pub fn retention_mark(spec: &RuleSpec) -> Option<String> {
+    let keep = Keep::Retain;
+    let all = Retention {
+        rule_deleted: keep,
+        unmatched: keep,
+        source_deleted: keep,
+    };
+    let retention = if spec.strategy == Strategy::CreateOnce {
+        all
+    } else {
+        spec.retention
+    };
+    (retention != Retention::default()).then(|| format!("{retention:?}"))
+}

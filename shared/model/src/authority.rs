@@ -1,0 +1,657 @@
+//! The permissions that the author of a rule, a grant or a policy must have: what Mimeo does in the
+//! author's place.
+//!
+//! The webhook asks the API server for them by `SubjectAccessReview` when the object is created or
+//! its spec changes, and not again, as Kubernetes does against escalation by Roles. Nothing here
+//! depends on the objects that exist, so a refusal reveals none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mimeo_api::{Access, names::GROUP};
+
+use crate::{
+    choices::PodGate,
+    grant::Grant,
+    id::RuleId,
+    kind::{GroupVersionKind, Resource},
+    policy::Policy,
+    right::{GATE, Right, to_grant},
+    rule::Rule,
+    source::SourceSelector,
+};
+
+/// What Replications do with the sources that a grant lets them read.
+const OF_SOURCES: &[&str] = &["get"];
+/// And if it lets them have any, which selectors find.
+const OF_ANY_SOURCES: &[&str] = &SELECT;
+/// What becomes of copies in the course of time, whatever the rule says today.
+const OF_COPIES: &[&str] = &["create", "update", "delete"];
+/// To find sources, whichever they will be. Who may list objects may read them, but for those whose
+/// authorizer thinks otherwise.
+const SELECT: [&str; 2] = ["get", "list"];
+/// A policy changes objects that others create and update. With `update` alone, a policy could stop
+/// the creation of all pods.
+const OF_POLICIES: &[&str] = &["create", "update"];
+
+/// Most rights in single namespaces that one rule is checked for. Beyond, its author must hold them
+/// in all namespaces.
+const MOST: usize = 256;
+
+/// Most missing rights that a message names.
+const NAMED: usize = 5;
+
+/// A right that is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// It is enough.
+    pub right: Right,
+    /// All of these are enough, too. Empty where nothing is.
+    pub instead: Vec<Right>,
+}
+
+/// What the author of a rule must hold: to read every source that doesn't stand in it, and to list
+/// them where a selector finds them, and to do with copies what Mimeo does, for objects of any name
+/// everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond
+/// that.
+///
+/// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all
+/// kinds of its group.
+pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+    if let Some(home) = &rule.id.namespace {
+        return of_replication(rule, home, look_up);
+    }
+    let read = rule
+        .sources
+        .iter()
+        .filter(|source| source.is_named())
+        .map(|source| Right {
+            namespace: Some(source.namespace.clone()),
+            name: Some(source.name.clone()),
+            ..right("get", &source.gvk, &look_up)
+        });
+    let select = to_select(rule.selectors.iter(), &look_up);
+    let mut needs: Vec<Need> = read
+        .chain(select)
+        .map(|right| Need {
+            right,
+            instead: vec![],
+        })
+        .collect();
+    let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
+    let mut namespaces = named_targets(rule).unwrap_or_default();
+    if namespaces.len() * write.len() > MOST {
+        namespaces.clear();
+    }
+    needs.extend(write.into_iter().map(|right| {
+        let there = |name: &&str| Right {
+            namespace: Some((*name).into()),
+            ..right.clone()
+        };
+        Need {
+            instead: namespaces.iter().map(there).collect(),
+            right,
+        }
+    }));
+    needs.extend((rule.pod_gate == PodGate::Required).then(|| Need {
+        right: to_gate(&rule.id),
+        instead: vec![],
+    }));
+    needs
+}
+
+/// To hold pods back until the copies of this `ClusterReplication` are there.
+fn to_gate(rule: &RuleId) -> Right {
+    let name = Some(rule.name.clone());
+    Right {
+        verb: GATE,
+        group: GROUP.into(),
+        resource: rule.kind.plural().into(),
+        namespace: None,
+        name,
+    }
+}
+
+/// What the author of a Replication must hold: in its own namespace what a `ClusterReplication`
+/// takes everywhere. What lies in other namespaces is theirs to grant, whoever the author is.
+fn of_replication(
+    rule: &Rule,
+    home: &str,
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> Vec<Need> {
+    let own = |right: Right| Right {
+        namespace: Some(home.into()),
+        ..right
+    };
+    let sources = rule
+        .sources
+        .iter()
+        .filter(|source| *source.namespace == *home);
+    let read = sources.map(|source| Right {
+        name: Some(source.name.clone()),
+        ..own(right("get", &source.gvk, &look_up))
+    });
+    let selectors = rule
+        .selectors
+        .iter()
+        .filter(|selector| *selector.namespace == *home);
+    let mut needs: Vec<Right> = read.chain(to_select(selectors, &look_up)).collect();
+    if named_targets(rule).is_some_and(|targets| targets.contains(home)) {
+        let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
+        needs.extend(write.into_iter().map(own));
+    }
+    // Many selectors of one kind take the same.
+    let mut known = BTreeSet::new();
+    needs.retain(|right| known.insert(right.clone()));
+    needs
+        .into_iter()
+        .map(|right| Need {
+            right,
+            instead: vec![],
+        })
+        .collect()
+}
+
+/// What the author of a grant in the namespace `home` must hold there: all that it grants. Kinds as
+/// for [`of_rule`].
+pub fn of_grant(
+    grant: &Grant,
+    home: &str,
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> Vec<Need> {
+    let mut needs = BTreeSet::new();
+    for to in &grant.objects {
+        let verbs = match grant.access {
+            Access::Read if to.is_any() => OF_ANY_SOURCES,
+            Access::Read => OF_SOURCES,
+            Access::Write => OF_COPIES,
+        };
+        let all = to_write(verbs, std::iter::once(&to.gvk), &look_up).into_iter();
+        let all = all.map(|right| Right {
+            namespace: Some(home.into()),
+            ..right
+        });
+        match to.exact_names().filter(|_| grant.access == Access::Read) {
+            None => needs.extend(all),
+            Some(names) => {
+                needs.extend(all.flat_map(|right| {
+                    names.iter().map(move |name| Right {
+                        name: Some((*name).into()),
+                        ..right.clone()
+                    })
+                }));
+            }
+        }
+    }
+    needs
+        .into_iter()
+        .map(|right| Need {
+            right,
+            instead: vec![],
+        })
+        .collect()
+}
+
+/// Permissions that the author of a policy needs: to create and update objects of its kinds in all
+/// namespaces, since the policy changes the objects that others write there. Kinds as for
+/// [`of_rule`].
+pub fn of_policy(
+    policy: &Policy,
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> Vec<Need> {
+    let write = to_write(OF_POLICIES, policy.kinds.iter(), &look_up);
+    write
+        .into_iter()
+        .map(|right| Need {
+            right,
+            instead: vec![],
+        })
+        .collect()
+}
+
+/// What the answers that there are come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding<'a> {
+    /// Whether these rights are held must be known, too.
+    Ask(Vec<&'a Right>),
+    /// All that is needed is held.
+    Held,
+    /// These rights are missing.
+    Lacks(Vec<&'a Right>),
+}
+
+/// Whether somebody holds all that is needed; `held` has the answers so far. What is held
+/// everywhere isn't asked for in single namespaces.
+pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
+    let (mut open, mut missing) = (Vec::new(), Vec::new());
+    for need in needs {
+        match held(&need.right) {
+            None => open.push(&need.right),
+            Some(true) => {}
+            Some(false) if need.instead.is_empty() => missing.push(&need.right),
+            Some(false) => {
+                for right in &need.instead {
+                    match held(right) {
+                        None => open.push(right),
+                        Some(true) => {}
+                        Some(false) => missing.push(right),
+                    }
+                }
+            }
+        }
+    }
+    match (open.is_empty(), missing.is_empty()) {
+        (false, _) => Finding::Ask(open),
+        (true, true) => Finding::Held,
+        (true, false) => Finding::Lacks(missing),
+    }
+}
+
+/// What a user may not do, to people.
+pub fn lacks(user: &str, missing: &[&Right]) -> String {
+    let named: Vec<String> = missing
+        .iter()
+        .take(NAMED)
+        .map(ToString::to_string)
+        .collect();
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("user {user:?} may not {}{more}", named.join(", "))
+}
+
+/// The namespaces that the rule targets, if it names each of them.
+fn named_targets(rule: &Rule) -> Option<BTreeSet<&str>> {
+    let names: Option<Vec<_>> = rule
+        .targets
+        .iter()
+        .map(|target| target.selection.exact_names())
+        .collect();
+    Some(names?.into_iter().flatten().collect())
+}
+
+fn to_select<'a>(
+    selectors: impl Iterator<Item = &'a SourceSelector>,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> impl Iterator<Item = Right> {
+    selectors.flat_map(move |selector| {
+        let namespace = Some(selector.namespace.clone());
+        SELECT.map(|verb| Right {
+            namespace: namespace.clone(),
+            ..right(verb, &selector.gvk, look_up)
+        })
+    })
+}
+
+/// In all namespaces; each once.
+fn to_write<'a>(
+    verbs: &[&'static str],
+    kinds: impl Iterator<Item = &'a GroupVersionKind>,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> BTreeSet<Right> {
+    let kinds: BTreeMap<_, _> = kinds.map(|gvk| (gvk.group_kind(), gvk)).collect();
+    let of_kind = |gvk: &GroupVersionKind| {
+        let rights = verbs.iter().map(|verb| right(verb, gvk, look_up));
+        rights.chain(to_grant(gvk)).collect::<Vec<_>>()
+    };
+    kinds.into_values().flat_map(of_kind).collect()
+}
+
+fn right(
+    verb: &'static str,
+    gvk: &GroupVersionKind,
+    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> Right {
+    let resource = look_up(gvk).map_or_else(|| "*".into(), |resource| resource.plural);
+    Right {
+        verb,
+        group: gvk.group.clone(),
+        resource,
+        namespace: None,
+        name: None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn secret(name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name})
+    }
+
+    fn of_kind(api_version: &str, kind: &str) -> Value {
+        json!({"apiVersion": api_version, "kind": kind, "namespace": "platform", "name": "one"})
+    }
+
+    /// `Gadget` isn't served.
+    fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
+        let plural = format!("{}s", gvk.kind.to_lowercase()).into();
+        (&*gvk.kind != "Gadget").then(|| Resource {
+            gvk: gvk.clone(),
+            plural,
+            namespaced: true,
+        })
+    }
+
+    fn needs(sources: &[Value], targets: &[Value]) -> Vec<Need> {
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+            "spec": {"sources": sources, "targets": targets},
+        });
+        of_rule(
+            &Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap(),
+            look_up,
+        )
+    }
+
+    /// Each need on a line, what is enough instead behind it.
+    fn told(needs: &[Need]) -> Vec<String> {
+        let tell = |need: &Need| {
+            let rights: Vec<_> = std::iter::once(&need.right)
+                .chain(&need.instead)
+                .map(ToString::to_string)
+                .collect();
+            rights.join(" | ")
+        };
+        needs.iter().map(tell).collect()
+    }
+
+    /// Of a Replication in namespace `home`.
+    fn needs_at_home(spec: &Value) -> Vec<Need> {
+        let rule = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": "home", "name": "r"},
+            "spec": spec,
+        });
+        of_rule(
+            &Rule::parse_replication(&serde_json::from_value(rule).unwrap()).unwrap(),
+            look_up,
+        )
+    }
+
+    #[test]
+    fn a_tenants_rule_takes_the_rights_that_its_own_namespace_gives() {
+        let own = json!({"apiVersion": "v1", "kind": "Secret", "name": "own"});
+        let pulls = json!({"sources": [secret("a")]});
+        let writes = [
+            "create secrets in namespace home",
+            "delete secrets in namespace home",
+            "update secrets in namespace home",
+        ];
+        assert_eq!(told(&needs_at_home(&pulls)), writes);
+        let pushes = json!({"sources": [own], "targets": [{"namespaces": ["other"]}]});
+        assert_eq!(
+            told(&needs_at_home(&pushes)),
+            ["get secrets/own in namespace home"]
+        );
+        let abroad = json!({"sources": [secret("a")], "targets": [{"namespaces": ["other"]}]});
+        assert_eq!(
+            told(&needs_at_home(&abroad)),
+            [] as [&str; 0],
+            "all of it is others' to grant"
+        );
+        let selects = |home: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": home, "selector": {}});
+        let pushes = json!({"sources": [selects("home"), selects("away")], "targets": [{"namespaces": ["other"]}]});
+        let listed = [
+            "get secrets in namespace home",
+            "list secrets in namespace home",
+        ];
+        assert_eq!(told(&needs_at_home(&pushes)), listed);
+        assert_eq!(
+            told(&needs_at_home(&json!({"sources": [selects("away")]}))),
+            writes
+        );
+    }
+
+    #[test]
+    fn whoever_grants_must_hold_what_they_grant() {
+        let needs = |access: &str, to: Value| {
+            let grant = json!({
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+                "metadata": {"namespace": "home", "name": "g"},
+                "spec": {"access": access, "grantees": [{"namespaces": ["other"]}], "objects": [to]},
+            });
+            told(&of_grant(
+                &Grant::parse(&serde_json::from_value(grant).unwrap()).unwrap(),
+                "home",
+                look_up,
+            ))
+        };
+        let secrets =
+            |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
+        let exact = [
+            "get secrets/a in namespace home",
+            "get secrets/b in namespace home",
+        ];
+        assert_eq!(needs("Read", secrets(&["a", "b"])), exact);
+        assert_eq!(
+            needs("Read", secrets(&["a", "b-*"])),
+            ["get secrets in namespace home"]
+        );
+        let any = [
+            "get secrets in namespace home",
+            "list secrets in namespace home",
+        ];
+        assert_eq!(
+            needs("Read", secrets(&[])),
+            any,
+            "selectors find what there is"
+        );
+        let gadgets = json!({"apiVersion": "example.com/v1", "kind": "Gadget"});
+        assert_eq!(
+            needs("Read", gadgets),
+            [
+                "get *.example.com in namespace home",
+                "list *.example.com in namespace home"
+            ]
+        );
+        let writes = [
+            "create secrets in namespace home",
+            "delete secrets in namespace home",
+            "update secrets in namespace home",
+        ];
+        assert_eq!(needs("Write", secrets(&["a"])), writes);
+    }
+
+    fn everywhere() -> Value {
+        json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}})
+    }
+
+    #[test]
+    fn sources_are_read_and_copies_are_written_wherever_they_are_wanted() {
+        let got = told(&needs(&[secret("a"), secret("b")], &[everywhere()]));
+        assert_eq!(
+            got,
+            [
+                "get secrets/a in namespace platform",
+                "get secrets/b in namespace platform",
+                "create secrets in all namespaces",
+                "delete secrets in all namespaces",
+                "update secrets in all namespaces",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_rule_that_holds_pods_back_takes_the_verb_gate() {
+        let gates = |pod_gate: &str| {
+            let spec =
+                json!({"sources": [secret("a")], "targets": [everywhere()], "podGate": pod_gate});
+            let rule = json!({
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
+                "spec": spec,
+            });
+            let needs = of_rule(
+                &Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap(),
+                look_up,
+            );
+            told(&needs)
+                .into_iter()
+                .filter(|need| need.starts_with("gate"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            gates("Required"),
+            ["gate clusterreplications.mimeo.dev/registry"]
+        );
+        assert!(gates("BestEffort").is_empty() && gates("None").is_empty());
+    }
+
+    #[test]
+    fn named_namespaces_take_rights_in_these_alone() {
+        let named = json!({"namespaces": ["one", "two"]});
+        let got = needs(&[secret("a")], std::slice::from_ref(&named));
+        let want = "create secrets in all namespaces | create secrets in namespace one | create secrets in namespace two";
+        assert_eq!(told(&got)[1], want);
+        // Anything else that is targeted could be any namespace.
+        for other in [
+            everywhere(),
+            json!({"namespaces": ["team-*"]}),
+            json!({"namespacePattern": "one"}),
+        ] {
+            let got = needs(&[secret("a")], &[named.clone(), other]);
+            assert!(
+                got.iter().all(|need| need.instead.is_empty()),
+                "{:?}",
+                told(&got)
+            );
+        }
+        let more = json!({"namespaces": ["two", "three"]});
+        let got = needs(&[secret("a")], &[named, more]);
+        assert!(
+            got[1..].iter().all(|need| need.instead.len() == 3),
+            "{:?}",
+            told(&got)
+        );
+    }
+
+    #[test]
+    fn what_is_asked_is_bounded() {
+        let names = |count| (0..count).map(|n| format!("team-{n}")).collect::<Vec<_>>();
+        let target = |count| json!({"namespaces": names(count)});
+        let instead = |targets: &[Value]| {
+            needs(&[secret("a")], targets)
+                .iter()
+                .map(|need| need.instead.len())
+                .sum::<usize>()
+        };
+        assert_eq!(instead(&[target(85)]), 255);
+        assert_eq!(instead(&[target(86)]), 0);
+    }
+
+    #[test]
+    fn what_gives_rights_takes_the_right_to_give_them() {
+        let rights = |kind| {
+            let got = needs(
+                &[of_kind("rbac.authorization.k8s.io/v1", kind)],
+                &[json!({"namespaces": ["team"]})],
+            );
+            let beyond = got
+                .into_iter()
+                .filter(|need| !matches!(need.right.verb, "get" | "create" | "update" | "delete"));
+            told(&beyond.collect::<Vec<_>>())
+        };
+        let both = |right: &str| {
+            format!(
+                "{right}.rbac.authorization.k8s.io in all namespaces | {right}.rbac.authorization.k8s.io in namespace team"
+            )
+        };
+        assert_eq!(rights("Role"), [both("escalate roles")]);
+        assert_eq!(
+            rights("RoleBinding"),
+            [both("bind clusterroles"), both("bind roles")]
+        );
+        assert!(
+            needs(&[of_kind("example.com/v1", "Role")], &[everywhere()]).len() == 4,
+            "another group's"
+        );
+    }
+
+    #[test]
+    fn a_kind_that_is_not_served_takes_rights_to_all_of_its_group() {
+        let got = needs(&[of_kind("example.com/v1", "Gadget")], &[everywhere()]);
+        assert_eq!(
+            told(&got)[..2],
+            [
+                "get *.example.com/one in namespace platform",
+                "create *.example.com in all namespaces"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_not_held_everywhere_is_asked_for_where_it_is_needed() {
+        let needs = needs(&[secret("a")], &[json!({"namespaces": ["one", "two"]})]);
+        let find = |held: fn(&Right) -> Option<bool>| match find(&needs, held) {
+            Finding::Ask(rights) => rights
+                .into_iter()
+                .map(|right| format!("{right}?"))
+                .collect(),
+            Finding::Held => vec![],
+            Finding::Lacks(rights) => rights
+                .into_iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        };
+        let first: Vec<String> = needs
+            .iter()
+            .map(|need| format!("{}?", need.right))
+            .collect();
+        assert_eq!(find(|_| None), first);
+        assert_eq!(find(|_| Some(true)), [""; 0]);
+        assert_eq!(
+            find(|right| Some(right.verb == "get" || right.namespace.is_some())),
+            [""; 0]
+        );
+        let deletes = |right: &Right| {
+            (right.verb != "delete" || right.namespace.is_some()).then_some(right.verb != "create")
+        };
+        assert_eq!(
+            find(deletes),
+            ["delete secrets in all namespaces?"],
+            "what is missing for certain is told when all is known",
+        );
+        let create = [
+            "create secrets in namespace one",
+            "create secrets in namespace two",
+        ];
+        assert_eq!(find(|right| Some(right.verb != "create")), create);
+        assert_eq!(
+            find(|right| Some(right.verb != "get")),
+            ["get secrets/a in namespace platform"]
+        );
+        assert_eq!(
+            lacks("ann", &[&needs[0].right]),
+            r#"user "ann" may not get secrets/a in namespace platform"#
+        );
+        assert!(lacks("ann", &[&needs[0].right; 7]).ends_with(" and 2 more"));
+    }
+
+    #[test]
+    fn a_policy_takes_the_right_to_change_what_it_changes() {
+        let policy = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "a"},
+            "spec": {
+                "match": {
+                    "kinds": [{"apiVersion": "v1", "kind": "Secret"}, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}],
+                    "objectSelector": {"matchLabels": {"a": "b"}},
+                },
+                "transform": {"labels": {"set": {"c": "d"}}},
+            },
+        });
+        let policy = Policy::parse(&serde_json::from_value(policy).unwrap()).unwrap();
+        assert_eq!(
+            told(&of_policy(&policy, look_up)),
+            [
+                "create secrets in all namespaces",
+                "create roles.rbac.authorization.k8s.io in all namespaces",
+                "escalate roles.rbac.authorization.k8s.io in all namespaces",
+                "update secrets in all namespaces",
+                "update roles.rbac.authorization.k8s.io in all namespaces",
+            ]
+        );
+    }
+}

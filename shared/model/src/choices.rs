@@ -1,0 +1,179 @@
+//! What a rule's author chooses: how copies are written, what happens to what is in their way, what
+//! becomes of them, and who waits for them.
+
+use std::time::Duration;
+
+/// Longest grace of a deleted source, in seconds: a day.
+const GRACE: i32 = 86_400;
+
+/// Grace where none is given, as in an annotation.
+pub(crate) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
+
+pub use mimeo_api::{ConflictPolicy, Retention as Retain, Strategy};
+
+/// What becomes of copies that are no longer wanted, by the reason why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retention {
+    /// When the rule is deleted.
+    pub when_rule_deleted: Retain,
+    /// When the namespace is no longer selected.
+    pub when_unmatched: Retain,
+    /// When the source is deleted.
+    pub when_source_deleted: Retain,
+    /// How long a deleted source may take to come back.
+    pub source_grace: Duration,
+}
+
+impl Retention {
+    /// Nothing is ever deleted.
+    pub const ALWAYS: Self = Self {
+        when_rule_deleted: Retain::Retain,
+        when_unmatched: Retain::Retain,
+        when_source_deleted: Retain::Retain,
+        source_grace: DEFAULT_GRACE,
+    };
+
+    pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
+        let grace = policy.source_grace_period_seconds;
+        let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
+        let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
+        Ok(Self {
+            when_rule_deleted: policy.when_rule_deleted,
+            when_unmatched: policy.when_unmatched,
+            when_source_deleted: policy.when_source_deleted,
+            source_grace: Duration::from_secs(seconds),
+        })
+    }
+
+    /// Value of [`RETENTION`](crate::names::RETENTION), as in `rule=Retain,source=Retain,uid=...`;
+    /// `None` if everything is deleted.
+    ///
+    /// The uid is that of the rule, on copies that stay when the rule is deleted: a later rule of
+    /// its name is another one. The grace isn't in it: it matters only while the rule is there to
+    /// be asked.
+    pub fn annotation(&self, uid: &str) -> Option<String> {
+        let parts = [
+            ("rule", self.when_rule_deleted),
+            ("unmatched", self.when_unmatched),
+            ("source", self.when_source_deleted),
+        ];
+        let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
+        let mut retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
+        if self.when_rule_deleted == Retain::Retain && !uid.is_empty() {
+            retained.push(format!("{UID}={uid}"));
+        }
+        (!retained.is_empty()).then(|| retained.join(","))
+    }
+
+    /// Reads [`RETENTION`](crate::names::RETENTION). What it doesn't understand it takes as a wish
+    /// to retain, which does no harm.
+    pub fn from_annotation(text: &str) -> Self {
+        let all = |retain| Self {
+            when_rule_deleted: retain,
+            when_unmatched: retain,
+            when_source_deleted: retain,
+            source_grace: DEFAULT_GRACE,
+        };
+        let mut retention = all(Retain::Delete);
+        for part in text.split(',') {
+            let (when, what) = part.split_once('=').unwrap_or((part, ""));
+            let retain = if what.trim() == "Delete" {
+                Retain::Delete
+            } else {
+                Retain::Retain
+            };
+            match when.trim() {
+                "rule" => retention.when_rule_deleted = retain,
+                "unmatched" => retention.when_unmatched = retain,
+                "source" => retention.when_source_deleted = retain,
+                UID => {}
+                _ => return all(Retain::Retain),
+            }
+        }
+        retention
+    }
+}
+
+/// The key of a rule's uid in [`RETENTION`](crate::names::RETENTION).
+const UID: &str = "uid";
+
+/// The uid of the rule that last wrote a copy which stays when that rule is deleted, in
+/// [`RETENTION`](crate::names::RETENTION).
+pub fn retaining_rule(text: &str) -> Option<&str> {
+    text.split(',')
+        .find_map(|part| part.strip_prefix(UID)?.strip_prefix('='))
+}
+
+/// Whether pods of a new namespace wait for its copies; the stricter is the greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum PodGate {
+    /// They don't wait.
+    None,
+    /// They wait for a limited time, then they are admitted with a warning.
+    BestEffort,
+    /// They are refused until the copies are there.
+    Required,
+}
+
+impl From<mimeo_api::PodGate> for PodGate {
+    fn from(pod_gate: mimeo_api::PodGate) -> Self {
+        match pod_gate {
+            mimeo_api::PodGate::None => Self::None,
+            mimeo_api::PodGate::BestEffort => Self::BestEffort,
+            mimeo_api::PodGate::Required => Self::Required,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retention_survives_its_annotation() {
+        for bits in 0..8_u8 {
+            let retain = |bit: u8| {
+                if bits & bit == 0 {
+                    Retain::Delete
+                } else {
+                    Retain::Retain
+                }
+            };
+            let retention = Retention {
+                when_rule_deleted: retain(1),
+                when_unmatched: retain(2),
+                when_source_deleted: retain(4),
+                source_grace: DEFAULT_GRACE,
+            };
+            match retention.annotation("u-1") {
+                None => assert_eq!(bits, 0),
+                Some(text) => {
+                    assert_eq!(Retention::from_annotation(&text), retention, "{text}");
+                    assert_eq!(
+                        retaining_rule(&text),
+                        (bits & 1 != 0).then_some("u-1"),
+                        "{text}"
+                    );
+                }
+            }
+        }
+        for text in ["", "x", "Retain", "rule=Retain,later=Delete"] {
+            assert_eq!(
+                Retention::from_annotation(text).annotation("").unwrap(),
+                "rule=Retain,unmatched=Retain,source=Retain"
+            );
+        }
+        assert_eq!(
+            Retention::from_annotation("rule=Keep,source=Delete")
+                .annotation("")
+                .unwrap(),
+            "rule=Retain"
+        );
+    }
+
+    #[test]
+    fn pod_gates_are_ordered_by_strictness() {
+        assert!(PodGate::None < PodGate::BestEffort && PodGate::BestEffort < PodGate::Required);
+    }
+}

@@ -1,0 +1,630 @@
+//! What the owner of a namespace lets Replications of other namespaces do in it.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use mimeo_api::{
+    Access, GrantedObjects, NamespaceSelection, ReplicationGrant, ReplicationGrantStatus,
+};
+
+use crate::{
+    condition::{ConditionReason, ConditionType, condition},
+    kind::{GroupKind, GroupVersionKind},
+    meta::Uid,
+    refusal::{Refusal, Refusals},
+    selection::{Glob, Labels, TargetSelection},
+};
+
+/// Most items of each list.
+const ITEMS: usize = 16;
+/// Most names of objects in one item.
+const NAMES: usize = 64;
+/// Most grants of one namespace that count.
+pub const MOST: usize = 256;
+/// Most names in all grants of one namespace; a glob, a pattern or a requirement of labels counts
+/// as 8. What is granted is asked for each copy of each rule, and one namespace's owner is not to
+/// make that slow for all.
+pub const LOAD: usize = 1024;
+
+/// Longest text of grantees or of objects in a status, in bytes.
+const TEXT: usize = 256;
+
+/// The part of a grant's status that doesn't follow from its spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The `metadata.generation` of the grant that it is about.
+    pub generation: i64,
+    /// Whether it counts.
+    pub counts: bool,
+    /// How many Replications use it.
+    pub replications: i32,
+}
+
+impl Standing {
+    /// Reads it from a status; none if Mimeo hasn't written that yet.
+    fn read(status: &ReplicationGrantStatus) -> Option<Self> {
+        let ready = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == ConditionType::Ready.as_str())?;
+        let (generation, replications) = (status.observed_generation?, status.replications?);
+        Some(Self {
+            generation,
+            counts: ready.status == "True",
+            replications,
+        })
+    }
+
+    /// The status of `grant` that says so, as of the time `now`.
+    pub fn status(self, grant: &ReplicationGrant, now: Timestamp) -> ReplicationGrantStatus {
+        let (reason, message) = if self.counts {
+            (
+                ConditionReason::Active,
+                "Replications may do what the grant says".to_owned(),
+            )
+        } else {
+            (ConditionReason::TooManyGrants, too_many())
+        };
+        let old = grant.status.as_ref().map_or(&[][..], |old| &old.conditions);
+        let ready = (ConditionType::Ready, self.counts);
+        let ready = condition(ready, reason, message, Some(self.generation), old, now);
+        let list = |items: Vec<String>| shorten(items.join("; "));
+        ReplicationGrantStatus {
+            observed_generation: Some(self.generation),
+            conditions: vec![ready],
+            replications: Some(self.replications),
+            grantees: Some(list(grant.spec.grantees.iter().map(grantee_text).collect())),
+            objects: Some(list(grant.spec.objects.iter().map(objects_text).collect())),
+        }
+    }
+}
+
+/// Why a grant doesn't count: older ones of its namespace take all that may.
+pub fn too_many() -> String {
+    format!(
+        "a namespace may have at most {MOST} ReplicationGrants, with {LOAD} names in all; older grants use that up: delete or shorten \
+         some of them"
+    )
+}
+
+/// `team-a,team-b`, `pattern team-.*`, `labels tier=gold`; joined by *and* where more than one is
+/// set.
+fn grantee_text(grantee: &NamespaceSelection) -> String {
+    let NamespaceSelection {
+        namespaces,
+        namespace_pattern,
+        namespace_selector,
+    } = grantee;
+    let names = (!namespaces.is_empty()).then(|| namespaces.join(","));
+    let pattern = namespace_pattern
+        .as_ref()
+        .map(|pattern| format!("pattern {pattern}"));
+    let labels = namespace_selector.as_ref().map(labels_text);
+    [names, pattern, labels]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" and ")
+}
+
+/// As kubectl writes selectors: `labels tier=gold,env in (dev,test),!legacy`.
+fn labels_text(selector: &LabelSelector) -> String {
+    let labels = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}={value}"));
+    let expressions = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(requirement_text);
+    let all: Vec<String> = labels.chain(expressions).collect();
+    if all.is_empty() {
+        "all namespaces".to_owned()
+    } else {
+        format!("labels {}", all.join(","))
+    }
+}
+
+fn requirement_text(requirement: &LabelSelectorRequirement) -> String {
+    let LabelSelectorRequirement {
+        key,
+        operator,
+        values,
+    } = requirement;
+    let values = values
+        .iter()
+        .flatten()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(",");
+    match operator.as_str() {
+        "Exists" => key.clone(),
+        "DoesNotExist" => format!("!{key}"),
+        operator => format!("{key} {} ({values})", operator.to_lowercase()),
+    }
+}
+
+/// `Secret db-*,ca`; of a kind without names `Secret (any)`.
+fn objects_text(objects: &GrantedObjects) -> String {
+    let GrantedObjects {
+        api_version: _,
+        kind,
+        names,
+    } = objects;
+    if names.is_empty() {
+        format!("{kind} (any)")
+    } else {
+        format!("{kind} {}", names.join(","))
+    }
+}
+
+/// The text as far as it may be shown.
+fn shorten(mut text: String) -> String {
+    if text.len() > TEXT {
+        text.truncate(text.floor_char_boundary(TEXT - 3));
+        text.push_str("...");
+    }
+    text
+}
+
+/// Which spec of which object a grant is. It stays the same while only the metadata or the status
+/// change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edition {
+    /// The uid; none before it is stored.
+    pub uid: Option<Uid>,
+    /// The `metadata.generation`, which grows with each change of the spec.
+    pub generation: i64,
+}
+
+/// A consent, parsed.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// When it was created; the end of time before it is stored.
+    pub created: Timestamp,
+    /// Which spec of which object it is.
+    pub edition: Edition,
+    /// Read from its status.
+    pub status: Option<Standing>,
+    /// What it costs to ask what it grants, in names compared.
+    pub load: usize,
+    /// What may be done.
+    pub access: Access,
+    /// By Replications in which namespaces.
+    grantees: Vec<TargetSelection>,
+    /// With which objects.
+    pub objects: Vec<Granted>,
+}
+
+/// Objects of one kind, in whatever version.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// The version in which the grant names the kind.
+    pub gvk: GroupVersionKind,
+    /// Names of the objects.
+    names: BTreeSet<Box<str>>,
+    /// Globs over names. Any name if there is neither.
+    globs: Vec<Glob>,
+}
+
+impl Granted {
+    /// The names, if each is exact; `None` for more than can be listed.
+    pub fn exact_names(&self) -> Option<Vec<&str>> {
+        let exact = self.globs.is_empty() && !self.names.is_empty();
+        exact.then(|| self.names.iter().map(|name| &**name).collect())
+    }
+
+    fn load(&self) -> usize {
+        1 + self.names.len() + self.globs.iter().map(Glob::load).sum::<usize>()
+    }
+
+    /// Whether it limits no names: objects of any name, and whoever may have them may know which
+    /// there are.
+    pub fn is_any(&self) -> bool {
+        self.globs.is_empty() && self.names.is_empty()
+    }
+
+    fn covers(&self, kind: &GroupKind, name: &str) -> bool {
+        let named =
+            || self.names.contains(name) || self.globs.iter().any(|glob| glob.matches(name));
+        self.gvk.is_of(kind) && (self.is_any() || named())
+    }
+}
+
+impl Grant {
+    /// Parses what the API server stored or is about to store.
+    ///
+    /// # Errors
+    /// Every reason why it is refused, in the order of the fields. A refused grant grants nothing.
+    pub fn parse(object: &ReplicationGrant) -> Result<Self, Vec<Refusal>> {
+        let spec = &object.spec;
+        let mut refusals = Refusals::default();
+        refusals.at_most("spec.grantees", spec.grantees.len(), ITEMS);
+        let grantees = spec.grantees.iter().enumerate().filter_map(|(i, one)| {
+            refusals.all(TargetSelection::parse(one, &format!("spec.grantees[{i}]")))
+        });
+        let grantees: Vec<TargetSelection> = grantees.collect();
+        refusals.at_most("spec.objects", spec.objects.len(), ITEMS);
+        let objects = spec
+            .objects
+            .iter()
+            .enumerate()
+            .filter_map(|(i, one)| parse_objects(one, i, &mut refusals));
+        let objects: Vec<Granted> = objects.collect();
+        let load = grantees
+            .iter()
+            .map(TargetSelection::load)
+            .chain(objects.iter().map(Granted::load))
+            .sum();
+        if load > LOAD {
+            let most = format!(
+                "must not have more than {LOAD} names in all, where a name with * or ?, a pattern and each label count as 8"
+            );
+            refusals.add("spec", format!("{most}: it has {load}"));
+        }
+        let created = object
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(Timestamp::MAX, |time| time.0);
+        let metadata = &object.metadata;
+        let uid = metadata.uid.as_deref().and_then(Uid::parse);
+        let edition = Edition {
+            uid,
+            generation: metadata.generation.unwrap_or_default(),
+        };
+        let status = object.status.as_ref().and_then(Standing::read);
+        let access = spec.access;
+        refusals.finish_with(Some(Self {
+            created,
+            edition,
+            status,
+            load,
+            access,
+            grantees,
+            objects,
+        }))
+    }
+
+    /// Whether Replications in the namespace `home`, which has these labels, may do that with what
+    /// it is about.
+    pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
+        self.access == access
+            && self
+                .grantees
+                .iter()
+                .any(|grantee| grantee.matches(home, labels))
+    }
+
+    /// Whether it depends on the labels of the Replications' namespaces which of them may do that.
+    pub fn selects_by_labels(&self, access: Access) -> bool {
+        self.access == access && self.grantees.iter().any(TargetSelection::is_by_labels)
+    }
+
+    /// Whether it is about objects of the kind, at least some.
+    pub fn concerns(&self, kind: &GroupKind) -> bool {
+        self.objects.iter().any(|objects| objects.gvk.is_of(kind))
+    }
+
+    /// Whether it is about all objects of the kind.
+    pub fn covers_any(&self, kind: &GroupKind) -> bool {
+        self.objects
+            .iter()
+            .any(|objects| objects.is_any() && objects.gvk.is_of(kind))
+    }
+
+    /// Whether it is about the object.
+    pub fn covers(&self, kind: &GroupKind, name: &str) -> bool {
+        self.objects
+            .iter()
+            .any(|objects| objects.covers(kind, name))
+    }
+}
+
+fn parse_objects(
+    objects: &GrantedObjects,
+    index: usize,
+    refusals: &mut Refusals,
+) -> Option<Granted> {
+    let GrantedObjects {
+        api_version,
+        kind,
+        names,
+    } = objects;
+    let field = format!("spec.objects[{index}]");
+    let gvk = refusals.one(&field, GroupVersionKind::parse(api_version, kind));
+    if names.len() > NAMES {
+        refusals.add(
+            format!("{field}.names"),
+            format!("must not have more than {NAMES} items"),
+        );
+    }
+    if let Some(i) = names
+        .iter()
+        .position(|name| name.is_empty() || name.len() > 253 || name.contains(['/', '%']))
+    {
+        refusals.add(
+            format!("{field}.names[{i}]"),
+            "must be the name of an object, in which * stands for any characters and ? for one",
+        );
+    }
+    let names = names.iter().map(|name| Glob::new(name));
+    let (names, globs): (Vec<Glob>, Vec<Glob>) = names.partition(|name| name.literal().is_some());
+    if let Some(slow) = globs.iter().find(|glob| !glob.is_quick()) {
+        let why = format!(
+            "must not have {slow} in it: a name may have two * at most, and no ? between them"
+        );
+        refusals.add(format!("{field}.names"), why);
+    }
+    Some(Granted {
+        gvk: gvk?,
+        names: names
+            .iter()
+            .filter_map(Glob::literal)
+            .map(Into::into)
+            .collect(),
+        globs,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn parse(spec: &Value) -> Result<Grant, Vec<String>> {
+        let object = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+            "metadata": {"namespace": "home", "name": "g"}, "spec": spec,
+        });
+        Grant::parse(&from_value(object).unwrap())
+            .map_err(|all| all.iter().map(ToString::to_string).collect())
+    }
+
+    fn kind(api_version: &str, kind: &str) -> GroupKind {
+        GroupVersionKind::parse(api_version, kind)
+            .unwrap()
+            .group_kind()
+    }
+
+    #[test]
+    fn a_grant_covers_what_it_says_and_no_more() {
+        let from = json!([{"namespaces": ["team-*"]}, {"namespaceSelector": {"matchLabels": {"tier": "gold"}}}]);
+        let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db-*", "one"]}, {"apiVersion": "apps/v1", "kind": "Deployment"}]);
+        let grant = parse(&json!({"grantees": from, "objects": to})).unwrap();
+        let (none, gold) = (
+            Labels::new(),
+            Labels::from([("tier".into(), "gold".into())]),
+        );
+        let secret = kind("v1", "Secret");
+        for (access, home, labels, kind, name, covered) in [
+            (Access::Read, "team-a", &none, &secret, "db-1", true),
+            (Access::Read, "team-a", &none, &secret, "one", true),
+            (Access::Read, "other", &gold, &secret, "one", true),
+            (
+                Access::Read,
+                "team-a",
+                &none,
+                &kind("apps/v1beta1", "Deployment"),
+                "any",
+                true,
+            ),
+            (Access::Write, "team-a", &none, &secret, "one", false),
+            (Access::Read, "other", &none, &secret, "one", false),
+            (Access::Read, "team-a", &none, &secret, "another", false),
+            (
+                Access::Read,
+                "team-a",
+                &none,
+                &kind("v1", "ConfigMap"),
+                "one",
+                false,
+            ),
+            (
+                Access::Read,
+                "team-a",
+                &none,
+                &kind("example.com/v1", "Secret"),
+                "one",
+                false,
+            ),
+        ] {
+            let granted = grant.admits(access, home, labels) && grant.covers(kind, name);
+            assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
+        }
+        let deployments = kind("apps/v1", "Deployment");
+        assert!(
+            !grant.covers_any(&secret) && grant.covers_any(&deployments),
+            "any name alone is any object"
+        );
+        assert_eq!(grant.objects[0].exact_names(), None);
+        let exact =
+            parse(&json!({"grantees": from, "objects": [{"apiVersion": "v1", "kind": "Secret", "names": ["a"]}]}))
+                .unwrap();
+        assert_eq!(exact.objects[0].exact_names(), Some(vec!["a"]));
+    }
+
+    #[test]
+    fn a_grant_narrows_another_if_it_has_less_of_each() {
+        let secrets =
+            |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
+        let names = |names: &[&str]| json!({"namespaces": names});
+        let (any, maps) = (
+            json!({"apiVersion": "v1", "kind": "Secret"}),
+            json!({"apiVersion": "v1", "kind": "ConfigMap"}),
+        );
+        let (gold, pattern) = (
+            json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
+            json!({"namespacePattern": "a|b"}),
+        );
+        let read = |from: &[&Value], to: &[&Value]| json!({"access": "Read", "grantees": from, "objects": to});
+        let mut write = read(&[&names(&["a"])], &[&any]);
+        write["access"] = json!("Write");
+        let old = read(
+            &[&names(&["a", "b*"]), &gold, &pattern],
+            &[&secrets(&["db", "w*"]), &maps],
+        );
+        for (about, old, new, narrower) in [
+            ("the same", &old, &old, true),
+            (
+                "fewer places",
+                &old,
+                &read(&[&names(&["b*"])], &[&secrets(&["db", "w*"]), &maps]),
+                true,
+            ),
+            ("one item of each", &old, &read(&[&gold], &[&maps]), true),
+            (
+                "fewer names",
+                &old,
+                &read(&[&pattern], &[&secrets(&["w*"])]),
+                true,
+            ),
+            (
+                "some names of any",
+                &old,
+                &read(
+                    &[&gold],
+                    &[&json!({"apiVersion": "v1", "kind": "ConfigMap", "names": ["c*"]})],
+                ),
+                true,
+            ),
+            (
+                "another place",
+                &old,
+                &read(&[&names(&["a", "c"])], &[&maps]),
+                false,
+            ),
+            (
+                "names from two items",
+                &old,
+                &read(&[&names(&["a"]), &names(&["c"])], &[&maps]),
+                false,
+            ),
+            (
+                "other labels",
+                &old,
+                &read(&[&json!({"namespaceSelector": {}})], &[&maps]),
+                false,
+            ),
+            (
+                "another pattern",
+                &old,
+                &read(&[&json!({"namespacePattern": "a|b|c"})], &[&maps]),
+                false,
+            ),
+            ("any names of some", &old, &read(&[&gold], &[&any]), false),
+            (
+                "another name",
+                &old,
+                &read(&[&gold], &[&secrets(&["web"])]),
+                false,
+            ),
+            (
+                "another kind",
+                &old,
+                &read(
+                    &[&gold],
+                    &[&json!({"apiVersion": "apps/v1", "kind": "Deployment"})],
+                ),
+                false,
+            ),
+            (
+                "the other access",
+                &read(&[&names(&["a"])], &[&any]),
+                &write,
+                false,
+            ),
+        ] {
+            let spec =
+                |spec: &Value| from_value::<mimeo_api::ReplicationGrantSpec>(spec.clone()).unwrap();
+            assert_eq!(
+                crate::narrowing::grant(&spec(old), &spec(new)),
+                narrower,
+                "{about}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_would_be_slow_to_ask_is_refused() {
+        let names =
+            |names: Vec<String>| json!([{"apiVersion": "v1", "kind": "Secret", "names": names}]);
+        let from = json!([{"namespaces": ["a"]}]);
+        for slow in ["*a*b*", "*a?b*"] {
+            let refused =
+                parse(&json!({"grantees": from, "objects": names(vec!["a".into(), slow.into()])}))
+                    .unwrap_err();
+            assert!(
+                refused[0].starts_with(&format!(
+                    "spec.objects[0].names: must not have {slow} in it"
+                )),
+                "{refused:?}"
+            );
+        }
+        let some = |form: &str| (0..64).map(|i| format!("{form}{i}")).collect::<Vec<_>>();
+        let many = |form: &str, items| vec![names(some(form))[0].clone(); items];
+        assert_eq!(
+            parse(&json!({"grantees": from, "objects": many("a", 15)}))
+                .unwrap()
+                .load,
+            1 + 15 * 65
+        );
+        for (from, to) in [
+            (from.clone(), json!(many("a", 16))),
+            (from, json!(many("*", 2))),
+            (
+                json!([{"namespaces": some("*")}, {"namespaces": some("*")}]),
+                names(vec!["a".into()]),
+            ),
+        ] {
+            let refused = parse(&json!({"grantees": from, "objects": to})).unwrap_err();
+            assert!(
+                refused[0].starts_with("spec: must not have more than 1024 names in all"),
+                "{refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let secrets = || json!([{"apiVersion": "v1", "kind": "Secret"}]);
+        for (spec, begins) in [
+            (
+                json!({"grantees": [], "objects": secrets()}),
+                "spec.grantees: must not be empty",
+            ),
+            (
+                json!({"grantees": [{}], "objects": secrets()}),
+                "spec.grantees[0]: at least one of",
+            ),
+            (
+                json!({"grantees": vec![json!({"namespaces": ["a"]}); 17], "objects": secrets()}),
+                "spec.grantees: must not have more than 16",
+            ),
+            (
+                json!({"grantees": [{"namespacePattern": "("}], "objects": secrets()}),
+                "spec.grantees[0].namespacePattern: ",
+            ),
+            (
+                json!({"grantees": [{"namespaces": ["a"]}], "objects": []}),
+                "spec.objects: must not be empty",
+            ),
+            (
+                json!({"grantees": [{"namespaces": ["a"]}], "objects": [{"apiVersion": "V", "kind": "Secret"}]}),
+                "spec.objects[0]: ",
+            ),
+            (
+                json!({"grantees": [{"namespaces": ["a"]}], "objects": [{"apiVersion": "v1", "kind": "Secret", "names": ["a/b"]}]}),
+                "spec.objects[0].names[0]: ",
+            ),
+        ] {
+            let refused = parse(&spec).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Identifiers of rules, kinds and slots.
+
+use std::{fmt, num::NonZeroU32, str::FromStr};
+
+use crate::syntax;
+
+/// Kinds of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RuleKind {
+    /// The platform's, cluster-scoped.
+    ClusterReplication,
+    /// Namespaced: any owner of a namespace may write one. It sorts after, and yields to, a
+    /// `ClusterReplication`.
+    Replication,
+}
+
+impl RuleKind {
+    /// All of them, the first first.
+    pub const ALL: [Self; 2] = [Self::ClusterReplication, Self::Replication];
+
+    /// Its name in URLs and in authorization rules.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::ClusterReplication => "clusterreplications",
+            Self::Replication => "replications",
+        }
+    }
+
+    /// Name of its definition.
+    pub fn crd_name(self) -> String {
+        format!("{}.{}", self.plural(), mimeo_api::names::GROUP)
+    }
+}
+
+impl fmt::Display for RuleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClusterReplication => mimeo_api::names::CLUSTER_REPLICATION,
+            Self::Replication => mimeo_api::names::REPLICATION,
+        })
+    }
+}
+
+/// What a rule is known by. Not its uid: a restored backup or a re-created rule keeps its copies.
+///
+/// Prints as `ClusterReplication/registry` and `Replication/team-a/registry`, and parses from that.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId {
+    /// Kind of the rule.
+    pub kind: RuleKind,
+    /// Its namespace, for kinds that live in one.
+    pub namespace: Option<Box<str>>,
+    /// Its name.
+    pub name: Box<str>,
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
+        match namespace {
+            None => write!(f, "{kind}/{name}"),
+            Some(namespace) => write!(f, "{kind}/{namespace}/{name}"),
+        }
+    }
+}
+
+/// Not the identity of a rule of a kind that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not kind/name of a rule")]
+pub struct NotARuleId;
+
+impl FromStr for RuleId {
+    type Err = NotARuleId;
+
+    fn from_str(text: &str) -> Result<Self, NotARuleId> {
+        let (kind, rest) = text.split_once('/').ok_or(NotARuleId)?;
+        let (kind, namespace, name) = match kind {
+            mimeo_api::names::CLUSTER_REPLICATION => (RuleKind::ClusterReplication, None, rest),
+            mimeo_api::names::REPLICATION => {
+                let (namespace, name) = rest.split_once('/').ok_or(NotARuleId)?;
+                syntax::dns_label(namespace).map_err(|_| NotARuleId)?;
+                (RuleKind::Replication, Some(namespace.into()), name)
+            }
+            _ => return Err(NotARuleId),
+        };
+        syntax::dns_subdomain(name).map_err(|_| NotARuleId)?;
+        Ok(Self {
+            kind,
+            namespace,
+            name: name.into(),
+        })
+    }
+}
+
+/// Number of a group and kind that has or had copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KindId(pub u16);
+
+/// Number of a slot; never used twice in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub NonZeroU32);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_ids_parse_as_they_print() {
+        let id: RuleId = "Replication/team/a.b".parse().unwrap();
+        assert_eq!(
+            (id.kind, id.namespace.as_deref(), &*id.name),
+            (RuleKind::Replication, Some("team"), "a.b")
+        );
+        assert_eq!(id.to_string(), "Replication/team/a.b");
+        let id: RuleId = "ClusterReplication/a.b".parse().unwrap();
+        assert_eq!(
+            (id.kind, &*id.name, id.to_string().as_str()),
+            (
+                RuleKind::ClusterReplication,
+                "a.b",
+                "ClusterReplication/a.b"
+            )
+        );
+        for text in [
+            "",
+            "registry",
+            "ClusterReplication",
+            "ClusterReplication/",
+            "ClusterReplication/a/b",
+            "Replication/a",
+        ] {
+            assert_eq!(text.parse::<RuleId>(), Err(NotARuleId), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The values that Mimeo decides about, and pure functions of them: identifiers, rules parsed,
+//! selection, rendering, what the metadata of an object shows, outcomes of writes, admission
+//! reviews and webhook configurations.
+//!
+//! There is no state, no clock and no client here. `mimeo-engine` decides, on these values.
+
+pub mod authority;
+pub mod choices;
+pub mod condition;
+pub mod definition;
+pub mod drift;
+pub mod grant;
+pub mod id;
+pub mod kind;
+pub mod marks;
+pub mod meta;
+pub mod names;
+pub mod narrowing;
+pub mod outcome;
+pub mod own_rights;
+pub mod ownership;
+mod patch;
+pub mod plural;
+pub mod policy;
+pub mod reach;
+pub mod refusal;
+pub mod registration;
+pub mod render;
+pub mod review;
+pub mod right;
+pub mod role;
+pub mod rule;
+pub mod seeds;
+pub mod selection;
+pub mod size;
+pub mod source;
+pub mod sources;
+mod syntax;
+pub mod template;
+pub mod transform;
+mod words;

@@ -1,0 +1,255 @@
+//! Changes that only take something away from a rule or a grant. A user who may update the object
+//! may make them without the permissions that the object itself uses, as the user could also delete
+//! it.
+//!
+//! The comparison goes item by item. A change that needs more thought, such as a name in place of a
+//! glob that matches it, does not count as narrowing.
+
+use mimeo_api::{
+    ClusterReplicationSpec, GrantedObjects, NamespaceSelection, PodGate, ReplicationGrantSpec,
+    ReplicationSpec, ReplicationTarget, Target,
+};
+
+use crate::names::SYSTEM_NAMESPACES;
+
+/// True if a `ClusterReplication` with the spec `new` does no more than with the spec `old`: it may
+/// have fewer sources or targets, more exclusions, a weaker pod gate, or be suspended. All else is
+/// equal.
+pub fn cluster_replication(old: &ClusterReplicationSpec, new: &ClusterReplicationSpec) -> bool {
+    let ClusterReplicationSpec {
+        sources,
+        targets,
+        exclude,
+        transform,
+        strategy,
+        conflict_policy,
+        drift_policy,
+        retention_policy,
+        pod_gate,
+        resync_seconds,
+        suspend,
+    } = new;
+    let target = |new: &Target| {
+        let is_no_more = |old: &Target| {
+            old.copy_name == new.copy_name && selects_no_more(&old.selection, &new.selection)
+        };
+        old.targets.iter().any(is_no_more)
+    };
+    let excluded = |old: &NamespaceSelection| exclude.iter().any(|new| selects_no_more(new, old));
+    sources.iter().all(|source| old.sources.contains(source))
+        && targets.iter().all(target)
+        && old.exclude.iter().all(excluded)
+        && strength(*pod_gate) <= strength(old.pod_gate)
+        && (*suspend || !old.suspend)
+        && (transform, strategy, conflict_policy)
+            == (&old.transform, &old.strategy, &old.conflict_policy)
+        && (drift_policy, retention_policy) == (&old.drift_policy, &old.retention_policy)
+        && *resync_seconds == old.resync_seconds
+}
+
+/// The same for a Replication.
+pub fn replication(old: &ReplicationSpec, new: &ReplicationSpec) -> bool {
+    let ReplicationSpec {
+        sources,
+        targets,
+        transform,
+        strategy,
+        conflict_policy,
+        drift_policy,
+        retention_policy,
+        resync_seconds,
+        suspend,
+    } = new;
+    let target = |new: &ReplicationTarget| {
+        let is_no_more = |old: &ReplicationTarget| {
+            let within =
+                old.namespaces == new.namespaces || is_part(&old.namespaces, &new.namespaces);
+            old.copy_name == new.copy_name && within
+        };
+        old.targets.iter().any(is_no_more)
+    };
+    // Without targets a Replication writes into its own namespace.
+    let is_own = targets.is_empty();
+    sources.iter().all(|source| old.sources.contains(source))
+        && is_own == old.targets.is_empty()
+        && targets.iter().all(target)
+        && (*suspend || !old.suspend)
+        && (transform, strategy, conflict_policy)
+            == (&old.transform, &old.strategy, &old.conflict_policy)
+        && (drift_policy, retention_policy) == (&old.drift_policy, &old.retention_policy)
+        && *resync_seconds == old.resync_seconds
+}
+
+/// True if a `ReplicationGrant` with the spec `new` grants nothing that it does not grant with the
+/// spec `old`.
+pub fn grant(old: &ReplicationGrantSpec, new: &ReplicationGrantSpec) -> bool {
+    let ReplicationGrantSpec {
+        access,
+        grantees,
+        objects,
+    } = new;
+    let grantee =
+        |new: &NamespaceSelection| old.grantees.iter().any(|old| selects_no_more(old, new));
+    let object = |new: &GrantedObjects| {
+        let same =
+            |old: &&GrantedObjects| (&old.api_version, &old.kind) == (&new.api_version, &new.kind);
+        old.objects
+            .iter()
+            .filter(same)
+            .any(|old| old.names.is_empty() || is_part(&old.names, &new.names))
+    };
+    *access == old.access && grantees.iter().all(grantee) && objects.iter().all(object)
+}
+
+fn strength(pod_gate: PodGate) -> u8 {
+    match pod_gate {
+        PodGate::None => 0,
+        PodGate::BestEffort => 1,
+        PodGate::Required => 2,
+    }
+}
+
+/// True if each namespace that `new` selects is selected by `old`, too.
+fn selects_no_more(old: &NamespaceSelection, new: &NamespaceSelection) -> bool {
+    let NamespaceSelection {
+        namespaces,
+        namespace_pattern,
+        namespace_selector,
+    } = old;
+    // A list that names a system namespace selects it, and nothing else does.
+    let system = |name: &String| SYSTEM_NAMESPACES.contains(&name.as_str());
+    let names = if namespaces.is_empty() {
+        !new.namespaces.iter().any(system)
+    } else {
+        is_part(namespaces, &new.namespaces)
+    };
+    names
+        && (namespace_pattern.is_none() || *namespace_pattern == new.namespace_pattern)
+        && (namespace_selector.is_none() || *namespace_selector == new.namespace_selector)
+}
+
+/// True if each item of `some` is in `all`, and there is at least one: an empty list means any
+/// name.
+fn is_part(all: &[String], some: &[String]) -> bool {
+    !some.is_empty() && some.iter().all(|one| all.contains(one))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec() -> Value {
+        let secret = |name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name});
+        json!({
+            "sources": [secret("registry"), secret("mirror")],
+            "targets": [
+                {"namespaces": ["team-a", "team-b"]},
+                {"namespacePattern": "dev-.*"},
+            ],
+            "exclude": [{"namespaces": ["dev-x"]}],
+            "podGate": "BestEffort",
+        })
+    }
+
+    #[test]
+    fn a_cluster_replication_does_less_only_by_what_is_taken_away() {
+        let narrows = |pointer: &str, value: Value| {
+            let (old, mut new) = (spec(), spec());
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            match new.pointer_mut(parent).unwrap() {
+                Value::Array(items) => items[key.parse::<usize>().unwrap()] = value,
+                other => other[key] = value,
+            }
+            let read = |value: Value| serde_json::from_value(value).unwrap();
+            cluster_replication(&read(old), &read(new))
+        };
+        for (pointer, value, expected) in [
+            ("/suspend", json!(true), true),
+            ("/podGate", json!("None"), true),
+            ("/podGate", json!("Required"), false),
+            ("/sources", json!([spec()["sources"][1]]), true),
+            ("/sources/0/name", json!("other"), false),
+            ("/targets", json!([spec()["targets"][1]]), true),
+            ("/targets", json!([{"namespaces": ["team-b"]}]), true),
+            ("/targets", json!([{"namespaces": ["team-c"]}]), false),
+            (
+                "/targets",
+                json!([{"namespaces": ["team-a"], "copyName": "other"}]),
+                false,
+            ),
+            (
+                "/targets",
+                json!([{"namespaces": ["team-a"], "namespaceSelector": {}}]),
+                true,
+            ),
+            ("/targets", json!([{"namespaceSelector": {}}]), false),
+            ("/targets/1/namespaces", json!(["dev-a"]), true),
+            (
+                "/targets/1/namespaces",
+                json!(["dev-a", "kube-system"]),
+                false,
+            ),
+            (
+                "/exclude",
+                json!([{"namespaces": ["x"]}, {"namespaces": ["dev-x"]}]),
+                true,
+            ),
+            ("/exclude/0/namespaces", json!(["dev-x", "dev-y"]), true),
+            ("/exclude/0/namespacePattern", json!("dev-[0-9]"), false),
+            ("/exclude/0/namespaces", json!(["dev-y"]), false),
+            ("/exclude", json!([]), false),
+            ("/strategy", json!("Replace"), false),
+            ("/conflictPolicy", json!("Overwrite"), false),
+            ("/driftPolicy", json!("Deny"), false),
+            (
+                "/retentionPolicy",
+                json!({"whenRuleDeleted": "Retain"}),
+                false,
+            ),
+            ("/resyncSeconds", json!(60), false),
+            ("/transform", json!({"type": "Opaque"}), false),
+        ] {
+            assert_eq!(
+                narrows(pointer, value.clone()),
+                expected,
+                "{pointer}: {value}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_suspended_rule_does_more_when_it_is_resumed() {
+        let read = |suspend: bool| {
+            let mut spec = spec();
+            spec["suspend"] = suspend.into();
+            serde_json::from_value::<ClusterReplicationSpec>(spec).unwrap()
+        };
+        assert!(cluster_replication(&read(true), &read(true)));
+        assert!(!cluster_replication(&read(true), &read(false)));
+    }
+
+    #[test]
+    fn a_replication_without_targets_is_not_narrower_than_one_with_targets() {
+        let read = |targets: Value| {
+            let source = json!({"apiVersion": "v1", "kind": "Secret", "name": "db"});
+            serde_json::from_value::<ReplicationSpec>(
+                json!({"sources": [source], "targets": targets}),
+            )
+            .unwrap()
+        };
+        let (own, two) = (read(json!([])), read(json!([{"namespaces": ["a", "b"]}])));
+        assert!(replication(&own, &own));
+        assert!(replication(&two, &read(json!([{"namespaces": ["b"]}]))));
+        assert!(!replication(&two, &own) && !replication(&own, &two));
+        assert!(!replication(
+            &two,
+            &read(json!([{"namespaces": ["b"], "copyName": "x"}]))
+        ));
+        let mut suspended = two.clone();
+        suspended.suspend = true;
+        assert!(replication(&two, &suspended) && !replication(&suspended, &two));
+    }
+}

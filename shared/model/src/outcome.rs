@@ -1,0 +1,644 @@
+//! What a request came to: an API server's answer, read into the few cases that the engine tells
+//! apart.
+
+use std::{fmt, time::Duration};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
+
+use crate::{id::RuleId, kind::Resource, syntax, words};
+
+/// The answer to one request about one cell.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// 200 or 201 to a write or a read: the object's metadata as it is now.
+    Object(Box<ObjectMeta>),
+    /// A delete was accepted, or a read or delete was answered 404 for the object itself.
+    Absent,
+    /// 409: the object isn't in the state that the request assumed.
+    Conflict,
+    /// 409: others own fields that the request would change, and it doesn't use force.
+    Differs,
+    /// The server refuses this request, and will until something changes.
+    Refused(Failure),
+    /// The server refuses to change this object in that way, whoever asks: another one in its place
+    /// could be so.
+    Immutable(Failure),
+    /// The namespace is gone or going; whatever was to be written there no longer matters.
+    NamespaceGone,
+    /// The server doesn't serve the kind (any more).
+    NotServed,
+    /// Not answered, or answered with "not now": whether it was carried out isn't known.
+    Unavailable {
+        /// The server's own wish for how long to wait.
+        retry_after: Option<Duration>,
+        /// What happened, without object contents.
+        failure: Failure,
+    },
+}
+
+/// Why a cell isn't as it should be: a stable word, and a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The stable word.
+    pub reason: FailureReason,
+    /// For people. Never holds object contents: of what a server says about a Secret only the code
+    /// and reason are kept, since validation messages quote the values that they refuse.
+    pub message: Box<str>,
+}
+
+words! {
+    /// Words for `status.failures[].reason`, metric labels and logs.
+    FailureReason {
+        /// An object that isn't ours has the copy's name.
+        Conflict,
+        /// Another rule has the cell.
+        RuleConflict,
+        /// The namespace of the source or of the copy doesn't let the rule's namespace, or there is
+        /// none.
+        NotGranted,
+        /// The API server's authorizer denies the write to Mimeo.
+        Forbidden,
+        /// The API server finds the object invalid.
+        Invalid,
+        /// The object is over the server's size limit.
+        TooLarge,
+        /// A `ResourceQuota` is used up.
+        QuotaExceeded,
+        /// An admission plugin, policy or webhook denies the write.
+        AdmissionDenied,
+        /// The namespace lacks a label whose value is to be in the copy.
+        VariableUnset,
+        /// No answer within the deadline.
+        Timeout,
+        /// No connection to the cluster, or it answers with errors of its own.
+        ClusterUnreachable,
+    }
+}
+
+/// Why something can't be read, and won't be until somebody mends that. It says nothing of what is
+/// there: above all it is never taken for "gone".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Mimeo isn't granted it.
+    Forbidden {
+        /// The verb that was refused.
+        verb: &'static str,
+    },
+    /// Whoever serves it has answered with nothing but errors for a while.
+    Unavailable,
+}
+
+impl Unreadable {
+    /// What is the matter with `resource`, for people.
+    pub fn explain(self, resource: &str) -> String {
+        match self {
+            Self::Forbidden { verb } => {
+                format!("Mimeo is not granted {verb} on {resource} (it needs get, list and watch)")
+            }
+            Self::Unavailable => {
+                format!("the API server has been answering with errors when asked for {resource}")
+            }
+        }
+    }
+}
+
+impl FailureReason {
+    /// What to do about it, in a few words for people.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Conflict => {
+                "delete the object that has the copy's name, give the copy another name (copyName), or see conflictPolicy"
+            }
+            Self::RuleConflict => {
+                "give the copies of one rule another name (copyName), or change the targets of one rule"
+            }
+            Self::NotGranted => "the owner of that namespace can write a ReplicationGrant",
+            Self::Forbidden => "grant Mimeo the permission that the condition Authorized names",
+            Self::Invalid => "fix the source or the transform",
+            Self::TooLarge => "make the source smaller",
+            Self::QuotaExceeded => "raise the ResourceQuota, or delete objects that it counts",
+            Self::AdmissionDenied => {
+                "exempt Mimeo's copies from the admission plugin, policy or webhook that denies them"
+            }
+            Self::VariableUnset => "give the namespace the label that the variable names",
+            Self::Timeout | Self::ClusterUnreachable => "there is nothing to do, Mimeo retries",
+        }
+    }
+}
+
+/// The stable word.
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Unavailable => "Unavailable",
+        })
+    }
+}
+
+impl Outcome {
+    /// Reads an error answer to a request about an object of that name. `retry_after` is the
+    /// header's.
+    pub fn of_error(
+        code: u16,
+        status: &Status,
+        retry_after: Option<Duration>,
+        resource: &Resource,
+        name: &str,
+    ) -> Self {
+        let secret = resource.gvk.is_secret();
+        let message = status.message.as_deref().unwrap_or_default();
+        let details = status.details.as_ref();
+        let refused = |reason| {
+            Self::Refused(Failure {
+                reason,
+                message: told(code, status, secret),
+            })
+        };
+        match code {
+            // Policies and webhooks choose their own code: theirs says nothing of the object, and
+            // they may be lifted any time.
+            400..=499 if !matches!(code, 408 | 429) && denied(message) => {
+                refused(FailureReason::AdmissionDenied)
+            }
+            404 if details.is_none_or(|d| d.name.as_deref().unwrap_or_default().is_empty()) => {
+                Self::NotServed
+            }
+            404 if details.and_then(|d| d.kind.as_deref()) == Some("namespaces") => {
+                Self::NamespaceGone
+            }
+            404 if details.is_some_and(|d| is_of(d, resource, name)) => Self::Absent,
+            // What it refers to isn't there: the role of a RoleBinding, of whoever may not bind
+            // any.
+            404 => refused(FailureReason::Forbidden),
+            403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
+            // The senders of 403 share one reason word; only their sentences differ.
+            403 if message.contains("exceeded quota") => Self::Refused(Failure {
+                reason: FailureReason::QuotaExceeded,
+                message: over_quota(message),
+            }),
+            403 if message.contains(" cannot ") && message.contains("User ") => {
+                refused(FailureReason::Forbidden)
+            }
+            // A Role or RoleBinding, of whoever lacks what it would give.
+            403 if message.contains("attempting to grant RBAC permissions not currently held") => {
+                refused(FailureReason::Forbidden)
+            }
+            // Counting a quota races with other writers; the object itself was not looked at yet.
+            // If the object is that quota, it was.
+            409 if details.is_some_and(|d| {
+                d.kind.as_deref() == Some("resourcequotas") && !is_of(d, resource, name)
+            }) =>
+            {
+                Self::of_silence(FailureReason::QuotaExceeded, told(code, status, secret))
+            }
+            409 if names_cause(status, "FieldManagerConflict") => Self::Differs,
+            409 => Self::Conflict,
+            // An apply that names another object's uid: immutable fields are checked before
+            // preconditions.
+            422 if names_field(status, "metadata.uid") => Self::Conflict,
+            422 if immutable(status) => Self::Immutable(Failure {
+                reason: FailureReason::Invalid,
+                message: told(code, status, secret),
+            }),
+            413 => refused(FailureReason::TooLarge),
+            _ if too_large(message) => refused(FailureReason::TooLarge),
+            // Server-side apply answers what doesn't fit the schema, or can't be decoded, with 500.
+            // No retry makes it fit.
+            _ if undecodable(message) => refused(FailureReason::Invalid),
+            400 | 405 | 415 | 422 => refused(FailureReason::Invalid),
+            429 | 500..=599 | 408 => Self::Unavailable {
+                retry_after: retry_after.or_else(|| {
+                    details
+                        .and_then(|d| d.retry_after_seconds)
+                        .and_then(|s| u64::try_from(s).ok())
+                        .map(Duration::from_secs)
+                }),
+                failure: Failure {
+                    reason: unavailable(code),
+                    message: told(code, status, secret),
+                },
+            },
+            _ => refused(FailureReason::AdmissionDenied),
+        }
+    }
+
+    /// Nothing came back in time, or no connection could be made.
+    pub fn of_silence(reason: FailureReason, message: impl Into<Box<str>>) -> Self {
+        Self::Unavailable {
+            retry_after: None,
+            failure: Failure {
+                reason,
+                message: message.into(),
+            },
+        }
+    }
+}
+
+/// How the API server introduces the words of a validating or mutating webhook, and of a
+/// `ValidatingAdmissionPolicy`.
+fn denied(message: &str) -> bool {
+    message.contains("admission webhook \"") && message.contains("\" denied the request")
+        || message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request")
+}
+
+/// Whether this is said of the object that was asked about. Not every server writes the kind as it
+/// should, in the plural.
+fn is_of(details: &StatusDetails, resource: &Resource, name: &str) -> bool {
+    let kind = details.kind.as_deref().unwrap_or_default();
+    let known = [&resource.plural, &resource.gvk.kind]
+        .into_iter()
+        .any(|word| word.eq_ignore_ascii_case(kind));
+    details.name.as_deref() == Some(name) && (known || kind.is_empty())
+}
+
+fn unavailable(code: u16) -> FailureReason {
+    if code == 504 || code == 408 {
+        FailureReason::Timeout
+    } else {
+        FailureReason::ClusterUnreachable
+    }
+}
+
+impl Failure {
+    /// The message as the readers of this rule may see it, of a copy in this namespace.
+    ///
+    /// The amounts of a quota say how many other objects a namespace has. A Replication of another
+    /// namespace is not told them.
+    pub fn message_for(&self, rule: &RuleId, namespace: &str) -> &str {
+        let abroad = rule
+            .namespace
+            .as_deref()
+            .is_some_and(|home| home != namespace);
+        if abroad && self.reason == FailureReason::QuotaExceeded {
+            NO_ROOM
+        } else {
+            &self.message
+        }
+    }
+}
+
+/// The message for a quota whose amounts must stay secret.
+const NO_ROOM: &str = "a ResourceQuota of the namespace has no room for this copy";
+
+/// The quota that has no room for the copy, with its amounts:
+/// `exceeded quota: all, requested: secrets=1, used: secrets=5, limited: secrets=5`. They contain
+/// nothing of the object, so they are told of Secrets too, if they have this form.
+fn over_quota(message: &str) -> Box<str> {
+    let parts = message
+        .split_once("exceeded quota: ")
+        .map(|(_, quota)| quota);
+    let Some((name, amounts)) = parts.and_then(|quota| quota.split_once(", requested: ")) else {
+        return NO_ROOM.into();
+    };
+    let name = if syntax::dns_subdomain(name).is_ok() {
+        format!(" {name}")
+    } else {
+        String::new()
+    };
+    let used = amounts
+        .split_once(", used: ")
+        .and_then(|(requested, rest)| {
+            let (used, limited) = rest.split_once(", limited: ")?;
+            let told = [requested, used, limited]
+                .iter()
+                .all(|list| list.split(',').all(is_amount));
+            told.then(|| format!(": it requests {requested}, used are {used} of {limited}"))
+        });
+    format!(
+        "ResourceQuota{name} of the namespace has no room for this copy{}",
+        used.unwrap_or_default()
+    )
+    .into()
+}
+
+/// Whether this is a resource and a quantity of it, as in `count/secrets=5` or `limits.memory=2Gi`.
+fn is_amount(text: &str) -> bool {
+    let amount = |text: &str| {
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+        (1..=16).contains(&text.len()) && unit.len() <= 2 && unit.chars().all(char::is_alphanumeric)
+    };
+    let resource = |text: &str| {
+        text.len() <= 128
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '-'))
+    };
+    text.split_once('=')
+        .is_some_and(|(name, value)| resource(name) && amount(value))
+}
+
+/// The words for what the schema doesn't have, and for a value that its type can't hold: text that
+/// is no base64, quantity or time. The latter begin like those for a conversion webhook that
+/// doesn't answer, which may pass.
+fn undecodable(message: &str) -> bool {
+    message.contains("failed to create typed patch object")
+        || message.contains("failed to convert new object")
+            && message.contains("unable to convert unstructured object to")
+}
+
+fn too_large(message: &str) -> bool {
+    message.contains("request is too large")
+        || message.contains("Request entity too large")
+        || message.contains("Too long: may not be more than")
+        || message.contains("Too long: must have at most")
+        || message.contains("trying to send message larger than max")
+}
+
+fn names_cause(status: &Status, cause: &str) -> bool {
+    status
+        .details
+        .iter()
+        .flat_map(|d| d.causes.iter().flatten())
+        .any(|c| c.reason.as_deref() == Some(cause))
+}
+
+/// The API server's words for a Secret's type, for immutable Secrets and `ConfigMap`s, and for a
+/// role binding's role.
+fn immutable(status: &Status) -> bool {
+    let messages = status
+        .details
+        .iter()
+        .flat_map(|d| d.causes.iter().flatten())
+        .filter_map(|c| c.message.as_deref());
+    messages.into_iter().any(|message| {
+        message.contains("field is immutable") || message.contains("cannot change roleRef")
+    })
+}
+
+fn names_field(status: &Status, field: &str) -> bool {
+    status
+        .details
+        .iter()
+        .flat_map(|d| d.causes.iter().flatten())
+        .any(|c| c.field.as_deref() == Some(field))
+}
+
+/// At most 400 characters; for a Secret only what can't quote it.
+fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
+    let reason = status.reason.as_deref().unwrap_or("no reason given");
+    if secret {
+        let fields: Vec<&str> = status
+            .details
+            .iter()
+            .flat_map(|d| d.causes.iter().flatten())
+            .filter_map(|c| c.field.as_deref())
+            // A field path names keys of `data`, which are the author's words, not the secret's
+            // value.
+            .take(3)
+            .collect();
+        let at = if fields.is_empty() {
+            String::new()
+        } else {
+            format!(" at {}", fields.join(", "))
+        };
+        return format!("the API server answered {code} {reason}{at}").into();
+    }
+    let mut text = format!(
+        "the API server answered {code} {reason}: {}",
+        status.message.as_deref().unwrap_or_default()
+    );
+    if let Some((end, _)) = text.char_indices().nth(400) {
+        text.truncate(end);
+    }
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::GroupVersionKind;
+
+    fn status(json: serde_json::Value) -> Status {
+        serde_json::from_value(json).expect("a literal Status")
+    }
+
+    fn resource(kind: &str) -> Resource {
+        let group = if kind == "Secret" {
+            "v1"
+        } else {
+            "rbac.authorization.k8s.io/v1"
+        };
+        let gvk = GroupVersionKind::parse(group, kind).expect("a kind");
+        Resource {
+            gvk,
+            plural: format!("{}s", kind.to_lowercase()).into(),
+            namespaced: true,
+        }
+    }
+
+    #[test]
+    fn errors_are_told_apart() {
+        let policy = r#"secrets "x" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no"#;
+        let forbidden = r#"secrets "x" is forbidden: User "mimeo" cannot patch resource "secrets""#;
+        let gives = "rolebindings.rbac.authorization.k8s.io \"x\" is forbidden: user \"mimeo\" (groups=[\"a\"]) is attempting \
+                     to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}";
+        let cases = [
+            (404, serde_json::json!({}), "NotServed"),
+            (
+                404,
+                serde_json::json!({"details": {"name": "a", "kind": "namespaces"}}),
+                "NamespaceGone",
+            ),
+            (
+                404,
+                serde_json::json!({"details": {"name": "a", "kind": "rolebindings"}}),
+                "Absent",
+            ),
+            (
+                404,
+                serde_json::json!({"details": {"name": "a", "kind": "RoleBinding"}}),
+                "Absent",
+            ),
+            (404, serde_json::json!({"details": {"name": "a"}}), "Absent"),
+            (
+                404,
+                serde_json::json!({"details": {"name": "a", "kind": "roles"}}),
+                "Forbidden",
+            ),
+            (
+                404,
+                serde_json::json!({"details": {"name": "b", "kind": "rolebindings"}}),
+                "Forbidden",
+            ),
+            (
+                403,
+                serde_json::json!({"details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
+                "NamespaceGone",
+            ),
+            (
+                403,
+                serde_json::json!({"message": "exceeded quota: q"}),
+                "QuotaExceeded",
+            ),
+            (403, serde_json::json!({"message": forbidden}), "Forbidden"),
+            (403, serde_json::json!({"message": gives}), "Forbidden"),
+            (
+                403,
+                serde_json::json!({"message": "denied by a policy"}),
+                "AdmissionDenied",
+            ),
+            (
+                409,
+                serde_json::json!({"message": "admission webhook \"a.b\" denied the request: no"}),
+                "AdmissionDenied",
+            ),
+            (
+                422,
+                serde_json::json!({"message": policy}),
+                "AdmissionDenied",
+            ),
+            (
+                429,
+                serde_json::json!({"message": "admission webhook \"a.b\" denied the request: later"}),
+                "Unavailable",
+            ),
+            (409, serde_json::json!({"reason": "Conflict"}), "Conflict"),
+            (
+                409,
+                serde_json::json!({"reason": "AlreadyExists"}),
+                "Conflict",
+            ),
+            (
+                409,
+                serde_json::json!({"details": {"causes": [{"reason": "FieldManagerConflict", "field": ".data.a"}]}}),
+                "Differs",
+            ),
+            (
+                422,
+                serde_json::json!({"details": {"causes": [{"field": "type", "message": "Invalid value: \"a\": field is immutable"}]}}),
+                "Immutable",
+            ),
+            (413, serde_json::json!({}), "TooLarge"),
+            (
+                422,
+                serde_json::json!({"message": "data: Too long: may not be more than 1048576 bytes"}),
+                "TooLarge",
+            ),
+            (
+                500,
+                serde_json::json!({"message": "failed to create typed patch object: .spec.x: field not declared"}),
+                "Invalid",
+            ),
+            (
+                500,
+                serde_json::json!({"message": "failed to convert new object (/a; /v1, Kind=Secret) to proper version: unable to convert unstructured object to /v1, Kind=Secret: error decoding from json: illegal base64 data at input byte 7"}),
+                "Invalid",
+            ),
+            (
+                500,
+                serde_json::json!({"message": "failed to convert new object (/a; example.com/v1, Kind=Widget) to proper version: conversion webhook for example.com/v1, Kind=Widget failed: connection refused"}),
+                "Unavailable",
+            ),
+            (422, serde_json::json!({}), "Invalid"),
+            (
+                429,
+                serde_json::json!({"details": {"retryAfterSeconds": 3}}),
+                "Unavailable",
+            ),
+            (503, serde_json::json!({}), "Unavailable"),
+        ];
+        for (code, json, want) in cases {
+            let outcome = Outcome::of_error(
+                code,
+                &status(json.clone()),
+                None,
+                &resource("RoleBinding"),
+                "a",
+            );
+            let got = match &outcome {
+                Outcome::Refused(failure) => failure.reason.to_string(),
+                other => format!("{other:?}")
+                    .split(['(', ' '])
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
+            };
+            assert_eq!(got, want, "{code} {json}");
+        }
+    }
+
+    /// The API server names the quota that could not be counted, and the copy that isn't what the
+    /// request took it for, in the same way.
+    #[test]
+    fn a_conflict_about_a_quota_is_no_quota_that_is_used_up() {
+        for (kind, name, want) in [
+            ("ResourceQuota", "a", "Conflict"),
+            ("ResourceQuota", "other", "QuotaExceeded"),
+            ("Secret", "a", "QuotaExceeded"),
+        ] {
+            let gvk = GroupVersionKind::parse("v1", kind).expect("a kind");
+            let plural = format!("{}s", kind.to_lowercase()).into();
+            let resource = Resource {
+                gvk,
+                plural,
+                namespaced: true,
+            };
+            let details = serde_json::json!({"kind": "resourcequotas", "name": name});
+            let json = serde_json::json!({"reason": "Conflict", "details": details});
+            let got = match Outcome::of_error(409, &status(json), None, &resource, "a") {
+                Outcome::Unavailable { failure, .. } => failure.reason.to_string(),
+                other => format!("{other:?}"),
+            };
+            assert_eq!(got, want, "{kind} {name}");
+        }
+    }
+
+    #[test]
+    fn a_quota_is_named_with_what_is_used_of_it_and_nothing_else_is_told() {
+        let exceeded = "secrets \"a\" is forbidden: exceeded quota: ";
+        for (quota, want) in [
+            (
+                "small, requested: count/secrets=1,limits.memory=1.5Gi, used: count/secrets=5,limits.memory=0, limited: \
+                 count/secrets=5,limits.memory=2Gi",
+                "ResourceQuota small of the namespace has no room for this copy: it requests \
+                 count/secrets=1,limits.memory=1.5Gi, used are count/secrets=5,limits.memory=0 of \
+                 count/secrets=5,limits.memory=2Gi",
+            ),
+            (
+                "small, requested: secrets=1, used: secrets=hunter2hunter2, limited: secrets=5",
+                "ResourceQuota small of the namespace has no room for this copy",
+            ),
+            (
+                "a b, requested: x",
+                "ResourceQuota of the namespace has no room for this copy",
+            ),
+            (
+                "",
+                "a ResourceQuota of the namespace has no room for this copy",
+            ),
+        ] {
+            let refused = status(
+                serde_json::json!({"reason": "Forbidden", "message": format!("{exceeded}{quota}")}),
+            );
+            for kind in ["Secret", "ConfigMap"] {
+                let outcome = Outcome::of_error(403, &refused, None, &resource(kind), "a");
+                let Outcome::Refused(failure) = outcome else {
+                    panic!("not refused")
+                };
+                assert_eq!(
+                    (failure.reason, &*failure.message),
+                    (FailureReason::QuotaExceeded, want),
+                    "{kind}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_server_says_of_a_secret_is_not_kept() {
+        let json = serde_json::json!({
+            "reason": "Invalid", "message": "data[token]: Invalid value: hunter2",
+            "details": {"causes": [{"field": "data[token]", "message": "Invalid value: hunter2"}]}
+        });
+        let Outcome::Refused(failure) =
+            Outcome::of_error(422, &status(json), None, &resource("Secret"), "a")
+        else {
+            panic!("not refused")
+        };
+        assert_eq!(
+            &*failure.message,
+            "the API server answered 422 Invalid at data[token]"
+        );
+    }
+}

@@ -1,0 +1,490 @@
+//! The rights that Mimeo's programs need for the kinds of a rule, and how to give them those that
+//! they lack.
+//!
+//! Whether they have them is left to the caller to ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    kind::{GroupVersionKind, Resource},
+    names, plural,
+    reach::Reach,
+    right::{self, Right},
+};
+
+/// Which of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// Reads sources and writes the copies of new namespaces.
+    Webhook,
+    /// Does that in all namespaces, watches copies and deletes them.
+    Reconciler,
+}
+
+/// A right that one of Mimeo's own programs needs; what a rule's author needs is
+/// [`authority`](crate::authority)'s.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProgramRight {
+    /// Whose.
+    pub program: Program,
+    /// For copies of which kind.
+    pub kind: Box<str>,
+    /// The right itself, as the API server is asked for it.
+    pub right: Right,
+}
+
+/// What is copied, and from where.
+#[derive(Clone, Debug)]
+pub struct Home<'a> {
+    /// Its kind.
+    pub gvk: &'a GroupVersionKind,
+    /// The namespace that it is read in; none if it is inline.
+    pub namespace: Option<&'a str>,
+    /// The role that copies bind, if they are RoleBindings and just that is known.
+    pub role: Option<RoleRef>,
+}
+
+/// The role that a RoleBinding names.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RoleRef {
+    kind: Box<str>,
+    name: Box<str>,
+}
+
+impl RoleRef {
+    /// That of an object, if it has one; none with a variable in it, which is filled in namespace
+    /// by namespace.
+    pub fn of(object: &Value) -> Option<Self> {
+        let role = Self::deserialize(object.get("roleRef")?).ok()?;
+        (!role.kind.contains("$(") && !role.name.contains("$(")).then_some(role)
+    }
+}
+
+impl ProgramRight {
+    /// Whether it is about what copies give, not about the copies.
+    pub fn hands_out(&self) -> bool {
+        !OF_COPIES.contains(&self.right.verb)
+    }
+}
+
+const READ: [&str; 3] = ["get", "list", "watch"];
+const WRITE: [&str; 2] = ["create", "patch"];
+const DELETE: &str = "delete";
+/// What is done with sources and copies themselves.
+const OF_COPIES: [&str; 6] = ["get", "list", "watch", "create", "patch", DELETE];
+
+/// What is needed for copies, in these places or everywhere if `None`, of these sources; a kind
+/// that `look_up` doesn't find needs nothing yet.
+pub fn needed<'a>(
+    homes: impl Iterator<Item = Home<'a>>,
+    places: Option<&BTreeSet<Box<str>>>,
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> BTreeSet<ProgramRight> {
+    let targets: Vec<Option<&str>> = match places {
+        None => vec![None],
+        Some(places) => places.iter().map(|name| Some(&**name)).collect(),
+    };
+    let mut needs = BTreeSet::new();
+    for Home {
+        gvk,
+        namespace: home,
+        role,
+    } in homes
+    {
+        let Some(Resource { plural, .. }) = look_up(gvk) else {
+            continue;
+        };
+        let right = |verb| Right {
+            verb,
+            group: gvk.group.clone(),
+            resource: plural.clone(),
+            namespace: None,
+            name: None,
+        };
+        let mut need = |program, rights: &[Right], namespace: Option<&str>| {
+            needs.extend(rights.iter().map(|right| ProgramRight {
+                program,
+                kind: gvk.kind.clone(),
+                right: Right {
+                    namespace: namespace.map(Into::into),
+                    ..right.clone()
+                },
+            }));
+        };
+        let (read, write) = (READ.map(right), WRITE.map(right));
+        if home.is_some() {
+            need(Program::Webhook, &read, home);
+        }
+        // Without places it reads everywhere, for its copies.
+        if home.is_some() && places.is_some() {
+            need(Program::Reconciler, &read, home);
+        }
+        let grant = to_grant_by(gvk, role.as_ref());
+        for target in &targets {
+            // The webhook watches no copies, and deletes none.
+            need(Program::Webhook, &write, *target);
+            need(Program::Reconciler, &write, *target);
+            need(Program::Reconciler, &read, *target);
+            need(Program::Reconciler, &[right(DELETE)], *target);
+            // Nor may either hand out what it doesn't hold.
+            need(Program::Webhook, &grant, *target);
+            need(Program::Reconciler, &grant, *target);
+        }
+    }
+    needs
+}
+
+/// Whether its objects give rights by a role that each names.
+pub fn binds(gvk: &GroupVersionKind) -> bool {
+    right::to_grant(gvk)
+        .iter()
+        .any(|right| right.verb == "bind")
+}
+
+/// What it takes to write such an object if it gives rights: no more than to bind the role that it
+/// names, if it is known.
+fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
+    let mut rights = right::to_grant(gvk);
+    if let Some(RoleRef { kind, name }) = role {
+        let kind = kind.to_lowercase();
+        rights.retain(|right| right.resource.strip_suffix('s') == Some(&kind));
+        rights
+            .iter_mut()
+            .for_each(|right| right.name = Some(name.clone()));
+    }
+    rights
+}
+
+/// Most namespaces of which it is told one by one that a Role is missing in them.
+const PLACES: usize = 3;
+
+/// How to grant what is missing, each a sentence for people.
+pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
+    let by_roles = reach.sources.is_some() || reach.targets.is_some();
+    let mut rules: BTreeMap<Lack<'_>, BTreeSet<&str>> = BTreeMap::new();
+    for need in missing {
+        let ProgramRight {
+            kind,
+            right:
+                Right {
+                    verb,
+                    group,
+                    resource,
+                    namespace,
+                    name,
+                },
+            ..
+        } = need;
+        let grant = match namespace.as_deref().filter(|_| by_roles) {
+            Some(namespace) => Grant::Role(namespace),
+            // Both programs read and write the same.
+            None if *verb == DELETE => Grant::ClusterRole(names::AGGREGATE_TO_RECONCILER),
+            None => Grant::ClusterRole(names::AGGREGATE),
+        };
+        let lack = Lack {
+            grant,
+            kind,
+            hands_out: need.hands_out(),
+            group,
+            resource,
+            name: name.as_deref(),
+        };
+        rules.entry(lack).or_default().insert(verb);
+    }
+    let grants: BTreeSet<Grant<'_>> = rules.keys().map(|lack| lack.grant).collect();
+    let named: BTreeSet<Grant<'_>> = grants.iter().copied().take(PLACES).collect();
+    let told = rules.iter().filter(|(lack, _)| named.contains(&lack.grant));
+    let mut told: Vec<String> = told.map(|(lack, verbs)| lack.explain(verbs)).collect();
+    if grants.len() > PLACES {
+        told.push(format!(
+            "the same is missing in {}",
+            plural::more_namespaces(grants.len() - PLACES)
+        ));
+    }
+    told
+}
+
+/// A rule of RBAC's that is missing, but for its verbs.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Lack<'a> {
+    grant: Grant<'a>,
+    kind: &'a str,
+    hands_out: bool,
+    group: &'a str,
+    resource: &'a str,
+    name: Option<&'a str>,
+}
+
+impl Lack<'_> {
+    fn explain(&self, verbs: &BTreeSet<&str>) -> String {
+        let Self {
+            grant,
+            kind,
+            hands_out,
+            group,
+            resource,
+            name,
+        } = self;
+        let lack = if *hands_out {
+            "only Mimeo's own permissions go into"
+        } else {
+            "missing permissions on"
+        };
+        // Where Mimeo has all permissions that the copies give, it needs no more.
+        let others = if *hands_out { "for others " } else { "" };
+        let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
+        let group = if group.is_empty() { "\"\"" } else { group };
+        let only = name
+            .map(|name| format!(", resourceNames: [{name:?}]"))
+            .unwrap_or_default();
+        let rule =
+            format!("{{apiGroups: [{group}], resources: [{resource}], verbs: [{verbs}]{only}}}");
+        match grant {
+            Grant::ClusterRole(label) => {
+                format!(
+                    "{lack} {kind}: {others}a ClusterRole labelled {label}=true must have the rule {rule}"
+                )
+            }
+            Grant::Role(namespace) => {
+                format!(
+                    "{lack} {kind} in namespace {namespace}: {others}a Role there must have the rule {rule}"
+                )
+            }
+        }
+    }
+}
+
+/// What would grant a right.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Grant<'a> {
+    /// One with this label.
+    ClusterRole(&'a str),
+    /// One in this namespace.
+    Role(&'a str),
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn policies() -> Resource {
+        let gvk = GroupVersionKind::parse("networking.k8s.io/v1", "NetworkPolicy").unwrap();
+        Resource {
+            gvk,
+            plural: "networkpolicies".into(),
+            namespaced: true,
+        }
+    }
+
+    fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>) -> Home<'a> {
+        Home {
+            gvk,
+            namespace,
+            role: None,
+        }
+    }
+
+    fn needs() -> BTreeSet<ProgramRight> {
+        needs_in(None)
+    }
+
+    fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
+        needed(
+            [
+                home(&policies().gvk, Some("home")),
+                home(&policies().gvk, Some("home")),
+            ]
+            .into_iter(),
+            places,
+            |_| Some(policies()),
+        )
+    }
+
+    fn told(needs: &BTreeSet<ProgramRight>) -> Vec<String> {
+        let told = |need: &ProgramRight| {
+            let Right {
+                verb, namespace, ..
+            } = &need.right;
+            format!(
+                "{:?} {verb} {}",
+                need.program,
+                namespace.as_deref().unwrap_or("*")
+            )
+        };
+        needs.iter().map(told).collect()
+    }
+
+    #[test]
+    fn each_program_needs_what_it_does() {
+        assert_eq!(
+            told(&needs()),
+            [
+                "Webhook create *",
+                "Webhook get home",
+                "Webhook list home",
+                "Webhook patch *",
+                "Webhook watch home",
+                "Reconciler create *",
+                "Reconciler delete *",
+                "Reconciler get *",
+                "Reconciler list *",
+                "Reconciler patch *",
+                "Reconciler watch *",
+            ]
+        );
+        assert!(
+            needed(
+                [home(&policies().gvk, Some("home"))].into_iter(),
+                None,
+                |_| None
+            )
+            .is_empty()
+        );
+        let inline = needed([home(&policies().gvk, None)].into_iter(), None, |_| {
+            Some(policies())
+        });
+        assert_eq!(
+            told(&inline)[..2],
+            ["Webhook create *", "Webhook patch *"],
+            "there is nothing to read"
+        );
+    }
+
+    #[test]
+    fn where_roles_are_given_they_are_asked_for_in_each_namespace() {
+        let reach = Reach {
+            targets: Some(std::sync::Arc::new(["t1".into(), "t2".into()].into())),
+            ..Reach::default()
+        };
+        let needs = needs_in(reach.targets.as_deref());
+        assert!(
+            told(&needs).iter().all(|need| !need.ends_with('*')),
+            "{needs:?}"
+        );
+        let sentences = explain(&needs, &reach);
+        assert_eq!(
+            sentences[1],
+            "missing permissions on NetworkPolicy in namespace t1: a Role there must have the rule {apiGroups: \
+             [networking.k8s.io], resources: [networkpolicies], verbs: [create, delete, get, list, patch, watch]}"
+        );
+        let many = (0..9).map(|n| format!("t{n}").into()).collect();
+        let reach = Reach {
+            targets: Some(std::sync::Arc::new(many)),
+            ..Reach::default()
+        };
+        let sentences = explain(&needs_in(reach.targets.as_deref()), &reach);
+        assert_eq!(
+            sentences.last().map(String::as_str),
+            Some("the same is missing in 7 more namespaces")
+        );
+        assert_eq!(sentences.len(), PLACES + 1);
+    }
+
+    /// Those that are about what copies give.
+    fn handed_out(kind: &str, object: Option<&Value>, reach: &Reach) -> Vec<String> {
+        let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).unwrap();
+        let plural = format!("{}s", kind.to_lowercase()).into();
+        let resource = Resource {
+            gvk: gvk.clone(),
+            plural,
+            namespaced: true,
+        };
+        let homes = [Home {
+            gvk: &gvk,
+            namespace: Some("home"),
+            role: object.and_then(RoleRef::of),
+        }]
+        .into_iter();
+        let sentences = explain(
+            &needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())),
+            reach,
+        );
+        // The API server cuts a warning off at 256 characters.
+        assert!(
+            sentences.iter().all(|sentence| sentence.len() <= 256),
+            "{sentences:?}"
+        );
+        let about = |sentence: String| {
+            let rule = sentence.strip_prefix("only Mimeo's own permissions go into ")?;
+            Some(rule.replace("apiGroups: [rbac.authorization.k8s.io], ", ""))
+        };
+        sentences.into_iter().filter_map(about).collect()
+    }
+
+    #[test]
+    fn what_copies_give_must_be_mimeos_to_give() {
+        let everywhere = Reach::default();
+        let of = |kind: &str, rule: &str| {
+            format!(
+                "{kind}: for others a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {rule}"
+            )
+        };
+        assert_eq!(
+            handed_out("Role", None, &everywhere),
+            [of("Role", "{resources: [roles], verbs: [escalate]}")]
+        );
+        let any = [
+            of("RoleBinding", "{resources: [clusterroles], verbs: [bind]}"),
+            of("RoleBinding", "{resources: [roles], verbs: [bind]}"),
+        ];
+        assert_eq!(handed_out("RoleBinding", None, &everywhere), any);
+        let bound = |kind: &str, name: &str| json!({"roleRef": {"kind": kind, "name": name}});
+        assert_eq!(
+            handed_out(
+                "RoleBinding",
+                Some(&bound("ClusterRole", "view")),
+                &everywhere
+            ),
+            [of(
+                "RoleBinding",
+                "{resources: [clusterroles], verbs: [bind], resourceNames: [\"view\"]}"
+            )]
+        );
+        assert_eq!(
+            handed_out(
+                "RoleBinding",
+                Some(&bound("Role", "$(namespace.name)")),
+                &everywhere
+            ),
+            any
+        );
+        let reach = Reach {
+            targets: Some(std::sync::Arc::new(["t1".into()].into())),
+            ..Reach::default()
+        };
+        assert_eq!(
+            handed_out("RoleBinding", Some(&bound("Role", "deployer")), &reach),
+            [
+                "RoleBinding in namespace t1: for others a Role there must have the rule {resources: [roles], verbs: [bind], \
+                 resourceNames: [\"deployer\"]}"
+            ]
+        );
+        assert_eq!(handed_out("ConfigMap", None, &everywhere), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_rule_that_gives_it() {
+        assert!(explain(&BTreeSet::new(), &Reach::default()).is_empty());
+        assert_eq!(
+            explain(&needs(), &Reach::default()),
+            [
+                "missing permissions on NetworkPolicy: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the \
+                 rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, get, list, patch, watch]}",
+                "missing permissions on NetworkPolicy: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo-reconciler=true \
+                 must have the rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [delete]}",
+            ]
+        );
+        // The API server cuts a warning off at 256 characters.
+        assert!(
+            explain(&needs(), &Reach::default())
+                .iter()
+                .all(|sentence| sentence.len() <= 256)
+        );
+    }
+}

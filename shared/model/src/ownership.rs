@@ -1,0 +1,459 @@
+//! Who owns which fields of a copy, by its `managedFields`, and how what is ours becomes ours
+//! alone.
+//!
+//! Server-side apply removes a field that we leave out only if nobody else owns it, and touches
+//! none that we never owned. So where a field is to go that others own, too, their claims go first:
+//! by a change of `managedFields` alone, which takes no right that an apply doesn't.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta};
+use serde_json::{Map, Value};
+
+use crate::{
+    kind::{GroupKind, assigned},
+    names,
+};
+
+/// Manager under which an apply sums up what is in an object without `managedFields`. The API
+/// server's word.
+const FORMER: &str = "before-first-apply";
+
+/// Our manager may also appear with operation Update or for a subresource when someone else writes
+/// under the name; only the apply entry is the one that our own writes leave.
+pub(crate) fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(names::MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && is_main(entry)
+}
+
+/// The same of an entry as JSON.
+pub(crate) fn is_our_apply_entry(entry: &Value) -> bool {
+    entry["manager"] == names::MANAGER
+        && entry["operation"] == "Apply"
+        && entry["subresource"].as_str().is_none_or(str::is_empty)
+}
+
+/// What is written by way of a subresource is none of a copy's business.
+fn is_main(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().is_none_or(str::is_empty)
+}
+
+/// What others own in an object of ours. Whether there is anything to do about it its rule decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Fields that are ours as well.
+    pub shared: bool,
+    /// Fields that aren't.
+    pub added: bool,
+    /// Fields of which nobody can tell whose they are, since somebody has removed the entries that
+    /// said so.
+    pub orphaned: bool,
+}
+
+impl Claims {
+    /// Of others in an object of this kind; none if it isn't ours.
+    pub fn of(meta: &ObjectMeta, kind: &GroupKind) -> Self {
+        let mut claims = Self::default();
+        let Some((own, ours)) = own(meta) else {
+            return claims;
+        };
+        for (entry, theirs) in
+            others(meta).filter_map(|entry| Some((entry, comparable(entry, own)?)))
+        {
+            claims.shared |= shares(ours, theirs);
+            let adds = !owns(ours, &content(theirs, kind));
+            *(if is_former(entry) {
+                &mut claims.orphaned
+            } else {
+                &mut claims.added
+            }) |= adds;
+        }
+        claims
+    }
+
+    /// Whether fields are in it that are to go, from a copy that is to be `exclusive` or isn't.
+    pub fn press(self, exclusive: bool) -> bool {
+        self.orphaned || exclusive && self.added
+    }
+
+    /// Whether there is anything to claim. What doesn't press can wait for the next change of the
+    /// copy: that may take a field away.
+    pub fn any(self, exclusive: bool) -> bool {
+        self.shared || self.press(exclusive)
+    }
+}
+
+/// The `managedFields`, as JSON, that make what there is to claim in an object of this kind ours
+/// alone; none if there is nothing.
+///
+/// Fields that others own as well as we are taken from them. Fields that only others own stay
+/// theirs, unless the copy is to be `exclusive`, or it is not known whose they are: these become
+/// ours, for the next apply to remove. Finalizers and owner references of others are for them to
+/// remove, and what the cluster assigned nobody can remove.
+pub fn claim(meta: &ObjectMeta, kind: &GroupKind, exclusive: bool) -> Option<String> {
+    let (own, ours) = own(meta).filter(|_| Claims::of(meta, kind).any(exclusive))?;
+    let mut all = ours.clone();
+    let mut left = Vec::new();
+    for entry in others(meta) {
+        let Some(theirs) = comparable(entry, own) else {
+            left.push(entry.clone());
+            continue;
+        };
+        let mut theirs = theirs.clone();
+        if exclusive || is_former(entry) {
+            let content = content(&theirs, kind);
+            add(&mut all, &content);
+            theirs = without(&theirs, &content);
+        }
+        if shares(ours, &theirs) {
+            theirs = without(&theirs, ours);
+        }
+        if !theirs.is_empty() {
+            left.push(ManagedFieldsEntry {
+                fields_v1: Some(FieldsV1(theirs.into())),
+                ..entry.clone()
+            });
+        }
+    }
+    let own = ManagedFieldsEntry {
+        fields_v1: Some(FieldsV1(all.into())),
+        ..own.clone()
+    };
+    serde_json::to_string(&[vec![own], left].concat()).ok()
+}
+
+/// Whether the object had our content, status apart, before we applied it: no other entry owns a
+/// field that ours doesn't, and ours has none that was in nobody's. With values that are equal
+/// wherever ours and theirs meet (an apply without force has none else), the object's content is
+/// ours, no more and no less.
+pub fn content_is_ours(meta: &ObjectMeta) -> bool {
+    let content = |entry: &ManagedFieldsEntry| {
+        let mut content = fields(entry).cloned().unwrap_or_default();
+        // A Secret's type is there always, of nobody's where it is the default, and another one
+        // would have been refused.
+        content.retain(|field, _| !matches!(field.as_str(), "f:metadata" | "f:status" | "f:type"));
+        content
+    };
+    // Who applies nothing has no entry.
+    let ours = own(meta).map(|(own, _)| content(own)).unwrap_or_default();
+    let mut theirs = Map::new();
+    for entry in others(meta).filter(|entry| is_main(entry)) {
+        add(&mut theirs, &content(entry));
+    }
+    owns(&ours, &theirs) && owns(&theirs, &ours)
+}
+
+/// The field manager that has changed the object since Mimeo last did, the latest if there are
+/// several; none if no entry tells of it.
+///
+/// A manager that only removes a field leaves no entry: entries list the fields that a manager has
+/// set.
+pub fn editor(meta: &ObjectMeta) -> Option<&str> {
+    let (own, _) = own(meta)?;
+    let since =
+        others(meta).filter(|entry| is_main(entry) && !is_former(entry) && entry.time >= own.time);
+    since
+        .max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?
+        .manager
+        .as_deref()
+}
+
+fn fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {
+    entry.fields_v1.as_ref()?.0.as_object()
+}
+
+/// Our entry and its field set.
+fn own(meta: &ObjectMeta) -> Option<(&ManagedFieldsEntry, &Map<String, Value>)> {
+    let own = meta
+        .managed_fields
+        .iter()
+        .flatten()
+        .find(|entry| is_our_apply(entry))?;
+    Some((own, fields(own)?))
+}
+
+fn others(meta: &ObjectMeta) -> impl Iterator<Item = &ManagedFieldsEntry> {
+    meta.managed_fields
+        .iter()
+        .flatten()
+        .filter(|entry| !is_our_apply(entry))
+}
+
+/// The field set of an entry beside ours. Paths of different versions can't be compared.
+fn comparable<'a>(
+    entry: &'a ManagedFieldsEntry,
+    own: &ManagedFieldsEntry,
+) -> Option<&'a Map<String, Value>> {
+    fields(entry).filter(|_| is_main(entry) && entry.api_version == own.api_version)
+}
+
+fn is_former(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(FORMER)
+}
+
+/// A field set without what keeps an object from going or makes it go, and without what the cluster
+/// assigned to it.
+fn content(fields: &Map<String, Value>, kind: &GroupKind) -> Map<String, Value> {
+    let mut content = fields.clone();
+    for path in LIFELINE.iter().chain(assigned(&kind.group, &kind.kind)) {
+        remove(&mut content, path);
+    }
+    content
+}
+
+const LIFELINE: &[&[&str]] = &[
+    &["metadata", "finalizers"],
+    &["metadata", "ownerReferences"],
+];
+
+/// Removes a field, and its parents if nothing else is in them; tells whether it was there.
+fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
+    let [first, rest @ ..] = path else {
+        return false;
+    };
+    let field = format!("f:{first}");
+    if rest.is_empty() {
+        return fields.remove(&field).is_some();
+    }
+    let Some(below) = fields.get_mut(&field).and_then(Value::as_object_mut) else {
+        return false;
+    };
+    let found = remove(below, rest);
+    if found && below.keys().all(|field| field == PARENT) {
+        fields.remove(&field);
+    }
+    found
+}
+
+/// Stands in a field set for the parent itself, which is there with any of its fields.
+const PARENT: &str = ".";
+
+/// Whether the field set `ours` has every field of `theirs`.
+fn owns(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
+    theirs
+        .iter()
+        .filter(|(field, _)| *field != PARENT)
+        .all(|(field, below)| {
+            ours.get(field)
+                .is_some_and(|ours| match (ours.as_object(), below.as_object()) {
+                    (Some(ours), Some(below)) => owns(ours, below),
+                    _ => true,
+                })
+        })
+}
+
+/// Whether two field sets have a field in common.
+fn shares(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
+    theirs
+        .iter()
+        .filter(|(field, _)| *field != PARENT)
+        .any(|(field, below)| {
+            ours.get(field)
+                .is_some_and(|ours| match (ours.as_object(), below.as_object()) {
+                    (Some(ours), Some(below)) if !below.is_empty() => shares(ours, below),
+                    _ => true,
+                })
+        })
+}
+
+/// The fields of `theirs` that `ours` doesn't have.
+fn without(theirs: &Map<String, Value>, ours: &Map<String, Value>) -> Map<String, Value> {
+    let left = theirs
+        .iter()
+        .filter(|(field, _)| *field != PARENT)
+        .filter_map(|(field, below)| {
+            let left = match (ours.get(field).map(Value::as_object), below.as_object()) {
+                (None, _) => below.clone(),
+                (Some(Some(ours)), Some(below)) => Some(without(below, ours))
+                    .filter(|left| !left.is_empty())?
+                    .into(),
+                _ => return None,
+            };
+            Some((field.clone(), left))
+        });
+    left.collect()
+}
+
+/// Adds the fields of `theirs`.
+fn add(ours: &mut Map<String, Value>, theirs: &Map<String, Value>) {
+    for (field, below) in theirs.iter().filter(|(field, _)| *field != PARENT) {
+        match (ours.get_mut(field), below) {
+            (None, _) => drop(ours.insert(field.clone(), below.clone())),
+            // Without fields of its own it is a field itself.
+            (Some(Value::Object(ours)), Value::Object(below)) if !ours.is_empty() => {
+                add(ours, below);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    /// An object with these entries: manager, operation and field set.
+    fn object(entries: &[(&str, &str, Value)]) -> ObjectMeta {
+        let entry = |(manager, operation, fields): &(&str, &str, Value)| json!({"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields});
+        from_value(json!({"managedFields": entries.iter().map(entry).collect::<Vec<_>>()})).unwrap()
+    }
+
+    fn ours() -> (&'static str, &'static str, Value) {
+        (
+            "mimeo",
+            "Apply",
+            json!({"f:data": {"f:a": {}, "f:b": {}}, "f:metadata": {"f:labels": {"f:m": {}}}}),
+        )
+    }
+
+    /// What the claim makes of them: manager and field set.
+    fn claimed(
+        others: &[(&str, &str, Value)],
+        exclusive: bool,
+    ) -> Option<(bool, Vec<(String, Value)>)> {
+        claimed_of("Secret", others, exclusive)
+    }
+
+    fn claimed_of(
+        kind: &str,
+        others: &[(&str, &str, Value)],
+        exclusive: bool,
+    ) -> Option<(bool, Vec<(String, Value)>)> {
+        let (object, kind) = (object(&[&[ours()], others].concat()), kind.parse().unwrap());
+        let claims = Claims::of(&object, &kind);
+        let managers = claim(&object, &kind, exclusive);
+        assert_eq!(claims.any(exclusive), managers.is_some());
+        let entries: Vec<ManagedFieldsEntry> = serde_json::from_str(&managers?).unwrap();
+        let fields =
+            |entry: ManagedFieldsEntry| (entry.manager.unwrap(), entry.fields_v1.unwrap().0);
+        Some((
+            claims.press(exclusive),
+            entries.into_iter().map(fields).collect(),
+        ))
+    }
+
+    fn mimeo(fields: Value) -> (String, Value) {
+        ("mimeo".into(), fields)
+    }
+
+    #[test]
+    fn what_others_own_as_well_is_taken_from_them_and_the_rest_is_theirs() {
+        let ours = || mimeo(self::ours().2);
+        let metadata = || json!({"f:labels": {".": {}, "f:theirs": {}}});
+        let added = json!({"f:data": {".": {}, "f:c": {}}, "f:metadata": metadata()});
+        assert_eq!(claimed(&[], false), None);
+        assert_eq!(
+            claimed(&[("kubectl", "Update", added.clone())], false),
+            None,
+            "they only added"
+        );
+        let equal = json!({"f:data": {".": {}, "f:a": {}, "f:c": {}}, "f:metadata": metadata()});
+        let left = json!({"f:data": {"f:c": {}}, "f:metadata": {"f:labels": {"f:theirs": {}}}});
+        let want = vec![ours(), ("kubectl".into(), left)];
+        assert_eq!(
+            claimed(&[("kubectl", "Apply", equal)], false),
+            Some((false, want))
+        );
+        let forged = json!({"f:data": {"f:a": {}}});
+        assert_eq!(
+            claimed(&[("mimeo", "Update", forged)], false),
+            Some((false, vec![ours()])),
+            "under our name"
+        );
+    }
+
+    #[test]
+    fn what_is_nobodys_any_more_becomes_ours() {
+        let former = json!({"f:data": {".": {}, "f:a": {}, "f:old": {}}, "f:type": {}});
+        let all = json!({
+            "f:data": {"f:a": {}, "f:b": {}, "f:old": {}}, "f:type": {}, "f:metadata": {"f:labels": {"f:m": {}}}
+        });
+        assert_eq!(
+            claimed(&[("before-first-apply", "Update", former)], false),
+            Some((true, vec![mimeo(all)]))
+        );
+        let same = json!({"f:data": {".": {}, "f:a": {}}});
+        let claim = claimed(&[("before-first-apply", "Update", same)], false);
+        assert_eq!(
+            claim,
+            Some((false, vec![mimeo(ours().2)])),
+            "nothing is to go"
+        );
+    }
+
+    #[test]
+    fn what_is_exclusive_has_nothing_of_others_but_their_finalizers() {
+        let theirs = json!({
+            "f:data": {"f:c": {}},
+            "f:metadata": {"f:annotations": {".": {}, "f:x": {}}, "f:finalizers": {".": {}, "v:\"a/b\"": {}}},
+        });
+        let all = json!({
+            "f:data": {"f:a": {}, "f:b": {}, "f:c": {}},
+            "f:metadata": {"f:labels": {"f:m": {}}, "f:annotations": {".": {}, "f:x": {}}},
+        });
+        let left = json!({"f:metadata": {"f:finalizers": {".": {}, "v:\"a/b\"": {}}}});
+        let want = vec![mimeo(all), ("kubectl".into(), left.clone())];
+        assert_eq!(
+            claimed(&[("kubectl", "Update", theirs)], true),
+            Some((true, want))
+        );
+        assert_eq!(
+            claimed(&[("kubectl", "Update", left)], true),
+            None,
+            "these alone are no reason"
+        );
+        let equal = json!({"f:data": {"f:a": {}}});
+        assert_eq!(
+            claimed(&[("kubectl", "Update", equal)], true).map(|(due, _)| due),
+            Some(false)
+        );
+    }
+
+    #[test]
+    fn a_status_and_other_versions_are_not_ours_to_claim() {
+        let mut object = object(&[
+            ours(),
+            ("kubelet", "Update", ours().2),
+            ("kubectl", "Apply", ours().2),
+        ]);
+        let entries = object.managed_fields.as_mut().unwrap();
+        entries[1].subresource = Some("status".into());
+        entries[2].api_version = Some("v2".into());
+        let secret = "Secret".parse().unwrap();
+        assert_eq!(claim(&object, &secret, true), None);
+        let entries = object.managed_fields.as_mut().unwrap();
+        entries.remove(0);
+        entries[1].api_version = Some("v1".into());
+        assert_eq!(
+            Claims::of(&object, &secret),
+            Claims::default(),
+            "it isn't ours"
+        );
+    }
+
+    /// An apply without it would be refused: the server lets nobody change it.
+    #[test]
+    fn what_the_cluster_assigned_is_left_to_whoever_has_it() {
+        let bound = || json!({"f:spec": {"f:volumeName": {}}});
+        for (manager, exclusive) in [
+            ("before-first-apply", false),
+            ("before-first-apply", true),
+            ("binder", true),
+        ] {
+            let of = |kind, fields| claimed_of(kind, &[(manager, "Update", fields)], exclusive);
+            assert_eq!(of("PersistentVolumeClaim", bound()), None, "{manager}");
+            assert!(of("ConfigMap", bound()).is_some(), "{manager}");
+            let more = json!({"f:data": {"f:a": {}}, "f:spec": {".": {}, "f:volumeName": {}, "f:old": {}}});
+            let mut all = ours().2;
+            all["f:spec"] = json!({".": {}, "f:old": {}});
+            let want = vec![mimeo(all), (manager.into(), bound())];
+            assert_eq!(
+                of("PersistentVolumeClaim", more),
+                Some((true, want)),
+                "{manager}"
+            );
+        }
+    }
+}

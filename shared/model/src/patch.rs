@@ -1,0 +1,527 @@
+//! `transform.jsonPatch`: the last change to a copy, by RFC 6902.
+//!
+//! What is patched is the copy without its identity, its type and Mimeo's marks, which are put in
+//! afterwards: no operation can reach them, whatever its path comes to mean. Paths that ask for
+//! them are refused when the rule is, for they can't be meant.
+
+use json_patch::{
+    AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,
+    ReplaceOperation, TestOperation, jsonptr::PointerBuf,
+};
+use mimeo_api::JsonPatchOp;
+use serde_json::{Map, Value};
+
+use crate::{
+    id::RuleKind,
+    marks::is_mark,
+    refusal::{Refusal, Refusals},
+    size::size,
+    source::{MOST_BYTES, SourceRef, SourceRefused},
+    syntax,
+    template::{Template, Variable, each_text, fill_in, variables_in},
+};
+
+/// Most operations of one patch.
+const OPERATIONS: usize = 32;
+/// Longest path, in bytes.
+const PATH: usize = 1024;
+/// Most bytes that all values of one patch come to.
+const VALUES: usize = 64 * 1024;
+/// Most bytes that a copy may have after any of the operations: an API server stores no more.
+const RESULT: usize = 1536 * 1024;
+/// Deepest nesting after any of the operations, and in a value.
+pub(crate) const DEPTH: usize = 100;
+
+/// A parsed patch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JsonPatch {
+    operations: Vec<PatchOperation>,
+}
+
+impl JsonPatch {
+    /// Refusals name fields below `field`; `secrets`: whether copies of Secrets are patched.
+    pub(crate) fn parse(
+        operations: &[mimeo_api::JsonPatchOperation],
+        field: &str,
+        secrets: bool,
+    ) -> Result<Self, Vec<Refusal>> {
+        let mut refusals = Refusals::default();
+        if operations.len() > OPERATIONS {
+            refusals.add(field, format!("must not have more than {OPERATIONS} items"));
+        }
+        let size = operations
+            .iter()
+            .filter_map(|one| size(one.value.as_ref()?, DEPTH))
+            .sum::<usize>();
+        if size > VALUES {
+            refusals.add(
+                field,
+                format!("must not have more than {VALUES} bytes in all values"),
+            );
+        }
+        let parsed: Vec<_> = operations
+            .iter()
+            .enumerate()
+            .filter_map(|(i, one)| operation(one, &format!("{field}[{i}]"), secrets, &mut refusals))
+            .collect();
+        refusals.finish_with(Some(Self { operations: parsed }))
+    }
+
+    pub(crate) fn is_noop(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// Variables of the namespace in its values.
+    pub(crate) fn variables(&self) -> Vec<Variable> {
+        self.operations
+            .iter()
+            .filter_map(value_of)
+            .flat_map(variables_in)
+            .collect()
+    }
+
+    /// Patches a copy: `metadata` has labels and annotations alone, without Mimeo's; `body` is
+    /// without identity. `rules`: of which kind its rule is.
+    ///
+    /// # Errors
+    /// Which operation can't be done, and why, without any of the data.
+    pub(crate) fn apply(
+        &self,
+        metadata: &mut Map<String, Value>,
+        body: &mut Map<String, Value>,
+        source: &SourceRef,
+        rules: RuleKind,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Result<(), SourceRefused> {
+        if self.is_noop() {
+            return Ok(());
+        }
+        body.insert("metadata".into(), std::mem::take(metadata).into());
+        let mut copy = Value::Object(std::mem::take(body));
+        // A part that is copied into itself doubles the copy: after each operation it is measured.
+        let most = match rules {
+            RuleKind::ClusterReplication => RESULT,
+            RuleKind::Replication => MOST_BYTES,
+        };
+        for (number, operation) in self.operations.iter().enumerate() {
+            let refused = |why| SourceRefused::JsonPatch { number, why };
+            // If an operation fails the copy is dropped, however far it got.
+            json_patch::patch_unsafe(&mut copy, &[filled_in(operation, source, show)])
+                .map_err(|error| refused(explain(&error.kind)))?;
+            match size(&copy, DEPTH) {
+                None => return Err(refused("the result is nested too deeply")),
+                Some(size) if size > most => {
+                    return Err(SourceRefused::PatchTooLarge { number, most });
+                }
+                Some(_) => {}
+            }
+        }
+        let last = |why| SourceRefused::JsonPatch {
+            number: self.operations.len() - 1,
+            why,
+        };
+        let gone = || last("no object is left");
+        let Value::Object(mut copy) = copy else {
+            return Err(gone());
+        };
+        let Some(Value::Object(patched)) = copy.remove("metadata") else {
+            return Err(gone());
+        };
+        (*metadata, *body) = (patched, copy);
+        Ok(())
+    }
+}
+
+/// The crate's own messages name paths, and might one day name values.
+fn explain(kind: &PatchErrorKind) -> &'static str {
+    match kind {
+        PatchErrorKind::TestFailed => "the test fails",
+        PatchErrorKind::InvalidFromPointer => "there is nothing at from",
+        PatchErrorKind::InvalidPointer => "there is no such path",
+        PatchErrorKind::CannotMoveInsideItself => "a value can't be moved into itself",
+        _ => "it can't be done",
+    }
+}
+
+fn operation(
+    operation: &mimeo_api::JsonPatchOperation,
+    field: &str,
+    secrets: bool,
+    refusals: &mut Refusals,
+) -> Option<PatchOperation> {
+    let mimeo_api::JsonPatchOperation {
+        op,
+        path,
+        from,
+        value,
+    } = operation;
+    let takes_value = matches!(
+        op,
+        JsonPatchOp::Add | JsonPatchOp::Replace | JsonPatchOp::Test
+    );
+    let takes_from = matches!(op, JsonPatchOp::Move | JsonPatchOp::Copy);
+    if takes_value != value.is_some() {
+        let message = if takes_value {
+            "must be set, and not be null"
+        } else {
+            "is only for add, replace and test"
+        };
+        refusals.add(format!("{field}.value"), message);
+    }
+    if takes_from != from.is_some() {
+        let message = if takes_from {
+            "must be set"
+        } else {
+            "is only for move and copy"
+        };
+        refusals.add(format!("{field}.from"), message);
+    }
+    if let Some(value) = value {
+        refusals.one(&format!("{field}.value"), check_value(value, *op));
+    }
+    let path = refusals.one(&format!("{field}.path"), pointer(path, secrets));
+    let from = from
+        .as_ref()
+        .map(|from| refusals.one(&format!("{field}.from"), pointer(from, secrets)));
+    let (path, value) = (path?, value.clone());
+    let in_data = |path: &PointerBuf| path.first().is_some_and(|token| token.decoded() == "data");
+    if secrets && from.iter().flatten().any(in_data) && !in_data(&path) {
+        // So it is in each step, so it is in all of them.
+        refusals.add(
+            format!("{field}.path"),
+            "must be in data if from is in data: elsewhere a Secret's data would be readable",
+        );
+    }
+    Some(match (op, from, value) {
+        (JsonPatchOp::Add, None, Some(value)) => PatchOperation::Add(AddOperation { path, value }),
+        (JsonPatchOp::Replace, None, Some(value)) => {
+            PatchOperation::Replace(ReplaceOperation { path, value })
+        }
+        (JsonPatchOp::Test, None, Some(value)) => {
+            PatchOperation::Test(TestOperation { path, value })
+        }
+        (JsonPatchOp::Remove, None, None) => PatchOperation::Remove(RemoveOperation { path }),
+        (JsonPatchOp::Move, Some(from), None) => {
+            PatchOperation::Move(MoveOperation { from: from?, path })
+        }
+        (JsonPatchOp::Copy, Some(from), None) => {
+            PatchOperation::Copy(CopyOperation { from: from?, path })
+        }
+        // Refused above.
+        _ => return None,
+    })
+}
+
+/// A path to what a patch may see and change.
+fn pointer(path: &str, secrets: bool) -> Result<PointerBuf, String> {
+    if path.len() > PATH {
+        return Err(format!("must not be longer than {PATH} characters"));
+    }
+    let pointer = PointerBuf::parse(path)
+        .map_err(|_| format!("{path:?} is not a JSON pointer (RFC 6901), as in /data/key"))?;
+    let tokens: Vec<String> = pointer
+        .tokens()
+        .map(|token| token.decoded().into_owned())
+        .collect();
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    match &tokens[..] {
+        [] => Err("must not be the whole object".into()),
+        [field @ ("apiVersion" | "kind" | "status"), ..] => Err(format!("must not be {field}")),
+        ["type", ..] if secrets => {
+            Err("must not be a Secret's type: that is for transform.type".into())
+        }
+        ["stringData", ..] if secrets => {
+            Err("must not be stringData: what is stored is in data".into())
+        }
+        ["metadata", "labels", key, ..] => {
+            check_key(key, syntax::qualified_name(key)).map(|()| pointer.clone())
+        }
+        ["metadata", "annotations", key, ..] => {
+            check_key(key, syntax::annotation_key(key)).map(|()| pointer.clone())
+        }
+        ["metadata", ..] => Err("must be one label or one annotation if it is in metadata".into()),
+        _ => Ok(pointer),
+    }
+}
+
+fn check_key(key: &str, checked: Result<(), String>) -> Result<(), String> {
+    checked?;
+    if is_mark(key) {
+        Err("is reserved for Mimeo".into())
+    } else {
+        Ok(())
+    }
+}
+
+fn check_value(value: &Value, op: JsonPatchOp) -> Result<(), String> {
+    if size(value, DEPTH).is_none() {
+        return Err(format!("must not be nested more than {DEPTH} deep"));
+    }
+    let mut checked = Ok(());
+    each_text(value, &mut |text| {
+        let this = Template::parse(text).and_then(|template| match template.variables().next() {
+            Some(variable) if op == JsonPatchOp::Test => Err(format!(
+                "must not contain {variable}: a test has the same result in all namespaces"
+            )),
+            _ => Ok(()),
+        });
+        if checked.is_ok() {
+            checked = this;
+        }
+    });
+    checked
+}
+
+fn value_of(operation: &PatchOperation) -> Option<&Value> {
+    match operation {
+        PatchOperation::Add(add) => Some(&add.value),
+        PatchOperation::Replace(replace) => Some(&replace.value),
+        PatchOperation::Test(test) => Some(&test.value),
+        PatchOperation::Remove(_) | PatchOperation::Move(_) | PatchOperation::Copy(_) => None,
+    }
+}
+
+fn filled_in(
+    operation: &PatchOperation,
+    source: &SourceRef,
+    show: &dyn Fn(&Variable) -> String,
+) -> PatchOperation {
+    let mut operation = operation.clone();
+    match &mut operation {
+        PatchOperation::Add(AddOperation { value, .. })
+        | PatchOperation::Replace(ReplaceOperation { value, .. })
+        | PatchOperation::Test(TestOperation { value, .. }) => fill_in(value, source, show),
+        PatchOperation::Remove(_) | PatchOperation::Move(_) | PatchOperation::Copy(_) => {}
+    }
+    operation
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::kind::GroupVersionKind;
+    use serde_json::json;
+
+    fn parse(operations: &Value) -> Result<JsonPatch, String> {
+        let operations: Vec<mimeo_api::JsonPatchOperation> =
+            serde_json::from_value(operations.clone()).unwrap();
+        let joined = |refusals: Vec<Refusal>| {
+            refusals
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        JsonPatch::parse(&operations, "p", true).map_err(joined)
+    }
+
+    /// A copy as it comes out: metadata and the other fields.
+    fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
+        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+        let source = SourceRef::named(gvk, "platform", "registry");
+        let mut metadata = json!({"labels": {"a": "b"}, "annotations": {}})
+            .as_object()
+            .unwrap()
+            .clone();
+        let mut body = json!({"type": "Opaque", "data": data})
+            .as_object()
+            .unwrap()
+            .clone();
+        let patch = parse(operations).unwrap();
+        patch
+            .apply(
+                &mut metadata,
+                &mut body,
+                &source,
+                RuleKind::Replication,
+                &Variable::to_string,
+            )
+            .map_err(|refused| refused.to_string())?;
+        Ok([metadata.into(), body.into()])
+    }
+
+    #[test]
+    fn operations_are_done_in_turn_and_variables_stand_in_strings_of_values_alone() {
+        let operations = json!([
+            {"op": "add", "path": "/metadata/labels/of", "value": "$(source.name)"},
+            {"op": "remove", "path": "/metadata/labels/a"},
+            {"op": "add", "path": "/metadata/annotations/example.com~1x", "value": "$(HOME)"},
+            {"op": "test", "path": "/data/a", "value": "MQ=="},
+            {"op": "move", "from": "/data/a", "path": "/data/b"},
+            {"op": "copy", "from": "/data/b", "path": "/data/c"},
+            {"op": "replace", "path": "/data/c", "value": {"$(source.name)": ["$(source.namespace)", 1, true]}},
+            {"op": "add", "path": "/spec", "value": {"at": "$(namespace.name)"}},
+        ]);
+        let [metadata, body] = patched(&operations, &json!({"a": "MQ=="})).unwrap();
+        assert_eq!(
+            metadata,
+            json!({"labels": {"of": "registry"}, "annotations": {"example.com/x": "$(HOME)"}})
+        );
+        let data = json!({"b": "MQ==", "c": {"$(source.name)": ["platform", 1, true]}});
+        assert_eq!(
+            body,
+            json!({"type": "Opaque", "data": data, "spec": {"at": "$(namespace.name)"}})
+        );
+        assert_eq!(parse(&operations).unwrap().variables(), [Variable::Name]);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_told_without_any_data() {
+        let grow = |from: &str, to: &str| json!({"op": "copy", "from": from, "path": to});
+        let doubled: Vec<Value> = (0..32)
+            .map(|n| grow("/data", &format!("/data/k{n}")))
+            .collect();
+        let mut deep = "/data".to_owned();
+        let deepened: Vec<Value> = (0..32)
+            .map(|_| {
+                let from = deep.clone();
+                deep = format!("{deep}/x/x/x/x/x");
+                json!({"op": "add", "path": format!("{from}/x"), "value": {"x": {"x": {"x": {"x": {}}}}}})
+            })
+            .collect();
+        for (operations, want) in [
+            (
+                json!([{"op": "test", "path": "/data/a", "value": "MQ=="}]),
+                "[0] can't be applied: the test fails",
+            ),
+            (
+                json!([{"op": "test", "path": "/data/a", "value": "aHVudGVyMg=="}, {"op": "remove", "path": "/data/b"}]),
+                "[1] can't be applied: there is no such path",
+            ),
+            (
+                json!([{"op": "add", "path": "/spec/a", "value": 1}]),
+                "[0] can't be applied: there is no such path",
+            ),
+            (
+                json!([{"op": "copy", "from": "/b", "path": "/c"}]),
+                "[0] can't be applied: there is nothing at from",
+            ),
+            (
+                json!([{"op": "move", "from": "/data", "path": "/data/a"}]),
+                "a value can't be moved into itself",
+            ),
+            (json!(doubled), "makes the copy larger than"),
+            (json!(deepened), "nested too deeply"),
+        ] {
+            let told = patched(&operations, &json!({"a": "aHVudGVyMg=="})).unwrap_err();
+            assert!(told.contains(want), "{told}");
+            assert!(
+                !told.contains("aHVudGVyMg") && !told.contains("MQ=="),
+                "{told}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_copy_of_a_replication_has_at_most_256_kib_after_each_operation() {
+        let copy = |to: &str| json!({"op": "copy", "from": "/data/a", "path": to});
+        let remove = json!({"op": "remove", "path": "/data/a"});
+        let data = json!({"a": "x".repeat(200 << 10)});
+        let told = patched(&json!([copy("/data/b"), remove]), &data).unwrap_err();
+        assert!(
+            told.contains("[0] makes the copy larger than 262144 bytes of JSON"),
+            "{told}"
+        );
+        patched(&json!([remove]), &data).unwrap();
+    }
+
+    #[test]
+    fn parse_refuses_what_can_never_be_meant() {
+        let add = |path: &str| json!([{"op": "add", "path": path, "value": "x"}]);
+        for (operations, want) in [
+            (add(""), "p[0].path: must not be the whole object"),
+            (add("data"), "p[0].path: \"data\" is not a JSON pointer"),
+            (add("/a~2"), "p[0].path: \"/a~2\" is not a JSON pointer"),
+            (add("/apiVersion"), "p[0].path: must not be apiVersion"),
+            (add("/kind"), "p[0].path: must not be kind"),
+            (add("/status/x"), "p[0].path: must not be status"),
+            (add("/type"), "p[0].path: must not be a Secret's type"),
+            (add("/stringData/x"), "p[0].path: must not be stringData"),
+            (add("/metadata"), "p[0].path: must be one label"),
+            (add("/metadata/name"), "p[0].path: must be one label"),
+            (add("/metadata/namespace"), "p[0].path: must be one label"),
+            (
+                add("/metadata/ownerReferences/-"),
+                "p[0].path: must be one label",
+            ),
+            (
+                add("/metadata/finalizers/0"),
+                "p[0].path: must be one label",
+            ),
+            (add("/metadata/labels"), "p[0].path: must be one label"),
+            (
+                add("/metadata/labels/a b"),
+                "p[0].path: \"a b\" must have a name",
+            ),
+            (
+                add("/metadata/labels/mimeo.dev~1rule"),
+                "p[0].path: is reserved for Mimeo",
+            ),
+            (
+                add("/metadata/labels/app.kubernetes.io~1managed-by"),
+                "p[0].path: is reserved for Mimeo",
+            ),
+            (
+                add("/metadata/annotations/mimeo.dev~1checksum"),
+                "p[0].path: is reserved for Mimeo",
+            ),
+            (
+                json!([{"op": "copy", "from": "/metadata", "path": "/data/x"}]),
+                "p[0].from: must be one label",
+            ),
+            (
+                json!([{"op": "move", "from": "/kind", "path": "/data/x"}]),
+                "p[0].from: must not be kind",
+            ),
+            (
+                json!([{"op": "copy", "from": "/data/x", "path": "/metadata/annotations/x"}]),
+                "p[0].path: must be in data if from is",
+            ),
+            (
+                json!([{"op": "move", "path": "/data/x"}]),
+                "p[0].from: must be set",
+            ),
+            (
+                json!([{"op": "remove", "path": "/data/x", "from": "/data/y"}]),
+                "p[0].from: is only for move and copy",
+            ),
+            (
+                json!([{"op": "add", "path": "/data/x"}]),
+                "p[0].value: must be set",
+            ),
+            (
+                json!([{"op": "remove", "path": "/data/x", "value": 1}]),
+                "p[0].value: is only for add",
+            ),
+            (
+                json!([{"op": "add", "path": "/x", "value": ["$(source.uid)"]}]),
+                "p[0].value: there is no variable",
+            ),
+            (
+                json!([{"op": "test", "path": "/x", "value": {"a": "$(namespace.name)"}}]),
+                "p[0].value: must not contain $(namespace.name)",
+            ),
+            (
+                json!([{"op": "add", "path": "/x", "value": "x".repeat(VALUES)}]),
+                "p: must not have more than 65536 bytes",
+            ),
+            (
+                json!(vec![add("/data/x")[0].clone(); 33]),
+                "p: must not have more than 32 items",
+            ),
+        ] {
+            assert!(
+                parse(&operations).unwrap_err().starts_with(want),
+                "{want}: {:?}",
+                parse(&operations)
+            );
+        }
+        let other: Vec<mimeo_api::JsonPatchOperation> =
+            serde_json::from_value(add("/type")).unwrap();
+        assert!(
+            JsonPatch::parse(&other, "p", false).is_ok(),
+            "another kind's type is a field like others"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Numbers with their noun, in the singular or the plural.
+
+use std::fmt::Display;
+
+/// "1 copy", "12 copies".
+pub fn copies<N: Display + PartialEq + From<u8> + Copy>(number: N) -> String {
+    counted(number, "copy", "copies")
+}
+
+/// "1 namespace", "12 namespaces".
+pub fn namespaces(number: usize) -> String {
+    counted(number, "namespace", "namespaces")
+}
+
+/// "1 more namespace", "12 more namespaces".
+pub fn more_namespaces(number: usize) -> String {
+    counted(number, "more namespace", "more namespaces")
+}
+
+fn counted<N: Display + PartialEq + From<u8> + Copy>(number: N, one: &str, many: &str) -> String {
+    let noun = if number == N::from(1) { one } else { many };
+    format!("{number} {noun}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular_and_every_other_number_is_plural() {
+        assert_eq!(
+            [0, 1, 12].map(copies::<i32>),
+            ["0 copies", "1 copy", "12 copies"]
+        );
+        assert_eq!(
+            [0, 1, 12].map(namespaces),
+            ["0 namespaces", "1 namespace", "12 namespaces"]
+        );
+        assert_eq!(
+            [1, 2].map(more_namespaces),
+            ["1 more namespace", "2 more namespaces"]
+        );
+    }
+}

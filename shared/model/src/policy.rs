@@ -1,0 +1,726 @@
+//! `TransformPolicy`: changing matching objects as they are admitted, whoever writes them.
+
+use std::collections::BTreeSet;
+
+use json_patch::{Patch, PatchOperation};
+use mimeo_api::{FailurePolicy, TransformPolicy};
+use serde_json::{Map, Value};
+
+use crate::{
+    kind::{GroupVersionKind, Resource},
+    refusal::{Refusal, Refusals},
+    review::{Operation, Request, Verdict},
+    selection::Selector,
+    syntax,
+    transform::{Transform, is_being_deleted},
+};
+
+mod spoilt;
+
+/// Most kinds of one policy.
+const KINDS: usize = 8;
+/// Most excluded namespaces of one policy.
+const NAMESPACES: usize = 64;
+/// Prefixes of the user names of programs. Programs write often, and read no warnings.
+const PROGRAMS: [&str; 4] = [
+    "system:serviceaccount:",
+    "system:node:",
+    "system:kube-",
+    "system:apiserver",
+];
+
+/// Which objects are changed as they are admitted, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Its name, by which the API server's requests are told apart.
+    pub name: Box<str>,
+    /// The object's uid; empty before it is stored.
+    pub uid: Box<str>,
+    /// Counts changes of the spec; 0 before it is stored.
+    pub generation: i64,
+    /// Kinds of the objects, in the author's order.
+    pub kinds: Vec<GroupVersionKind>,
+    /// Labels of the objects; never empty.
+    pub object_selector: Selector,
+    /// Labels of their namespaces; any if `None`. Only the API server can tell.
+    pub namespace_selector: Option<Selector>,
+    /// Exact names of namespaces that are left alone.
+    pub exclude_namespaces: Vec<Box<str>>,
+    /// What is changed.
+    pub transform: Transform,
+    /// What happens while no webhook answers.
+    pub failure_policy: FailurePolicy,
+}
+
+impl Policy {
+    /// Parses what the API server stored or is about to store.
+    ///
+    /// # Errors
+    /// Every reason why the policy is refused, in the order of the fields.
+    pub fn parse(object: &TransformPolicy) -> Result<Self, Vec<Refusal>> {
+        let (metadata, spec) = (&object.metadata, &object.spec);
+        let mut refusals = Refusals::default();
+        let name = metadata.name.as_deref().unwrap_or_default();
+        refusals.one("metadata.name", syntax::dns_subdomain(name));
+        let kinds = parse_kinds(&spec.match_.kinds, &mut refusals);
+        let object_selector = refusals.all(Selector::parse(
+            &spec.match_.object_selector,
+            "spec.match.objectSelector",
+        ));
+        if object_selector.as_ref().is_some_and(Selector::is_empty) {
+            refusals.add("spec.match.objectSelector", "must not be empty");
+        }
+        let at_namespaces = "spec.match.namespaceSelector";
+        let namespace_selector = spec.match_.namespace_selector.as_ref();
+        let namespace_selector =
+            namespace_selector.map(|selector| Selector::parse(selector, at_namespaces));
+        let namespace_selector = refusals.all(namespace_selector.transpose());
+        let exclude_namespaces = parse_excluded(&spec.match_.exclude_namespaces, &mut refusals);
+        let transform = refusals.all(Transform::of_admission(
+            &spec.transform,
+            "spec.transform",
+            &kinds,
+        ));
+        if transform.as_ref().is_some_and(Transform::is_noop) {
+            refusals.add("spec.transform", "must change something");
+        }
+        let parsed = object_selector.zip(namespace_selector).zip(transform);
+        refusals.finish_with(
+            parsed.map(|((object_selector, namespace_selector), transform)| Self {
+                name: name.into(),
+                uid: metadata.uid.as_deref().unwrap_or_default().into(),
+                generation: metadata.generation.unwrap_or_default(),
+                kinds,
+                object_selector,
+                namespace_selector,
+                exclude_namespaces,
+                transform,
+                failure_policy: spec.failure_policy,
+            }),
+        )
+    }
+
+    /// What discovery refuses in the policy. A kind that `look_up` doesn't find is passed over: it
+    /// may come.
+    pub fn refuse_kinds(
+        &self,
+        look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+    ) -> Vec<Refusal> {
+        let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
+            let message = format!(
+                "kind {} is cluster-scoped; only objects in namespaces are rewritten",
+                gvk.group_kind()
+            );
+            let field = format!("spec.match.kinds[{i}]");
+            (!look_up(gvk)?.namespaced).then_some(Refusal { field, message })
+        };
+        self.kinds.iter().enumerate().filter_map(refuse).collect()
+    }
+
+    /// What the policy changes in the object of `request`: nothing unless the object as it will be
+    /// matches. The API server asks also when only the stored one does.
+    pub fn rewrite(&self, request: &Request) -> Rewrite {
+        let Some(object) = request
+            .object
+            .as_ref()
+            .filter(|object| self.is_for(request, object))
+        else {
+            return Rewrite::default();
+        };
+        let stored = request
+            .old_object
+            .as_ref()
+            .filter(|_| request.operation == Operation::Update);
+        let before = rewritable(object);
+        let mut after = before.clone();
+        self.transform.rewrite(
+            &mut after,
+            stored,
+            request.namespace.as_deref().unwrap_or_default(),
+        );
+        let data = self.transform.data_changes(object);
+        let kind = &request.kind.kind;
+        let refusal = spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {
+            format!(
+                "Mimeo: TransformPolicy {} would make this {kind} invalid: {why}. Change the policy (spec.transform), or exclude the \
+                 object from it (spec.match)",
+                self.name
+            )
+        });
+        let mut patch = json_patch::diff(&before, &after);
+        patch.0.extend(data);
+        let mut warnings: Vec<String> = stored
+            .and_then(|stored| self.kept_type(stored))
+            .into_iter()
+            .collect();
+        if !PROGRAMS
+            .iter()
+            .any(|prefix| request.user.name.starts_with(prefix))
+        {
+            warnings.extend(self.changed(kind, &patch));
+        }
+        Rewrite {
+            patch,
+            warnings,
+            refusal,
+        }
+    }
+
+    /// The warning that tells a person which parts the policy has changed. The API server shows it
+    /// also where it refuses the object later, without naming the policy.
+    fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
+        let part = |operation: &PatchOperation| {
+            let mut tokens = operation
+                .path()
+                .tokens()
+                .map(|token| token.decoded().into_owned());
+            let first = tokens.next()?;
+            // All of the metadata, where there was none before.
+            if first == "metadata" {
+                tokens.next().or(Some(first))
+            } else {
+                Some(first)
+            }
+        };
+        let parts: BTreeSet<String> = patch.0.iter().filter_map(part).collect();
+        let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
+        (!parts.is_empty()).then(|| changed(&self.name, &parts, kind))
+    }
+
+    fn is_for(&self, request: &Request, object: &Value) -> bool {
+        let kind = request.kind.group_kind();
+        let namespace = request.namespace.as_deref().unwrap_or_default();
+        let labels = object["metadata"]["labels"].as_object();
+        let is_being_deleted =
+            is_being_deleted(object) || request.old_object.as_ref().is_some_and(is_being_deleted);
+        matches!(request.operation, Operation::Create | Operation::Update)
+            && !is_being_deleted
+            && self.kinds.iter().any(|one| one.group_kind() == kind)
+            && !self
+                .exclude_namespaces
+                .iter()
+                .any(|excluded| &**excluded == namespace)
+            && self
+                .object_selector
+                .matches_by(|key| labels?.get(key)?.as_str())
+    }
+
+    /// A word about an object that was stored with another type before the policy came.
+    fn kept_type(&self, stored: &Value) -> Option<String> {
+        let (wanted, kept) = (self.transform.secret_type()?, stored["type"].as_str()?);
+        (wanted != kept).then(|| kept_type(&self.name, kept, wanted))
+    }
+}
+
+/// That a stored Secret keeps its type.
+pub fn kept_type(policy: &str, kept: &str, wanted: &str) -> String {
+    format!(
+        "TransformPolicy {policy} cannot change the type of this Secret from {kept:?} to {wanted:?}: the type of a stored Secret is \
+         immutable. Delete the Secret and create it again"
+    )
+}
+
+/// That a policy has changed these parts of an object.
+pub fn changed(policy: &str, parts: &str, kind: &str) -> String {
+    format!(
+        "TransformPolicy {policy} changed {parts} of this {kind}. If the API server refuses it for that, change the policy \
+         or exclude the object from it (spec.match)"
+    )
+}
+
+fn parse_kinds(kinds: &[mimeo_api::MatchedKind], refusals: &mut Refusals) -> Vec<GroupVersionKind> {
+    let field = "spec.match.kinds";
+    match kinds.len() {
+        0 => refusals.add(field, "must not be empty"),
+        1..=KINDS => {}
+        _ => refusals.add(field, format!("must not have more than {KINDS} items")),
+    }
+    let parse = |(i, kind): (usize, &mimeo_api::MatchedKind)| {
+        let field = format!("{field}[{i}]");
+        let gvk = refusals.one(
+            &field,
+            GroupVersionKind::parse(&kind.api_version, &kind.kind),
+        )?;
+        if let Some(why) = never_rewritten(&gvk) {
+            refusals.add(field, why);
+        }
+        Some(gvk)
+    };
+    kinds.iter().enumerate().filter_map(parse).collect()
+}
+
+/// Why objects of the kind are never rewritten, if they aren't.
+fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
+    match (&*gvk.group, &*gvk.kind) {
+        ("", "Namespace") => Some("kind Namespace is never rewritten"),
+        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never rewritten"),
+        // The API server asks no webhook about these, so that a broken one can be repaired.
+        ("admissionregistration.k8s.io", _) => {
+            Some("kinds of admissionregistration.k8s.io are never rewritten")
+        }
+        _ => None,
+    }
+}
+
+fn parse_excluded(namespaces: &[String], refusals: &mut Refusals) -> Vec<Box<str>> {
+    let field = "spec.match.excludeNamespaces";
+    if namespaces.len() > NAMESPACES {
+        refusals.add(field, format!("must not have more than {NAMESPACES} items"));
+    }
+    for (i, namespace) in namespaces.iter().enumerate() {
+        refusals.one(&format!("{field}[{i}]"), syntax::dns_label(namespace));
+    }
+    namespaces
+        .iter()
+        .map(|namespace| namespace.as_str().into())
+        .collect()
+}
+
+/// The part of an object that a transform may change, so that no secret data gets near the patch.
+fn rewritable(object: &Value) -> Value {
+    let pick = |from: &Value, keys: &[&str]| -> Map<String, Value> {
+        keys.iter()
+            .filter_map(|&key| Some((key.to_owned(), from.get(key)?.clone())))
+            .collect()
+    };
+    let mut part = pick(object, &["type"]);
+    if let Some(metadata) = object.get("metadata") {
+        let keys = ["labels", "annotations", "finalizers"];
+        part.insert("metadata".into(), pick(metadata, &keys).into());
+    }
+    part.into()
+}
+
+/// What a policy changes in one object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rewrite {
+    /// Empty if the object is as the policy wants it.
+    pub patch: Patch,
+    /// For the client.
+    pub warnings: Vec<String>,
+    /// Why the object is refused instead: the patch would make it invalid.
+    pub refusal: Option<String>,
+}
+
+impl From<Rewrite> for Verdict {
+    fn from(
+        Rewrite {
+            patch,
+            warnings,
+            refusal,
+        }: Rewrite,
+    ) -> Self {
+        match refusal {
+            Some(message) => Self::Deny {
+                code: 422,
+                reason: "Invalid",
+                message,
+                retry_after_seconds: None,
+            },
+            None => Self::Patch { patch, warnings },
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::review::{GroupVersionResource, User};
+    use serde_json::json;
+
+    const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
+    const OLD_TYPE: &str = "will-be-modify-by-kyverno";
+
+    /// The policy that replaces a known Kyverno mutation of what another tool copies.
+    fn good() -> Value {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "devops"},
+            "spec": {
+                "match": {
+                    "kinds": [{"apiVersion": "v1", "kind": "Secret"}],
+                    "objectSelector": {"matchLabels": {"kubed.appscode.com/origin.namespace": "kubesphere-devops-system"}},
+                    "excludeNamespaces": ["kubesphere-devops-system"],
+                },
+                "transform": {
+                    "type": TYPE, "labels": {"set": {"participant": "kyverno"}},
+                    "finalizers": ["finalizers.kubesphere.io/credential"],
+                },
+            },
+        })
+    }
+
+    #[track_caller]
+    fn policy(object: Value) -> Policy {
+        Policy::parse(&serde_json::from_value(object).unwrap()).unwrap()
+    }
+
+    /// A Secret as the copying tool writes it.
+    fn secret() -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "type": OLD_TYPE, "data": {"password": "c2VjcmV0"},
+            "metadata": {
+                "name": "git", "namespace": "team",
+                "labels": {"kubed.appscode.com/origin.namespace": "kubesphere-devops-system"},
+            },
+        })
+    }
+
+    fn request(object: Value, stored: Option<Value>) -> Request {
+        Request {
+            uid: "u".into(),
+            kind: GroupVersionKind::parse("v1", "Secret").unwrap(),
+            resource: GroupVersionResource {
+                group: "".into(),
+                version: "v1".into(),
+                resource: "secrets".into(),
+            },
+            sub_resource: None,
+            name: Some("git".into()),
+            namespace: Some("team".into()),
+            operation: if stored.is_some() {
+                Operation::Update
+            } else {
+                Operation::Create
+            },
+            user: User {
+                name: "system:serviceaccount:tools:copier".into(),
+                ..User::default()
+            },
+            object: Some(object),
+            old_object: stored,
+            dry_run: false,
+        }
+    }
+
+    /// The object as it comes out of the policy, and the warnings.
+    #[track_caller]
+    fn admitted(policy: &Policy, object: Value, stored: Option<Value>) -> (Value, Vec<String>) {
+        let Rewrite {
+            patch,
+            warnings,
+            refusal,
+        } = policy.rewrite(&request(object.clone(), stored.clone()));
+        assert_eq!(refusal, None);
+        assert!(!format!("{patch:?}").contains("c2VjcmV0"));
+        let mut out = object;
+        json_patch::patch(&mut out, &patch).unwrap();
+        let again = policy.rewrite(&request(out.clone(), stored));
+        assert!(
+            again.patch.0.is_empty(),
+            "the second time changed {}",
+            again.patch
+        );
+        (out, warnings)
+    }
+
+    #[test]
+    fn a_created_secret_gets_type_label_and_finalizer() {
+        let (out, warnings) = admitted(&policy(good()), secret(), None);
+        assert_eq!(
+            (&out["type"], &out["metadata"]["labels"]["participant"]),
+            (&json!(TYPE), &json!("kyverno"))
+        );
+        assert_eq!(
+            out["metadata"]["finalizers"],
+            json!(["finalizers.kubesphere.io/credential"])
+        );
+        assert_eq!((&out["data"], warnings), (&secret()["data"], vec![]));
+    }
+
+    #[test]
+    fn a_tool_that_resends_its_old_type_passes() {
+        let policy = policy(good());
+        let (stored, _) = admitted(&policy, secret(), None);
+        let (out, warnings) = admitted(&policy, secret(), Some(stored.clone()));
+        assert_eq!((out, warnings), (stored, vec![]));
+    }
+
+    #[test]
+    fn a_secret_stored_with_another_type_can_be_edited_and_is_reported() {
+        let mut edited = secret();
+        edited["data"]["password"] = json!("bmV3");
+        let (out, warnings) = admitted(&policy(good()), edited, Some(secret()));
+        assert_eq!(
+            (&out["type"], &out["data"]["password"]),
+            (&json!(OLD_TYPE), &json!("bmV3"))
+        );
+        assert_eq!(warnings.len(), 1);
+        assert!(
+            warnings[0].starts_with(
+                "TransformPolicy devops cannot change the type of this Secret from \"will-be-"
+            ),
+            "{warnings:?}"
+        );
+    }
+
+    #[test]
+    fn a_person_is_told_what_the_policy_has_changed_and_a_program_is_not() {
+        let policy = policy(good());
+        let told = |name: &str, object: Value| {
+            let mut request = request(object, None);
+            request.user.name = name.into();
+            policy.rewrite(&request).warnings
+        };
+        let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If the API server refuses it \
+                       for that, change the policy or exclude the object from it (spec.match)";
+        for (name, warned) in [
+            ("ann", true),
+            ("system:admin", true),
+            ("system:node:a", false),
+            ("system:kube-x", false),
+        ] {
+            assert_eq!(
+                told(name, secret()),
+                if warned { vec![changed] } else { vec![] },
+                "{name}"
+            );
+        }
+        assert_eq!(
+            told("ann", admitted(&policy, secret(), None).0),
+            [""; 0],
+            "nothing is changed"
+        );
+    }
+
+    #[test]
+    fn what_the_policy_alone_would_make_invalid_is_refused_in_its_name() {
+        let pattern = |transform: &Value, object: &Value| {
+            let mut spoiling = good();
+            spoiling["spec"]["transform"] = transform.clone();
+            policy(spoiling)
+                .rewrite(&request(object.clone(), None))
+                .refusal
+        };
+        let long =
+            json!({"labels": {"set": {"at": format!("{}$(namespace.name)", "x".repeat(61))}}});
+        let tls = json!({"type": "kubernetes.io/tls"});
+        let hidden = json!({"data": {"exclude": ["password"]}});
+        let renamed = json!({"type": "kubernetes.io/tls", "data": {"rename": {"crt": "tls.crt", "key": "tls.key"}}});
+        let of_type = |type_: &str, keys: &[&str]| {
+            let mut object = secret();
+            object["type"] = json!(type_);
+            object["data"] = keys
+                .iter()
+                .map(|key| ((*key).to_owned(), Value::Null))
+                .collect::<Map<_, _>>()
+                .into();
+            object
+        };
+        for (transform, object, why) in [
+            (
+                &long,
+                secret(),
+                Some("label at must not be longer than 63 characters"),
+            ),
+            (
+                &tls,
+                secret(),
+                Some("type kubernetes.io/tls needs the key tls.crt in its data"),
+            ),
+            (
+                &tls,
+                of_type("Opaque", &["tls.crt"]),
+                Some("type kubernetes.io/tls needs the key tls.key in its data"),
+            ),
+            (&tls, of_type("Opaque", &["tls.crt", "tls.key"]), None),
+            (&renamed, of_type("Opaque", &["crt", "key"]), None),
+            (
+                &hidden,
+                of_type("kubernetes.io/basic-auth", &["password"]),
+                Some(
+                    "type kubernetes.io/basic-auth needs the key username or password in its data",
+                ),
+            ),
+            (
+                &hidden,
+                of_type("kubernetes.io/basic-auth", &["password", "username"]),
+                None,
+            ),
+            // That is its writer's fault, and the API server says so.
+            (&hidden, of_type("kubernetes.io/tls", &["password"]), None),
+        ] {
+            let want = why.map(|why| {
+                format!(
+                    "Mimeo: TransformPolicy devops would make this Secret invalid: {why}. Change the policy (spec.transform), or \
+                     exclude the object from it (spec.match)"
+                )
+            });
+            assert_eq!(pattern(transform, &object), want, "{transform} {object}");
+        }
+    }
+
+    #[test]
+    fn an_owner_removes_the_finalizer_of_what_is_being_deleted() {
+        let mut stored = admitted(&policy(good()), secret(), None).0;
+        stored["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let mut freed = stored.clone();
+        freed["metadata"]["finalizers"] = json!([]);
+        assert_eq!(
+            admitted(&policy(good()), freed.clone(), Some(stored)),
+            (freed, vec![])
+        );
+    }
+
+    #[test]
+    fn what_does_not_match_is_left_alone() {
+        type Change = fn(&mut Request);
+        let changes: [(&str, Change); 5] = [
+            ("other labels", |r| {
+                r.object = Some(json!({"metadata": {"labels": {"a": "b"}}}));
+            }),
+            ("no labels, though the stored one matches", |r| {
+                r.object = Some(json!({"metadata": {}}));
+                r.old_object = Some(secret());
+                r.operation = Operation::Update;
+            }),
+            ("excluded namespace", |r| {
+                r.namespace = Some("kubesphere-devops-system".into());
+            }),
+            ("another kind", |r| {
+                r.kind = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
+            }),
+            ("deletion", |r| {
+                (r.operation, r.object) = (Operation::Delete, None);
+            }),
+        ];
+        for (what, change) in changes {
+            let mut request = request(secret(), None);
+            change(&mut request);
+            assert_eq!(
+                policy(good()).rewrite(&request),
+                Rewrite::default(),
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_patch_says_only_what_changes() {
+        let patch = policy(good()).rewrite(&request(secret(), None)).patch;
+        let want = json!([
+            {"op": "add", "path": "/metadata/finalizers", "value": ["finalizers.kubesphere.io/credential"]},
+            {"op": "add", "path": "/metadata/labels/participant", "value": "kyverno"},
+            {"op": "replace", "path": "/type", "value": TYPE},
+        ]);
+        assert_eq!(serde_json::to_value(patch).unwrap(), want);
+    }
+
+    #[test]
+    fn parse_refuses_one_change_away_from_good() {
+        let kind =
+            |api_version: &str, kind: &str| json!([{"apiVersion": api_version, "kind": kind}]);
+        let empty: Value = json!([]);
+        for (pointer, value, want) in [
+            (
+                "/metadata/name",
+                json!(""),
+                "metadata.name: must not be empty",
+            ),
+            (
+                "/spec/match/kinds",
+                empty,
+                "spec.match.kinds: must not be empty",
+            ),
+            (
+                "/spec/match/kinds",
+                json!(vec![json!({"apiVersion": "v1", "kind": "Secret"}); 9]),
+                "spec.match.kinds: must not have",
+            ),
+            (
+                "/spec/match/kinds/0/apiVersion",
+                json!("a/b/c"),
+                "spec.match.kinds[0]: the version of apiVersion",
+            ),
+            (
+                "/spec/match/kinds",
+                kind("v1", "ConfigMap"),
+                "spec.transform.type: is only for Secrets",
+            ),
+            (
+                "/spec/match/objectSelector",
+                json!({}),
+                "spec.match.objectSelector: must not be empty",
+            ),
+            (
+                "/spec/match/objectSelector",
+                json!({"matchLabels": {"a": "b c"}}),
+                "spec.match.objectSelector.matchLabels[a]",
+            ),
+            (
+                "/spec/match/namespaceSelector",
+                json!({"matchLabels": {"a b": ""}}),
+                "spec.match.namespaceSelector.matchL",
+            ),
+            (
+                "/spec/match/excludeNamespaces",
+                json!(["a", "b*"]),
+                "spec.match.excludeNamespaces[1]: \"b*\" is not a valid DNS label",
+            ),
+            (
+                "/spec/match/excludeNamespaces",
+                json!(vec!["a"; 65]),
+                "spec.match.excludeNamespaces: must not have more",
+            ),
+            (
+                "/spec/transform",
+                json!({}),
+                "spec.transform: must change something",
+            ),
+            (
+                "/spec/transform",
+                json!({"type": "a b"}),
+                "spec.transform.type: \"a b\" is not a valid type",
+            ),
+            (
+                "/spec/transform",
+                json!({"labels": {"set": {"mimeo.dev/rule": ""}}}),
+                "spec.transform.labels.set[mimeo.dev/rule]",
+            ),
+        ] {
+            let mut object = good();
+            let (parent, last) = pointer.rsplit_once('/').unwrap();
+            object.pointer_mut(parent).unwrap()[last] = value;
+            let refusals = Policy::parse(&serde_json::from_value(object).unwrap()).expect_err(want);
+            assert_eq!(refusals.len(), 1, "{want}: {refusals:?}");
+            assert!(
+                refusals[0].to_string().starts_with(want),
+                "{want}: {refusals:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn parse_refuses_kinds_that_must_stay_as_they_are() {
+        for (api_version, kind) in [
+            ("v1", "Namespace"),
+            ("mimeo.dev/v1alpha1", "ClusterReplication"),
+            (
+                "admissionregistration.k8s.io/v1",
+                "MutatingWebhookConfiguration",
+            ),
+        ] {
+            let mut object = good();
+            object["spec"]["match"]["kinds"] = json!([{"apiVersion": api_version, "kind": kind}]);
+            object["spec"]["transform"] = json!({"labels": {"set": {"a": "b"}}});
+            let refusals = Policy::parse(&serde_json::from_value(object).unwrap()).expect_err(kind);
+            assert!(
+                refusals[0].to_string().starts_with("spec.match.kinds[0]: "),
+                "{refusals:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
+        let look_up = |gvk: &GroupVersionKind| {
+            Some(Resource {
+                gvk: gvk.clone(),
+                plural: "x".into(),
+                namespaced: false,
+            })
+        };
+        assert_eq!(policy(good()).refuse_kinds(look_up).len(), 1);
+        assert_eq!(policy(good()).refuse_kinds(|_| None), []);
+    }
+}

@@ -1,0 +1,587 @@
+//! From a source to the body of its copies.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use bytes::Bytes;
+use mimeo_api::DriftPolicy;
+use serde_json::{Map, Value, json};
+
+use super::{Copies, Form, Part, Rendering};
+use crate::{
+    choices::Strategy,
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, assigned},
+    meta::Checksum,
+    names,
+    rule::{Rule, Target},
+    source::{SourceRef, SourceRefused, refused_type},
+    syntax,
+    template::{Template, Variable, fill_in, variables_in},
+};
+
+type Fields = Map<String, Value>;
+
+/// All that the copies of one source by one rule have in common: they differ in their names alone,
+/// and making the rest again for each target would cost as much as the source is large.
+pub struct Draft {
+    source: SourceRef,
+    /// Without the name.
+    metadata: Fields,
+    content: Bytes,
+    /// Of the content.
+    checksum: Checksum,
+    blanks: Option<Blanked>,
+}
+
+/// The same with blanks for the variables of the namespace, those in the names of copies included.
+struct Blanked {
+    blanks: Blanks,
+    /// Those that stand in more than the names.
+    variables: BTreeSet<Variable>,
+    metadata: Fields,
+    content: Arc<[Part]>,
+    /// Of the content, with the blanks in it.
+    checksum: Checksum,
+    encoded: Arc<[(Encoded, Vec<Part>)]>,
+    apart: bool,
+}
+
+/// A value that is base64.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Encoded {
+    field: &'static str,
+    key: String,
+}
+
+impl Encoded {
+    /// All of a copy that a rule may have written. What the API server stored for a source is
+    /// right.
+    fn all<'a>(
+        rule: &Rule,
+        source: &SourceRef,
+        body: &'a Fields,
+    ) -> impl Iterator<Item = (Self, &'a str)> {
+        let gvk = &source.gvk;
+        let field = if gvk.is_secret() {
+            Some("data")
+        } else {
+            gvk.is_config_map().then_some("binaryData")
+        };
+        field
+            .filter(|_| rule.transform.patches() || source.is_inline())
+            .into_iter()
+            .flat_map(|field| {
+                let values = body
+                    .get(field)
+                    .and_then(Value::as_object)
+                    .into_iter()
+                    .flatten();
+                values.filter_map(move |(key, value)| {
+                    Some((
+                        Self {
+                            field,
+                            key: key.clone(),
+                        },
+                        value.as_str()?,
+                    ))
+                })
+            })
+    }
+
+    pub(super) fn check(&self, value: &str) -> Result<(), SourceRefused> {
+        let refused = || SourceRefused::NotBase64 {
+            field: self.field,
+            key: self.key.clone(),
+        };
+        syntax::is_base64(value).then_some(()).ok_or_else(refused)
+    }
+}
+
+impl Draft {
+    /// What `object` gives for this rule.
+    ///
+    /// # Errors
+    /// Why it gives no copy.
+    pub fn of(
+        rule: &Rule,
+        source: &SourceRef,
+        object: &Value,
+        cluster: &str,
+    ) -> Result<Self, SourceRefused> {
+        let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
+        let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, object, cluster, show);
+        let (metadata, body) = draft(&Variable::to_string)?;
+        let mut variables = rule.transform.variables();
+        if source.is_inline() {
+            variables.extend(object.values().flat_map(variables_in));
+        }
+        let names: Vec<Template> = rule
+            .targets
+            .iter()
+            .map(|target| target.copy_name(source))
+            .collect();
+        let all: BTreeSet<Variable> = names
+            .iter()
+            .flat_map(Template::variables)
+            .chain(&variables)
+            .cloned()
+            .collect();
+        if all.is_empty() {
+            Encoded::all(rule, source, &body).try_for_each(|(at, value)| at.check(value))?;
+        }
+        let content = Value::Object(body).to_string();
+        let blanks = if all.is_empty() {
+            None
+        } else {
+            let names: Vec<String> = names
+                .iter()
+                .map(|name| name.text(|variable| variable.to_string().into()))
+                .collect();
+            let blanks = Blanks::unlike(&[&content, &json!([&metadata, names]).to_string()], all);
+            Some(Blanked::of(rule, source, blanks, variables, draft)?)
+        };
+        let checksum = Checksum::of(content.as_bytes());
+        Ok(Self {
+            source: source.clone(),
+            metadata,
+            content: behind_metadata(content),
+            checksum,
+            blanks,
+        })
+    }
+
+    /// The copies for one target of the rule.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn copies(&self, target: &Target) -> Result<Copies, SourceRefused> {
+        let name = target.copy_name(&self.source);
+        let mut variables: BTreeSet<Variable> = name.variables().cloned().collect();
+        variables.extend(
+            self.blanks
+                .iter()
+                .flat_map(|draft| &draft.variables)
+                .cloned(),
+        );
+        match &self.blanks {
+            Some(draft) if !variables.is_empty() => {
+                draft.form(name, variables, &self.source.gvk.group)
+            }
+            _ => self.rendering(&name),
+        }
+    }
+
+    fn rendering(&self, name: &Template) -> Result<Copies, SourceRefused> {
+        let metadata = named(&self.metadata, name, Variable::to_string);
+        check_metadata(&metadata, |_| false)?;
+        let checksum = Checksum::of(
+            json!([&metadata, self.checksum.to_string()])
+                .to_string()
+                .as_bytes(),
+        );
+        let metadata = vec![metadata_text(metadata, checksum.to_string()).into()];
+        Ok(Copies::Alike(Arc::new(Rendering {
+            checksum,
+            metadata,
+            content: vec![self.content.clone()],
+        })))
+    }
+}
+
+impl Blanked {
+    fn of(
+        rule: &Rule,
+        source: &SourceRef,
+        blanks: Blanks,
+        variables: BTreeSet<Variable>,
+        draft: impl Fn(&dyn Fn(&Variable) -> String) -> Result<(Fields, Fields), SourceRefused>,
+    ) -> Result<Self, SourceRefused> {
+        let (metadata, body) = draft(&|variable| blanks.of(variable))?;
+        let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
+        let (open, closed): (Vec<_>, Vec<_>) =
+            Encoded::all(rule, source, &body).partition(|(_, value)| value.contains(&blanks.sign));
+        closed
+            .into_iter()
+            .try_for_each(|(at, value)| at.check(value))?;
+        let split = |(at, value): (Encoded, &str)| {
+            (at, blanks.split(&Bytes::copy_from_slice(value.as_bytes())))
+        };
+        let encoded = open.into_iter().map(split).collect();
+        let content = Value::Object(body).to_string();
+        let checksum = Checksum::of(content.as_bytes());
+        let content = blanks.split(&behind_metadata(content)).into();
+        Ok(Self {
+            blanks,
+            variables,
+            metadata,
+            content,
+            checksum,
+            encoded,
+            apart,
+        })
+    }
+
+    fn form(
+        &self,
+        name: Template,
+        variables: BTreeSet<Variable>,
+        group: &str,
+    ) -> Result<Copies, SourceRefused> {
+        let Self {
+            blanks,
+            content,
+            encoded,
+            apart,
+            ..
+        } = self;
+        let metadata = named(&self.metadata, &name, |variable| blanks.of(variable));
+        let checksum = json!([&blanks.sign, &metadata, self.checksum.to_string()]);
+        let checksum = Checksum::of(checksum.to_string().as_bytes());
+        check_metadata(&metadata, |text| text.contains(&blanks.sign))?;
+        let labels = metadata["labels"].as_object().into_iter().flatten();
+        let labels = labels.filter_map(|(key, value)| Some((key, value.as_str()?)));
+        let labels = labels.filter(|(_, value)| value.contains(&blanks.sign));
+        let split = |value: &str| blanks.split(&Bytes::copy_from_slice(value.as_bytes()));
+        let labels = labels
+            .map(|(key, value)| (key.clone(), split(value)))
+            .collect();
+        let metadata = blanks.split(&metadata_text(metadata, blanks.of_checksum()).into());
+        let (content, encoded, apart, group) =
+            (content.clone(), encoded.clone(), *apart, group.into());
+        Ok(Copies::Form(Arc::new(Form {
+            checksum,
+            variables,
+            group,
+            name,
+            labels,
+            encoded,
+            apart,
+            metadata,
+            content,
+        })))
+    }
+}
+
+/// The metadata of copies that are called so.
+fn named(metadata: &Fields, name: &Template, show: impl Fn(&Variable) -> String) -> Fields {
+    let mut metadata = metadata.clone();
+    metadata.insert(
+        "name".into(),
+        name.text(|variable| show(variable).into()).into(),
+    );
+    metadata
+}
+
+/// Metadata and the other fields of the copies, without name and checksum; `show` says what stands
+/// for variables of the namespace.
+fn draft(
+    rule: &Rule,
+    source: &SourceRef,
+    object: &Fields,
+    cluster: &str,
+    show: &dyn Fn(&Variable) -> String,
+) -> Result<(Fields, Fields), SourceRefused> {
+    let mut filled;
+    let object = if source.is_inline() {
+        filled = object.clone();
+        filled
+            .values_mut()
+            .for_each(|value| fill_in(value, source, show));
+        &filled
+    } else {
+        object
+    };
+    let mut body = content(&source.gvk, object);
+    if source.gvk.is_secret() {
+        if let Some(wanted) = rule.transform.secret_type() {
+            body.insert("type".into(), wanted.into());
+        }
+        // Whether it came so or was made so: a token controller would fill the copy in, and Helm
+        // believe it.
+        refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
+    }
+    rule.transform
+        .copy_data(&mut body)
+        .map_err(SourceRefused::SameKey)?;
+    let from = |field: &str| {
+        object
+            .get("metadata")
+            .and_then(|m| m.get(field))
+            .and_then(Value::as_object)
+    };
+    let mut metadata = Map::new();
+    metadata.insert(
+        "labels".into(),
+        rule.transform
+            .copy_labels(from("labels"), source, show)
+            .into(),
+    );
+    metadata.insert(
+        "annotations".into(),
+        rule.transform
+            .copy_annotations(from("annotations"), source, show)
+            .into(),
+    );
+    rule.transform
+        .patch_copy(&mut metadata, &mut body, source, rule.id.kind, show)?;
+    if source.gvk.is_secret() || source.gvk.is_config_map() {
+        // None and no key is the same, and no copy is written because a source goes from one to the
+        // other.
+        body.retain(|field, value| {
+            !matches!(field.as_str(), "data" | "binaryData") || *value != json!({})
+        });
+    }
+    // After the patch, which therefore can't change it.
+    body.insert("apiVersion".into(), source.gvk.api_version().into());
+    body.insert("kind".into(), (*source.gvk.kind).into());
+    mark(rule, source, cluster, &mut metadata);
+    let finalizers = rule.transform.finalizers();
+    if !finalizers.is_empty() {
+        metadata.insert("finalizers".into(), finalizers.into());
+    }
+    Ok((metadata, body))
+}
+
+/// Checks what a patch may have made of labels and annotations. Values with blanks are checked
+/// where they are filled in.
+fn check_metadata(
+    metadata: &Map<String, Value>,
+    has_blanks: impl Fn(&str) -> bool,
+) -> Result<(), SourceRefused> {
+    for field in ["labels", "annotations"] {
+        for (key, value) in metadata
+            .get(field)
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+        {
+            let right = |text: &str| {
+                field != "labels" || has_blanks(text) || syntax::label_value(text).is_ok()
+            };
+            if !value.as_str().is_some_and(right) {
+                return Err(SourceRefused::Metadata {
+                    field,
+                    key: key.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether text with this sign is anywhere in a list.
+fn in_a_list(value: &Value, sign: &str) -> bool {
+    match value {
+        Value::Array(_) => value.to_string().contains(sign),
+        Value::Object(fields) => fields.values().any(|field| in_a_list(field, sign)),
+        _ => false,
+    }
+}
+
+/// What stands in a copy's text where a variable is to be filled in: a sign that nothing else in
+/// the text contains, and a number.
+struct Blanks {
+    sign: String,
+    variables: Vec<Variable>,
+}
+
+impl Blanks {
+    /// For texts like these, which spell out the variables.
+    fn unlike(texts: &[&str], variables: BTreeSet<Variable>) -> Self {
+        // One of them is not in a text of finite length. It begins with a character that is not in
+        // the rest of it: no text that stands before it or behind it makes another of it.
+        let mut sign = "«".to_owned();
+        // Nobody writes a text so that it contains what is made of all of it: the first is as good
+        // as always right.
+        let first = texts.iter().fold(0_u64, |first, text| {
+            first.wrapping_add(Checksum::of(text.as_bytes()).short())
+        });
+        for number in (0_u64..).map(|number| first.wrapping_add(number)) {
+            sign = format!("«{number}:");
+            if !texts.iter().any(|text| text.contains(&sign)) {
+                break;
+            }
+        }
+        Self {
+            sign,
+            variables: variables.into_iter().collect(),
+        }
+    }
+
+    fn of(&self, variable: &Variable) -> String {
+        self.number(
+            self.variables
+                .iter()
+                .position(|one| one == variable)
+                .unwrap_or_default(),
+        )
+    }
+
+    fn of_checksum(&self) -> String {
+        self.number(self.variables.len())
+    }
+
+    fn number(&self, number: usize) -> String {
+        format!("{}{number}»", self.sign)
+    }
+
+    /// The text in parts, all of them slices of it.
+    fn split(&self, text: &Bytes) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut from = 0;
+        for (at, _) in std::str::from_utf8(text)
+            .unwrap_or_default()
+            .match_indices(&self.sign)
+        {
+            let behind = at + self.sign.len();
+            let digits = text[behind..]
+                .iter()
+                .take_while(|byte| byte.is_ascii_digit());
+            let number = digits.fold(0_usize, |number, digit| {
+                number * 10 + usize::from(digit - b'0')
+            });
+            parts.push(Part::Bytes(text.slice(from..at)));
+            parts.push(
+                self.variables
+                    .get(number)
+                    .map_or(Part::Checksum, |variable| Part::Blank(variable.clone())),
+            );
+            from = behind + number.to_string().len() + "»".len();
+        }
+        parts.push(Part::Bytes(text.slice(from..)));
+        parts
+    }
+}
+
+/// `…metadata's members`: what follows the id in the body.
+fn metadata_text(mut metadata: Fields, checksum: String) -> String {
+    if let Some(annotations) = metadata
+        .get_mut("annotations")
+        .and_then(Value::as_object_mut)
+    {
+        annotations.insert(names::CHECKSUM.into(), checksum.into());
+    }
+    let mut metadata = Value::Object(metadata).to_string();
+    metadata.pop();
+    metadata.remove(0);
+    metadata
+}
+
+/// `},…the other members}`: what follows the metadata.
+fn behind_metadata(mut body: String) -> Bytes {
+    // It has members (a kind), so the seam is a comma.
+    body.replace_range(..1, "},");
+    body.into()
+}
+
+/// Everything but identity, metadata, status, and what the cluster assigned to the source alone.
+fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, Value> {
+    let mut content: Map<String, Value> = object
+        .iter()
+        .filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    for path in assigned(&gvk.group, &gvk.kind) {
+        remove(&mut content, path);
+    }
+    content
+}
+
+fn remove(content: &mut Map<String, Value>, path: &[&str]) {
+    match path {
+        [] => {}
+        [last] => {
+            content.remove(*last);
+        }
+        [first, rest @ ..] => {
+            if let Some(inner) = content.get_mut(*first).and_then(Value::as_object_mut) {
+                remove(inner, rest);
+            }
+        }
+    }
+}
+
+/// Puts Mimeo's marks on a copy.
+fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<String, Value>) {
+    let mut mark = |field: &str, key: &str, value: String| {
+        if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
+            fields.insert(key.into(), value.into());
+        }
+    };
+    mark("labels", names::MANAGED_BY, names::MANAGED_BY_VALUE.into());
+    let label = match rule.id.kind {
+        RuleKind::ClusterReplication => names::CLUSTER_REPLICATION,
+        RuleKind::Replication => names::REPLICATION,
+    };
+    mark("labels", label, label_value(&rule.id));
+    if rule.drift == DriftPolicy::Deny {
+        mark("labels", names::DRIFT, names::DRIFT_DENY.into());
+    }
+    mark("annotations", names::RULE, rule.id.to_string());
+    mark("annotations", names::SOURCE, source.to_string());
+    mark("annotations", names::CLUSTER, cluster.into());
+    if rule.strategy == Strategy::Replace {
+        mark(
+            "annotations",
+            names::STRATEGY,
+            names::STRATEGY_REPLACE.into(),
+        );
+    }
+    if let Some(retention) = rule.retention.annotation(&rule.uid) {
+        mark("annotations", names::RETENTION, retention);
+    }
+}
+
+/// A label value has at most 63 characters, a rule's name 253: longer ones keep their beginning and
+/// end in a hash.
+fn label_value(id: &RuleId) -> String {
+    let name = match &id.namespace {
+        None => id.name.to_string(),
+        Some(namespace) => format!("{namespace}.{}", id.name),
+    };
+    if name.len() <= 63 {
+        return name;
+    }
+    let beginning: String = name.chars().take(54).collect();
+    format!(
+        "{beginning}-{:08x}",
+        Checksum::of(name.as_bytes()).short() >> 32
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::syntax;
+
+    #[test]
+    fn a_label_says_which_rule_however_long_its_name_is() {
+        let (namespace, long) = ("n".repeat(63), "r".repeat(253));
+        let ids = [
+            "ClusterReplication/registry".to_owned(),
+            format!("ClusterReplication/{}", &long[..63]),
+            format!("ClusterReplication/{}", &long[..64]),
+            format!("ClusterReplication/{long}"),
+            // Cut off where a label must not end.
+            format!("ClusterReplication/{}.{}", &long[..53], &long[..199]),
+            format!("Replication/{namespace}/{long}"),
+            format!("Replication/{namespace}/{}", &long[..252]),
+            format!("Replication/{namespace}/a"),
+        ];
+        let labels: BTreeSet<String> = ids
+            .iter()
+            .map(|id| label_value(&id.parse().unwrap()))
+            .collect();
+        assert_eq!(labels.len(), ids.len(), "{labels:?}");
+        for label in &labels {
+            syntax::label_value(label).unwrap();
+        }
+        assert!(
+            labels.contains("registry") && labels.contains(&long[..63]),
+            "{labels:?}"
+        );
+    }
+}

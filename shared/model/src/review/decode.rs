@@ -1,0 +1,272 @@
+//! Bytes to a [`Request`].
+//!
+//! The objects stay raw text until the rest of the review is known to be sound. Of each object the
+//! decoder then parses the parts that the hook looks at, up to a number of values: parsed JSON may
+//! take a hundred times the memory of its text, and tenants write these objects.
+
+mod object;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, value::RawValue};
+
+pub use self::object::Kept;
+use self::object::TOO_MANY;
+use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
+use crate::{kind::GroupVersionKind, syntax};
+
+/// Longest uid of a review, kind, resource and the like, in bytes; real ones are far shorter.
+const WORD_LENGTH: usize = 253;
+/// Longest name of an object. Those of most kinds have 253 bytes at most; to those of Roles the API
+/// server sets no limit.
+const NAME_LENGTH: usize = 1 << 10;
+/// Longest name and uid of a user.
+const USER_NAME_LENGTH: usize = 1 << 10;
+/// Longest JSON of a user's groups, and of the user's extra, in bytes: some thousands of groups.
+const GROUPS_LENGTH: usize = 256 << 10;
+/// The fields of an object's metadata that are as short as a name, and stand in logs.
+const IDENTITY: [&str; 5] = [
+    "name",
+    "generateName",
+    "namespace",
+    "uid",
+    "resourceVersion",
+];
+
+/// Not a review. Says where reading stopped, never what stood there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an AdmissionReview of {API_VERSION}: {why}")]
+pub struct Undecodable {
+    why: String,
+}
+
+/// Whether anything can have that name: it is one segment of a path. (The API server takes no
+/// other, and takes `%2F` for a slash.)
+pub fn is_name(text: &str) -> bool {
+    text.len() <= NAME_LENGTH && syntax::path_segment(text).is_ok()
+}
+
+/// Reads the body of an admission request.
+pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
+    let review: Review<'_> = serde_json::from_slice(body).map_err(|error| place(&error))?;
+    if (&*review.api_version, &*review.kind) != (API_VERSION, KIND) {
+        return Err(undecodable("another apiVersion or kind"));
+    }
+    let asked = review
+        .request
+        .ok_or_else(|| undecodable("no request in it"))?;
+    asked.check().map_err(undecodable)?;
+    let object = asked.object.map(|object| keep(object, kept)).transpose()?;
+    let old_object = asked
+        .old_object
+        .map(|old| match keep(old, kept) {
+            // Labels that a namespace has too many of can still be removed.
+            Err(_) if kept == Kept::Metadata => keep(old, Kept::Mark),
+            read => read,
+        })
+        .transpose()?;
+    let user = if kept == Kept::Rule {
+        asked.user_info.whole()?
+    } else {
+        User {
+            name: asked.user_info.username,
+            ..User::default()
+        }
+    };
+    Ok(Request {
+        uid: asked.uid,
+        kind: GroupVersionKind {
+            group: asked.kind.group,
+            version: asked.kind.version,
+            kind: asked.kind.kind,
+        },
+        resource: asked.resource,
+        sub_resource: asked.sub_resource,
+        name: asked.name,
+        namespace: asked.namespace,
+        operation: asked.operation,
+        user,
+        object,
+        old_object,
+        dry_run: asked.dry_run,
+    })
+}
+
+/// Parses the parts of an object that are kept.
+fn keep(object: &RawValue, kept: Kept) -> Result<Value, Undecodable> {
+    let object = object::parse(object, kept).map_err(|error| {
+        if error.to_string().starts_with(TOO_MANY) {
+            undecodable("an object with too many values")
+        } else {
+            place(&error)
+        }
+    })?;
+    let metadata = &object["metadata"];
+    let is_too_long = |text: &str| text.len() > NAME_LENGTH;
+    if IDENTITY
+        .iter()
+        .any(|field| metadata[field].as_str().is_some_and(is_too_long))
+    {
+        return Err(undecodable("an object with a name that can't be one"));
+    }
+    Ok(object)
+}
+
+fn undecodable(why: &str) -> Undecodable {
+    Undecodable { why: why.into() }
+}
+
+/// What is wrong and where. The parser's own message may quote the text, which may be secret.
+fn place(error: &serde_json::Error) -> Undecodable {
+    let what = match error.classify() {
+        serde_json::error::Category::Eof => "it ends too early",
+        serde_json::error::Category::Syntax => "no JSON",
+        serde_json::error::Category::Data => "a field is missing or of another type",
+        serde_json::error::Category::Io => "unreadable",
+    };
+    let (line, column) = (error.line(), error.column());
+    undecodable(&format!("{what}, line {line} column {column}"))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review<'a> {
+    api_version: String,
+    kind: String,
+    #[serde(borrow)]
+    request: Option<Asked<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked<'a> {
+    uid: String,
+    kind: AskedKind,
+    resource: GroupVersionResource,
+    #[serde(default, deserialize_with = "unless_empty")]
+    sub_resource: Option<String>,
+    #[serde(default, deserialize_with = "unless_empty")]
+    name: Option<String>,
+    #[serde(default, deserialize_with = "unless_empty")]
+    namespace: Option<String>,
+    operation: Operation,
+    #[serde(borrow, default)]
+    user_info: UserInfo<'a>,
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
+    #[serde(borrow)]
+    old_object: Option<&'a RawValue>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+impl Asked<'_> {
+    /// Whether all that it names could be: names come to stand in URLs, logs and answers, and
+    /// anybody may send some.
+    fn check(&self) -> Result<(), &'static str> {
+        let AskedKind {
+            group,
+            version,
+            kind,
+        } = &self.kind;
+        let resource = &self.resource;
+        let words = [
+            &*self.uid,
+            group,
+            version,
+            kind,
+            &resource.group,
+            &resource.version,
+            &resource.resource,
+        ];
+        if words
+            .into_iter()
+            .chain(self.sub_resource.as_deref())
+            .any(|word| word.len() > WORD_LENGTH)
+        {
+            return Err("a uid, kind or resource that is too long");
+        }
+        if [&self.user_info.username]
+            .into_iter()
+            .chain(&self.user_info.uid)
+            .any(|name| name.len() > USER_NAME_LENGTH)
+        {
+            return Err("a user whose name is too long");
+        }
+        let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
+        let mut namespaces = self
+            .namespace
+            .iter()
+            .chain(self.name.iter().filter(|_| names_namespace));
+        if namespaces.any(|name| syntax::dns_label(name).is_err()) {
+            return Err("a namespace's name that can't be one");
+        }
+        if !self.name.iter().all(|name| is_name(name)) {
+            return Err("a name that can't be one");
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct AskedKind {
+    #[serde(default)]
+    group: Box<str>,
+    version: Box<str>,
+    kind: Box<str>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct UserInfo<'a> {
+    username: String,
+    uid: Option<String>,
+    #[serde(borrow)]
+    groups: Option<&'a RawValue>,
+    #[serde(borrow)]
+    extra: Option<&'a RawValue>,
+}
+
+impl UserInfo<'_> {
+    /// The user with groups and extra.
+    fn whole(self) -> Result<User, Undecodable> {
+        let is_too_long = |text: &RawValue| text.get().len() > GROUPS_LENGTH;
+        if [self.groups, self.extra]
+            .into_iter()
+            .flatten()
+            .any(is_too_long)
+        {
+            return Err(undecodable("a user with too many groups"));
+        }
+        let groups = self
+            .groups
+            .map(|text| serde_json::from_str(text.get()))
+            .transpose()
+            .map_err(|error| place(&error))?;
+        let extra: Option<BTreeMap<_, Option<_>>> = self
+            .extra
+            .map(|text| serde_json::from_str(text.get()))
+            .transpose()
+            .map_err(|error| place(&error))?;
+        let extra = extra
+            .into_iter()
+            .flatten()
+            .map(|(key, values)| (key, values.unwrap_or_default()))
+            .collect();
+        Ok(User {
+            name: self.username,
+            uid: self.uid.unwrap_or_default(),
+            groups: groups.unwrap_or_default(),
+            extra,
+        })
+    }
+}
+
+fn unless_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests;

@@ -1,0 +1,807 @@
+//! Rules: what the API server stored, parsed once into what matching and planning want.
+//!
+//! Every check is made here again, whatever the CRD's schema and CEL have checked: one place says
+//! what a rule means, and a rule stored before a check existed is refused all the same. What only
+//! discovery knows is left to [`refuse_kind`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_api::{ClusterReplication, ClusterReplicationSpec, DriftPolicy};
+use serde_json::Value;
+
+use crate::{
+    choices::{ConflictPolicy, PodGate, Retain, Retention, Strategy},
+    id::{RuleId, RuleKind},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    names,
+    own_rights::{self, Home, RoleRef},
+    plural,
+    reach::Reach,
+    refusal::{Refusal, Refusals},
+    selection::{Labels, NameHint},
+    source::{SourceRef, SourceSelector},
+    syntax,
+    template::{Place, Template, each_text},
+    transform::Transform,
+};
+
+mod inline;
+mod replication;
+mod source;
+mod target;
+
+use self::target::{parse_targets, refuse_chosen_names};
+pub use self::{source::MOST_SOURCES, target::Target};
+
+/// Seconds after which copies may be verified again and again: up to a week.
+const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
+
+/// Why `driftPolicy: Deny` is refused with another strategy: under Apply, fields that others add
+/// are none of Mimeo's, and so a tenant could add `ingress: [{}]` to a guarded `NetworkPolicy`.
+const DENY_NEEDS_REPLACE: &str = "Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it";
+
+/// What copies are made, and how they are kept.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Kind, namespace and name.
+    pub id: RuleId,
+    /// The object's uid; empty before it is stored.
+    pub uid: Box<str>,
+    /// Counts changes of the spec; 0 before it is stored.
+    pub generation: i64,
+    /// Version of the object; 0 before it is stored.
+    pub resource_version: u64,
+    /// When it was created; the end of time before it is stored, so that it is younger than any
+    /// that is.
+    pub created: jiff::Timestamp,
+    /// What is copied, in the author's order, without duplicates.
+    pub sources: Vec<SourceRef>,
+    /// Those of them that stand in the rule.
+    pub inline: BTreeMap<SourceRef, Arc<Value>>,
+    /// What finds more to copy, in the author's order.
+    pub selectors: Vec<SourceSelector>,
+    /// How many sources it takes at most, of what these find the oldest.
+    pub most_sources: usize,
+    /// The kinds of all of these, in the author's order; one may come several times.
+    pub kinds: Vec<GroupVersionKind>,
+    /// Where to; a namespace is a target if any of these matches.
+    pub targets: Vec<Target>,
+    /// How copies differ from their source.
+    pub transform: Transform,
+    /// How copies are written.
+    pub strategy: Strategy,
+    /// What happens to an object in a copy's place that isn't ours.
+    pub conflict: ConflictPolicy,
+    /// What happens when somebody else changes a copy.
+    pub drift: DriftPolicy,
+    /// What becomes of copies that are no longer wanted.
+    pub retention: Retention,
+    /// Whether new namespaces wait for their copies.
+    pub pod_gate: PodGate,
+    /// How often each copy is verified; none: whenever watches tell of it.
+    pub resync: Option<Duration>,
+    /// Nothing is written or deleted, nothing waits.
+    pub suspend: bool,
+    /// Value of the annotation [`names::CONFIRM_DELETION`].
+    pub confirm_deletion: Option<Box<str>>,
+}
+
+impl Rule {
+    /// Whether it names that object as a source, in whatever version of its kind.
+    pub fn is_source(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
+        self.sources
+            .iter()
+            .any(|source| source.is(kind, namespace, name))
+    }
+
+    /// So many copies, and what becomes of them without their source, to people.
+    pub fn bereft(&self, copies: usize) -> String {
+        let (is, stays) = if copies == 1 {
+            ("is", "stays")
+        } else {
+            ("are", "stay")
+        };
+        let fate = match (self.suspend, self.retention.when_source_deleted) {
+            (true, _) => format!("which {stays} while the rule is suspended"),
+            (false, Retain::Retain) => format!("which {stays} without it"),
+            (false, Retain::Delete) => {
+                format!(
+                    "which {is} deleted {} seconds later",
+                    self.retention.source_grace.as_secs()
+                )
+            }
+        };
+        format!("{} of {}, {fate}", plural::copies(copies), self.id)
+    }
+
+    /// Parses what the API server stored or is about to store.
+    ///
+    /// # Errors
+    /// Every reason why the rule is refused, in the order of the fields.
+    pub fn parse(object: &ClusterReplication) -> Result<Self, Vec<Refusal>> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let id = RuleId {
+            kind: RuleKind::ClusterReplication,
+            namespace: None,
+            name: name.into(),
+        };
+        Self::parse_spec(id, &object.metadata, &object.spec, Refusals::default())
+    }
+
+    fn parse_spec(
+        id: RuleId,
+        metadata: &ObjectMeta,
+        spec: &ClusterReplicationSpec,
+        mut refusals: Refusals,
+    ) -> Result<Self, Vec<Refusal>> {
+        refusals.one("metadata.name", syntax::dns_subdomain(&id.name));
+        let sources = source::parse(&spec.sources, &id, &mut refusals);
+        if !sources.inline.is_empty() {
+            refuse_source_namespace(spec, &mut refusals);
+        }
+        let targets = parse_targets(spec, &sources, &mut refusals);
+        let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources.samples());
+        let transform = refusals.all(transform);
+        let strategy = spec.strategy;
+        if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
+            refusals.add(
+                "spec.retentionPolicy",
+                "must be left out: with strategy CreateOnce copies always stay",
+            );
+        }
+        if spec.conflict_policy == ConflictPolicy::Overwrite {
+            refuse_chosen_names(&spec.targets, &mut refusals);
+        }
+        if spec.drift_policy == DriftPolicy::Deny && strategy != Strategy::Replace {
+            refusals.add("spec.driftPolicy", DENY_NEEDS_REPLACE);
+        }
+        let resync = refusals
+            .one("spec.resyncSeconds", parse_resync(spec.resync_seconds))
+            .flatten();
+        if strategy == Strategy::CreateOnce && resync.is_some() {
+            refusals.add(
+                "spec.resyncSeconds",
+                "must be 0: with strategy CreateOnce Mimeo never updates a copy",
+            );
+        }
+        let retention = refusals.one(
+            "spec.retentionPolicy.sourceGracePeriodSeconds",
+            Retention::parse(&spec.retention_policy),
+        );
+        let retention = retention.map(|retention| match strategy {
+            Strategy::Apply | Strategy::Replace => retention,
+            Strategy::CreateOnce => Retention::ALWAYS,
+        });
+        let annotation = |key| {
+            metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(key))
+        };
+        refusals.finish_with(transform.zip(retention).map(|(transform, retention)| {
+            Self {
+                id,
+                uid: metadata.uid.as_deref().unwrap_or_default().into(),
+                generation: metadata.generation.unwrap_or_default(),
+                resource_version: metadata
+                    .resource_version
+                    .as_deref()
+                    .and_then(|v| v.parse().ok())
+                    .unwrap_or_default(),
+                created: metadata
+                    .creation_timestamp
+                    .as_ref()
+                    .map_or(jiff::Timestamp::MAX, |time| time.0),
+                sources: sources.known,
+                inline: sources.inline,
+                selectors: sources.selectors,
+                most_sources: MOST_SOURCES,
+                kinds: sources.kinds,
+                targets,
+                transform,
+                strategy,
+                conflict: spec.conflict_policy,
+                drift: spec.drift_policy,
+                retention,
+                pod_gate: spec.pod_gate.into(),
+                resync,
+                suspend: spec.suspend,
+                confirm_deletion: annotation(names::CONFIRM_DELETION)
+                    .map(|value| value.as_str().into()),
+            }
+        }))
+    }
+
+    /// As much of it as an installation may carry out. Sources out of reach stay: they are the
+    /// author's to hear of.
+    #[must_use]
+    pub fn within(mut self, reach: &Reach) -> Self {
+        for target in &mut self.targets {
+            target.selection.confine(reach.targets.as_ref());
+        }
+        self
+    }
+
+    /// The namespaces that a tenant's rule names and that get no copies, said to people. Of a rule
+    /// of the platform's that is no matter: it may well be written for more installations than this
+    /// one.
+    pub fn leaves_out(&self, reach: &Reach) -> Option<String> {
+        self.id.namespace.as_ref()?;
+        let names = self
+            .targets
+            .iter()
+            .flat_map(|target| target.selection.exact_names().unwrap_or_default());
+        let out: BTreeSet<&str> = names.filter(|name| !reach.is_target(name)).collect();
+        let out = out.into_iter().collect::<Vec<_>>().join(", ");
+        let message =
+            "this installation of Mimeo writes no copies into the namespace (--target-namespaces)";
+        (!out.is_empty()).then(|| format!("{out}: {message}"))
+    }
+
+    /// Whether the namespace `name` with these labels is a target.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+        self.targets
+            .iter()
+            .any(|target| target.selection.matches(name, labels))
+    }
+
+    /// Whether it wants a copy of this kind and name in that namespace; `sources` are all that it
+    /// has now.
+    pub fn wants(
+        &self,
+        sources: &[SourceRef],
+        kind: &GroupKind,
+        copy: &str,
+        place: Place<'_>,
+    ) -> bool {
+        let of_kind = || sources.iter().filter(|source| source.gvk.is_of(kind));
+        let Place {
+            name: namespace,
+            labels,
+        } = place;
+        let makes = |target: &Target| {
+            of_kind().any(|source| target.copy_name(source).text_at(place) == copy)
+        };
+        // A source is never written.
+        !of_kind().any(|source| source.is(kind, namespace, copy))
+            && self
+                .targets
+                .iter()
+                .any(|target| target.selection.matches(namespace, labels) && makes(target))
+    }
+
+    /// How many copies a Replication may have: as many as sources times target namespaces.
+    pub fn most_copies(&self) -> usize {
+        let sources = if self.selectors.is_empty() {
+            self.sources.len()
+        } else {
+            self.most_sources
+        };
+        let namespaces = |target: &Target| {
+            target
+                .selection
+                .exact_names()
+                .map_or(0, |names| names.len())
+        };
+        sources * self.targets.iter().map(namespaces).sum::<usize>()
+    }
+
+    /// Whether it names this source, or a selector of its would find it.
+    pub fn may_have(&self, source: &SourceRef) -> bool {
+        self.sources.contains(source)
+            || self.selectors.iter().any(|selector| selector.finds(source))
+    }
+
+    /// Kind and name of each copy that it makes of `sources` in some namespace.
+    pub fn copies(&self, sources: &[SourceRef]) -> impl Iterator<Item = (GroupKind, Template)> {
+        let copies = |target: &Target| -> Vec<_> {
+            sources
+                .iter()
+                .map(|source| (source.gvk.group_kind(), target.copy_name(source)))
+                .collect()
+        };
+        self.targets.iter().flat_map(copies)
+    }
+
+    /// Whether a namespace about to exist is a target, or could be as long as its name isn't known.
+    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
+        self.targets
+            .iter()
+            .any(|target| target.selection.could_match(hint, labels))
+    }
+
+    /// Whether the namespace is named in it, not found by a glob, a pattern or a selector that
+    /// matches it.
+    pub fn names(&self, namespace: &str) -> bool {
+        self.targets
+            .iter()
+            .any(|target| target.selection.names(namespace))
+    }
+
+    /// What its sources are, and where, unless they are inline; `role` is asked for what
+    /// RoleBindings that are read bind.
+    pub fn homes<'a>(
+        &'a self,
+        role: impl Fn(&SourceRef) -> Option<RoleRef>,
+    ) -> impl Iterator<Item = Home<'a>> {
+        let named = self.sources.iter().map(move |source| {
+            let inline = self.inline.get(source);
+            let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
+            // What a patch makes of it nobody knows yet.
+            let known = own_rights::binds(&source.gvk) && !self.transform.patches();
+            Home {
+                gvk: &source.gvk,
+                namespace: source.home(),
+                role: known.then(bound).flatten(),
+            }
+        });
+        let selected = |selector: &'a SourceSelector| Home {
+            gvk: &selector.gvk,
+            namespace: Some(&*selector.namespace),
+            role: None,
+        };
+        named.chain(self.selectors.iter().map(selected))
+    }
+
+    /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed
+    /// over: it may come.
+    pub fn refuse_kinds(
+        &self,
+        look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+    ) -> Vec<Refusal> {
+        let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
+            let refusal = refuse_kind(gvk, &look_up(gvk)?)?;
+            Some(Refusal {
+                field: format!("spec.sources[{i}]"),
+                ..refusal
+            })
+        };
+        self.kinds.iter().enumerate().filter_map(refuse).collect()
+    }
+}
+
+/// What discovery refuses of a source's kind: objects that live outside namespaces can't be copied
+/// into them.
+pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
+    let message = || {
+        format!(
+            "kind {} is cluster-scoped; only objects in namespaces are copied",
+            gvk.group_kind()
+        )
+    };
+    (!resource.namespaced).then(|| Refusal {
+        field: "spec.sources".into(),
+        message: message(),
+    })
+}
+
+/// Refuses a variable of which an inline source has no value.
+fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusals) {
+    for (i, target) in spec.targets.iter().enumerate() {
+        if target
+            .copy_name
+            .as_deref()
+            .is_some_and(inline::needs_namespace)
+        {
+            refusals.add(format!("spec.targets[{i}].copyName"), inline::NO_NAMESPACE);
+        }
+    }
+    let mut needed = false;
+    let transform = serde_json::to_value(&spec.transform).unwrap_or_default();
+    each_text(&transform, &mut |text| {
+        needed |= inline::needs_namespace(text);
+    });
+    if needed {
+        refusals.add("spec.transform", inline::NO_NAMESPACE);
+    }
+}
+
+fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
+    match u64::try_from(seconds) {
+        Ok(0) => Ok(None),
+        Ok(seconds) if RESYNC.contains(&seconds) => Ok(Some(Duration::from_secs(seconds))),
+        _ => Err(format!(
+            "must be 0, or from {} to {}, not {seconds}",
+            RESYNC.start(),
+            RESYNC.end()
+        )),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::choices::DEFAULT_GRACE;
+    use serde_json::{Value, json};
+
+    fn good() -> Value {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1",
+            "kind": "ClusterReplication",
+            "metadata": {"name": "registry"},
+            "spec": {
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "registry"}],
+                "targets": [{"namespaces": ["team-*"]}],
+            },
+        })
+    }
+
+    #[track_caller]
+    fn parse(object: Value) -> Result<Rule, Vec<String>> {
+        let object = serde_json::from_value(object).expect("the shape of a rule");
+        Rule::parse(&object).map_err(|refusals| refusals.iter().map(ToString::to_string).collect())
+    }
+
+    /// `good()` with `value` at `pointer`, whose last segment is added if it isn't there.
+    #[track_caller]
+    fn with(pointer: &str, value: Value) -> Value {
+        let mut object = good();
+        let (parent, last) = pointer.rsplit_once('/').unwrap();
+        match object.pointer_mut(parent).unwrap() {
+            Value::Array(items) => items.push(value),
+            parent => parent[last] = value,
+        }
+        object
+    }
+
+    fn source(api_version: &str, kind: &str, namespace: &str, name: &str) -> Value {
+        json!({"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": name})
+    }
+
+    #[test]
+    fn parse_reads_every_field() {
+        let mut object = with("/spec/targets/0/copyName", json!("pull-$(source.name)"));
+        object["metadata"] = json!({
+            "name": "registry", "uid": "u-1", "generation": 3, "resourceVersion": "42",
+            "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {names::CONFIRM_DELETION: "n-1"},
+        });
+        object["spec"]["retentionPolicy"] =
+            json!({"whenUnmatched": "Retain", "sourceGracePeriodSeconds": 5});
+        object["spec"]["conflictPolicy"] = json!("Adopt");
+        object["spec"]["podGate"] = json!("Required");
+        object["spec"]["suspend"] = json!(true);
+        let rule = parse(object).unwrap();
+        assert_eq!(rule.id.to_string(), "ClusterReplication/registry");
+        assert_eq!(
+            (&*rule.uid, rule.generation, rule.resource_version),
+            ("u-1", 3, 42)
+        );
+        assert_eq!(rule.created.to_string(), "2026-01-02T03:04:05Z");
+        assert_eq!(rule.confirm_deletion.as_deref(), Some("n-1"));
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/platform/registry");
+        assert_eq!(
+            rule.targets[0].copy_name(&rule.sources[0]).literal(),
+            Some("pull-registry")
+        );
+        assert_eq!(
+            (rule.retention.when_unmatched, rule.retention.source_grace),
+            (Retain::Retain, Duration::from_secs(5))
+        );
+        assert_eq!(
+            (rule.strategy, rule.conflict),
+            (Strategy::Apply, ConflictPolicy::Adopt)
+        );
+        assert_eq!((rule.pod_gate, rule.suspend), (PodGate::Required, true));
+        assert!(rule.matches("team-a", &Labels::new()) && !rule.matches("other", &Labels::new()));
+        assert!(rule.could_match(NameHint::Prefix("team-"), &Labels::new()));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_api() {
+        let rule = parse(good()).unwrap();
+        assert_eq!(
+            (rule.pod_gate, rule.suspend, rule.retention.annotation("")),
+            (PodGate::BestEffort, false, None)
+        );
+        assert_eq!(rule.retention.source_grace, DEFAULT_GRACE);
+        assert_eq!(
+            (rule.strategy, rule.conflict),
+            (Strategy::Apply, ConflictPolicy::Report)
+        );
+        assert_eq!(rule.created, jiff::Timestamp::MAX);
+        assert_eq!(
+            rule.targets[0].copy_name(&rule.sources[0]).literal(),
+            Some("registry")
+        );
+    }
+
+    #[test]
+    fn what_is_created_once_always_stays() {
+        let mut object = with("/spec/strategy", json!("CreateOnce"));
+        let rule = parse(object.clone()).unwrap();
+        assert_eq!(rule.strategy, Strategy::CreateOnce);
+        assert_eq!(
+            rule.retention.annotation("").as_deref(),
+            Some("rule=Retain,unmatched=Retain,source=Retain")
+        );
+        object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain"});
+        assert!(
+            parse(object).unwrap_err()[0].starts_with("spec.retentionPolicy: must be left out")
+        );
+        let mut object = with("/spec/conflictPolicy", json!("Overwrite"));
+        object["spec"]["targets"][0]["copyName"] = json!("a-$(namespace.name)");
+        parse(object.clone()).unwrap();
+        object["spec"]["targets"][0]["copyName"] = json!("a-$(namespace.labels['b'])");
+        assert!(
+            parse(object).unwrap_err()[0]
+                .starts_with("spec.targets[0].copyName: must not contain labels")
+        );
+        let mut object = with("/spec/strategy", json!("CreateOnce"));
+        object["spec"]["resyncSeconds"] = json!(60);
+        assert!(parse(object).unwrap_err()[0].starts_with("spec.resyncSeconds: must be 0:"));
+        for (seconds, good) in [
+            (0, true),
+            (-1, false),
+            (9, false),
+            (10, true),
+            (604_800, true),
+            (604_801, false),
+        ] {
+            assert_eq!(
+                parse(with("/spec/resyncSeconds", json!(seconds))).is_ok(),
+                good,
+                "{seconds}"
+            );
+        }
+    }
+
+    #[test]
+    fn copies_are_guarded_only_where_nobody_else_may_own_a_field() {
+        for (strategy, good) in [("Apply", false), ("CreateOnce", false), ("Replace", true)] {
+            let mut object = with("/spec/driftPolicy", json!("Deny"));
+            object["spec"]["strategy"] = json!(strategy);
+            let refused = parse(object).err().unwrap_or_default();
+            let want = if good {
+                vec![]
+            } else {
+                vec![format!("spec.driftPolicy: {DENY_NEEDS_REPLACE}")]
+            };
+            assert_eq!(refused, want, "{strategy}");
+        }
+    }
+
+    #[test]
+    fn parse_refuses_one_change_away_from_good() {
+        let sources = "/spec/sources";
+        let first =
+            |field: &str, value: &str| with(&format!("/spec/sources/0/{field}"), json!(value));
+        let set = |what: &str, key: &str, value: &str| {
+            with("/spec/transform", json!({what: {"set": {key: value}}}))
+        };
+        let cases = [
+            (
+                with("/metadata", json!({})),
+                "metadata.name: must not be empty",
+            ),
+            (with(sources, json!([])), "spec.sources: must not be empty"),
+            (
+                first("apiVersion", "a/b/c"),
+                "spec.sources[0]: the version of apiVersion",
+            ),
+            (first("kind", ""), "spec.sources[0]: kind must not be empty"),
+            (
+                first("kind", "Namespace"),
+                "spec.sources[0].kind: kind Namespace is never copied",
+            ),
+            (
+                first("apiVersion", "mimeo.dev/v1alpha1"),
+                "spec.sources[0].kind: Mimeo's own kinds",
+            ),
+            (
+                first("namespace", "Plat"),
+                "spec.sources[0].namespace: \"Plat\" is not a valid DNS label",
+            ),
+            (
+                first("name", "a/b"),
+                "spec.sources[0].name: \"a/b\" is not a valid DNS name",
+            ),
+            (
+                with(
+                    "/spec/sources/-",
+                    source("v1", "Secret", "platform", "registry"),
+                ),
+                "spec.sources[1]: the rule already has the source v1/Secret/platform",
+            ),
+            (
+                with(
+                    "/spec/sources/-",
+                    source("v1", "Secret", "other", "registry"),
+                ),
+                "spec.targets[0].copyName: the copies of v1/Secret/platform/registry and v1/Secret/other/registry",
+            ),
+            (
+                with("/spec/targets", json!([])),
+                "spec.targets: must not be empty",
+            ),
+            (
+                with("/spec/targets/-", json!({})),
+                "spec.targets[1]: at least one of",
+            ),
+            (
+                with("/spec/exclude", json!([{}])),
+                "spec.exclude[0]: at least one of",
+            ),
+            (
+                with("/spec/exclude", json!([{"namespacePattern": "("}])),
+                "spec.exclude[0].namespacePattern: not a regular",
+            ),
+            (
+                with(
+                    "/spec/exclude",
+                    json!(vec![json!({"namespaces": ["a"]}); 33]),
+                ),
+                "spec.exclude: must not have more than 32",
+            ),
+            (
+                with("/spec/targets/-", json!({"namespacePattern": "("})),
+                "spec.targets[1].namespacePattern: not a regular",
+            ),
+            (
+                with("/spec/targets/0/copyName", json!("A")),
+                "spec.targets[0].copyName: the name of the copy of v1/Secret/platform",
+            ),
+            (
+                with("/spec/targets/0/copyName", json!("")),
+                "spec.targets[0].copyName: the name of the copy of v1/Secret/platform",
+            ),
+            (
+                with("/spec/targets/0/copyName", json!("$(source.x)")),
+                "spec.targets[0].copyName: there is no variable",
+            ),
+            (
+                with("/spec/targets/0/copyName", json!("A-$(namespace.name)")),
+                "spec.targets[0].copyName: the name of the copy",
+            ),
+            (
+                with(
+                    "/spec/transform",
+                    json!({"jsonPatch": [{"op": "remove", "path": "/kind"}]}),
+                ),
+                "spec.transform.jsonPatch[0].path: must not be kind",
+            ),
+            (
+                with("/spec/transform", json!({"type": "a b"})),
+                "spec.transform.type: \"a b\" is not a valid type",
+            ),
+            (
+                with("/spec/transform", json!({"finalizers": ["a"]})),
+                "spec.transform.finalizers[0]: \"a\" must have a dom",
+            ),
+            (
+                set("labels", "a b", ""),
+                "spec.transform.labels.set[a b]: \"a b\" must",
+            ),
+            (
+                set("labels", "a", "b c"),
+                "spec.transform.labels.set[a]: \"b c\" is not a valid label value",
+            ),
+            (
+                set("annotations", "a b", ""),
+                "spec.transform.annotations.set[a b]: \"a b\" must",
+            ),
+            (
+                with(
+                    "/spec/retentionPolicy",
+                    json!({"sourceGracePeriodSeconds": -1}),
+                ),
+                "spec.retentionPolicy.sourceGracePeriodSeconds: must be from 0",
+            ),
+            (
+                with(
+                    "/spec/retentionPolicy",
+                    json!({"sourceGracePeriodSeconds": 86_401}),
+                ),
+                "spec.retentionPolicy.sourceGracePeriodSeconds: must be from 0",
+            ),
+        ];
+        for (object, want) in cases {
+            let refusals = parse(object.clone()).expect_err(want);
+            assert_eq!(refusals.len(), 1, "{want}: {refusals:?}");
+            assert!(refusals[0].starts_with(want), "{want}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn several_sources_are_told_apart_by_name() {
+        let two = |second: Value, name: Value| {
+            let mut object = with("/spec/sources/-", second);
+            object["spec"]["targets"][0]["copyName"] = name;
+            parse(object)
+                .map(|_| ())
+                .map_err(|refusals| refusals.join("\n"))
+        };
+        let other = || source("v1", "Secret", "platform", "other");
+        assert_eq!(two(other(), json!(null)), Ok(()));
+        assert_eq!(two(other(), json!("x-$(source.name)")), Ok(()));
+        assert_eq!(
+            two(
+                source("v1", "ConfigMap", "platform", "registry"),
+                json!(null)
+            ),
+            Ok(())
+        );
+        assert_eq!(
+            two(
+                source("v1", "Secret", "b", "registry"),
+                json!("$(source.namespace)-$(source.name)")
+            ),
+            Ok(())
+        );
+        for (second, name, want) in [
+            (other(), json!("x"), "must contain $(source.name)"),
+            (
+                source("v1", "Secret", "b", "registry"),
+                json!("x-$(source.name)"),
+                "would both be named",
+            ),
+            (
+                source("v2", "Secret", "platform", "registry"),
+                json!(null),
+                "the rule already has the source",
+            ),
+        ] {
+            let refusals = two(second, name).expect_err(want);
+            assert!(refusals.contains(want), "{refusals}");
+        }
+    }
+
+    #[test]
+    fn all_reasons_are_told_at_once() {
+        let mut object = good();
+        object["spec"] = json!({"sources": [], "targets": [{}, {"namespaces": ["A"]}], "transform": {"type": "a b"}});
+        assert_eq!(parse(object).unwrap_err().len(), 4);
+    }
+
+    #[test]
+    fn names_of_rbac_kinds_need_not_be_dns_names() {
+        let mut object = good();
+        object["spec"]["sources"] = json!([source(
+            "rbac.authorization.k8s.io/v1",
+            "Role",
+            "platform",
+            "system:x"
+        )]);
+        assert_eq!(parse(object.clone()).map(|rule| rule.sources.len()), Ok(1));
+        object["spec"]["targets"][0]["copyName"] = json!("a/$(source.name)");
+        assert!(parse(object).is_err());
+    }
+
+    #[test]
+    fn too_many_items_are_refused() {
+        let targets = vec![json!({"namespaces": ["a"]}); 33];
+        assert_eq!(
+            parse(with("/spec/targets", json!(targets))).unwrap_err(),
+            ["spec.targets: must not have more than 32 items"]
+        );
+    }
+
+    #[test]
+    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
+        let rule = parse(good()).unwrap();
+        let resource = |namespaced| {
+            move |gvk: &GroupVersionKind| {
+                Some(Resource {
+                    gvk: gvk.clone(),
+                    plural: "x".into(),
+                    namespaced,
+                })
+            }
+        };
+        assert_eq!(rule.refuse_kinds(resource(true)), []);
+        assert_eq!(rule.refuse_kinds(|_| None), []);
+        let refusals = rule.refuse_kinds(resource(false));
+        assert_eq!(refusals.len(), 1);
+        assert!(
+            refusals[0]
+                .to_string()
+                .starts_with("spec.sources[0]: kind Secret is cluster-scoped"),
+            "{refusals:?}"
+        );
+    }
+}

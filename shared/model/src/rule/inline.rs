@@ -1,0 +1,132 @@
+//! Objects that stand in a rule: what may be written of them there. Whether they are valid objects
+//! of their kind the API server says when their copies are written.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::source::never_copied;
+use crate::{
+    id::RuleId,
+    kind::GroupVersionKind,
+    marks::is_mark,
+    patch::DEPTH,
+    refusal::{Refusal, Refusals},
+    size::size,
+    source::SourceRef,
+    syntax,
+    template::{Template, each_text},
+};
+
+/// What may be set of the metadata: what a source's copies have of it.
+const METADATA: [&str; 3] = ["name", "labels", "annotations"];
+
+/// Most bytes of one object: as many as a ConfigMap may have.
+const SIZE: usize = 1024 * 1024;
+/// Most variables that there aren't of which one object's author is told.
+const TOLD: usize = 8;
+
+/// Why a variable is refused in a rule with an inline source.
+pub(super) const NO_NAMESPACE: &str =
+    "must not contain $(source.namespace): an inline source has no namespace";
+
+/// Whether text has the variable of which an inline source has no value.
+pub(super) fn needs_namespace(text: &str) -> bool {
+    text.contains("$(source.namespace)")
+}
+
+/// Reads an object that stands in this rule. Refusals name fields below `field`.
+pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<SourceRef, Vec<Refusal>> {
+    let mut refusals = Refusals::default();
+    if size(object, DEPTH).is_none_or(|size| size > SIZE) {
+        refusals.add(
+            field,
+            format!("must not have more than {SIZE} bytes or more than {DEPTH} levels"),
+        );
+        return refusals.finish_with(None);
+    }
+    let text = |key: &str| object[key].as_str().unwrap_or_default();
+    let gvk = refusals.one(
+        field,
+        GroupVersionKind::parse(text("apiVersion"), text("kind")),
+    );
+    if let Some(gvk) = &gvk {
+        if gvk.is_secret() {
+            refusals.add(
+                format!("{field}.kind"),
+                "must not be Secret: every user who may read the rule could read it",
+            );
+        }
+        if let Some(why) = never_copied(gvk) {
+            refusals.add(format!("{field}.kind"), why);
+        }
+    }
+    // What tools write of nothing is nothing.
+    let is_set = |value: &Value| !value.is_null() && *value != Value::Object(Map::new());
+    if is_set(&object["status"]) {
+        refusals.add(
+            format!("{field}.status"),
+            "must not be set: status is never copied",
+        );
+    }
+    let metadata = &object["metadata"];
+    for (key, value) in metadata.as_object().into_iter().flatten() {
+        if !METADATA.contains(&key.as_str()) && is_set(value) {
+            let why = "must not be set: only name, labels and annotations may be";
+            refusals.add(format!("{field}.metadata.{key}"), why);
+        }
+    }
+    let name = metadata["name"].as_str().unwrap_or_default();
+    let group = gvk.as_ref().map_or("", |gvk| &gvk.group);
+    refusals.one(
+        &format!("{field}.metadata.name"),
+        syntax::object_name(group, name),
+    );
+    let source = gvk.map(|gvk| SourceRef::inline(gvk, rule, name));
+    refuse_variables(object, field, &mut refusals);
+    refuse_keys(metadata, &format!("{field}.metadata"), &mut refusals);
+    refusals.finish_with(source)
+}
+
+/// Refuses variables that there aren't; each reason is told once.
+fn refuse_variables(object: &Value, field: &str, refusals: &mut Refusals) {
+    let mut whys = BTreeSet::new();
+    each_text(object, &mut |text| {
+        if whys.len() < TOLD {
+            whys.extend(Template::parse(text).err());
+        }
+        if needs_namespace(text) {
+            whys.insert(NO_NAMESPACE.to_owned());
+        }
+    });
+    for why in whys {
+        refusals.add(field, why);
+    }
+}
+
+type Check = fn(&str) -> Result<(), String>;
+
+/// Refuses labels and annotations that can't be, or that are Mimeo's own. To the API server an
+/// embedded object's labels are those of an object, in which no variable can stand.
+fn refuse_keys(metadata: &Value, field: &str, refusals: &mut Refusals) {
+    let checks: [(&str, Check, Check); 2] = [
+        ("labels", syntax::qualified_name, syntax::label_value),
+        ("annotations", syntax::annotation_key, |_| Ok(())),
+    ];
+    for (part, check_key, check_value) in checks {
+        for (key, value) in metadata[part].as_object().into_iter().flatten() {
+            let field = format!("{field}.{part}[{key}]");
+            refusals.one(&field, check_key(key));
+            if is_mark(key) {
+                refusals.add(&field, "is reserved for Mimeo");
+            }
+            refusals.one(
+                &field,
+                value
+                    .as_str()
+                    .ok_or_else(|| "must be a string".to_owned())
+                    .and_then(check_value),
+            );
+        }
+    }
+}

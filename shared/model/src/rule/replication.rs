@@ -1,0 +1,594 @@
+//! A namespace's own rule: what it means, and what it may not say.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use mimeo_api::{
+    ClusterReplicationSpec, CopyTransform, EXACT_TARGETS, NamespaceSelection, Replication,
+    ReplicationSpec, ReplicationTarget,
+};
+
+use super::{Rule, Target, target::labels_of_the_namespace};
+use crate::{
+    id::{RuleId, RuleKind},
+    refusal::{ITEMS, Refusal, Refusals},
+    selection::{Glob, Labels},
+    source::SourceRef,
+    syntax,
+    template::{Place, Variable, variables_in},
+};
+
+/// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
+const CELLS: usize = 256;
+/// Most keys and values of one selector: it is compared with every object's labels, and with every
+/// other selector.
+const LOAD: usize = 64;
+/// Group of Roles and `RoleBindings`.
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+impl Rule {
+    /// The same for a namespace's own rule: it means what a `ClusterReplication` would that says as
+    /// much in more words, and may say less. What it needs the consent of other namespaces for is
+    /// not decided here.
+    ///
+    /// # Errors
+    /// As for [`Rule::parse`].
+    pub fn parse_replication(object: &Replication) -> Result<Self, Vec<Refusal>> {
+        let (metadata, spec) = (&object.metadata, &object.spec);
+        let mut refusals = Refusals::default();
+        let home = metadata.namespace.as_deref().unwrap_or_default();
+        refusals.one("metadata.namespace", syntax::dns_label(home));
+        refuse_to_tenants(spec, home, &mut refusals);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let id = RuleId {
+            kind: RuleKind::Replication,
+            namespace: Some(home.into()),
+            name: name.into(),
+        };
+        let mut rule = Self::parse_spec(id, metadata, &in_more_words(spec, home), refusals)?;
+        if rule.copies_nothing_but_itself() {
+            let message =
+                "the copy would be its own source: set copyName, or name another namespace";
+            return Err(vec![Refusal {
+                field: "spec.targets".into(),
+                message: message.into(),
+            }]);
+        }
+        rule.most_sources = CELLS / places(spec);
+        Ok(rule)
+    }
+
+    /// True if each copy that it may have would be the source that it is a copy of. A source is
+    /// never written.
+    fn copies_nothing_but_itself(&self) -> bool {
+        let labels = Labels::default();
+        let is_itself = |target: &Target, namespace: &str, source: &SourceRef| {
+            let copy = target.copy_name(source).text_at(Place {
+                name: namespace,
+                labels: &labels,
+            });
+            source.is(&source.gvk.group_kind(), namespace, &copy)
+        };
+        let targets = self.targets.iter();
+        let mut places = targets.flat_map(|target| {
+            let names = target.selection.exact_names().unwrap_or_default();
+            names.into_iter().map(move |namespace| (target, namespace))
+        });
+        self.selectors.is_empty()
+            && places.all(|(target, namespace)| {
+                self.sources
+                    .iter()
+                    .all(|source| is_itself(target, namespace, source))
+            })
+    }
+}
+
+/// A namespace's own rule as a `ClusterReplication` would say it.
+fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
+    let ReplicationSpec {
+        sources,
+        targets,
+        transform,
+        strategy,
+        conflict_policy,
+        drift_policy,
+        retention_policy,
+        resync_seconds,
+        suspend,
+    } = spec;
+    let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
+        api_version: Some(source.api_version.clone()),
+        kind: Some(source.kind.clone()),
+        namespace: Some(source.namespace.clone().unwrap_or_else(|| home.to_owned())),
+        name: source.name.clone(),
+        selector: source.selector.clone(),
+        inline: None,
+    };
+    let target = |target: &ReplicationTarget| {
+        let own = || vec![home.to_owned()];
+        let namespaces = if target.namespaces.is_empty() {
+            own()
+        } else {
+            target.namespaces.clone()
+        };
+        let selection = NamespaceSelection {
+            namespaces,
+            ..NamespaceSelection::default()
+        };
+        mimeo_api::Target {
+            selection,
+            copy_name: target.copy_name.clone(),
+        }
+    };
+    let mut targets: Vec<_> = targets.iter().map(target).collect();
+    if targets.is_empty() {
+        targets.push(target(&ReplicationTarget::default()));
+    }
+    ClusterReplicationSpec {
+        sources: sources.iter().map(source).collect(),
+        targets,
+        exclude: Vec::new(),
+        transform: transform.clone(),
+        strategy: *strategy,
+        conflict_policy: *conflict_policy,
+        drift_policy: *drift_policy,
+        retention_policy: retention_policy.clone(),
+        // No namespace's pods wait for what another namespace's owner has thought up.
+        pod_gate: mimeo_api::PodGate::None,
+        resync_seconds: *resync_seconds,
+        suspend: *suspend,
+    }
+}
+
+/// Refuses what only the platform's rules may say.
+fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals) {
+    for (i, source) in spec.sources.iter().enumerate() {
+        if source
+            .api_version
+            .split_once('/')
+            .is_some_and(|(group, _)| group == RBAC)
+        {
+            refusals.add(
+                format!("spec.sources[{i}].kind"),
+                "must not be of rbac.authorization.k8s.io, because such objects give permissions",
+            );
+        }
+        let load = source.selector.as_ref().map_or(0, load);
+        if load > LOAD {
+            let why =
+                format!("must not have more than {LOAD} keys and values in all: it has {load}");
+            refusals.add(format!("spec.sources[{i}].selector"), why);
+        }
+    }
+    for (i, target) in spec.targets.iter().enumerate() {
+        let field = format!("spec.targets[{i}].namespaces");
+        if target.namespaces.len() > ITEMS {
+            refusals.add(&field, format!("must not have more than {ITEMS} items"));
+        }
+        for (j, name) in target.namespaces.iter().enumerate() {
+            refusals.one(&format!("{field}[{j}]"), exact_name(name));
+        }
+        // Whether it is granted would depend on such a label, and tell of it.
+        if labels_of_the_namespace(target.copy_name.as_deref()) {
+            let why = "must not contain labels of the namespace, which a Replication cannot read";
+            refusals.add(format!("spec.targets[{i}].copyName"), why);
+        }
+    }
+    refuse_slow_globs(&spec.transform.common, refusals);
+    let cells = spec.sources.len().saturating_mul(places(spec));
+    if cells > CELLS {
+        let why = format!(
+            "must not have more than {CELLS} copies (sources times namespaces): it has {cells}"
+        );
+        refusals.add("spec.targets", why);
+    }
+    let foreign = spec
+        .targets
+        .iter()
+        .flat_map(|target| &target.namespaces)
+        .find(|name| **name != home);
+    if let Some(foreign) = foreign {
+        refuse_foreign_labels(&spec.transform, foreign, home, refusals);
+    }
+    let abroad = foreign.is_some();
+    if abroad && spec.conflict_policy != mimeo_api::ConflictPolicy::Report {
+        // By what is adopted a rule could find out what is in others' objects: whether it is what
+        // it guessed.
+        let why = "must be Report, because the rule has targets outside its own namespace";
+        refusals.add("spec.conflictPolicy", why);
+    }
+    if abroad && spec.drift_policy != mimeo_api::DriftPolicy::Repair {
+        // Consent to copies isn't leave to refuse their namespace's owners.
+        let why = "must be Repair, because the rule has targets outside its own namespace";
+        refusals.add("spec.driftPolicy", why);
+    }
+    if abroad && !spec.transform.common.finalizers.is_empty() {
+        // They would hold up the deletion of a namespace whose owners don't run what removes them.
+        let why = "must be left out, because the rule has targets outside its own namespace";
+        refusals.add("spec.transform.finalizers", why);
+    }
+}
+
+/// Refuses variables of labels in the copies of a rule that has targets abroad. Which labels
+/// another namespace has isn't the rule's to know, and the reason `VariableUnset` tells which ones
+/// are missing.
+fn refuse_foreign_labels(
+    transform: &CopyTransform,
+    foreign: &str,
+    home: &str,
+    refusals: &mut Refusals,
+) {
+    let CopyTransform { common, json_patch } = transform;
+    let set = [
+        ("labels", &common.labels.set),
+        ("annotations", &common.annotations.set),
+    ];
+    let set = set.into_iter().flat_map(|(part, set)| {
+        set.iter().map(move |(key, text)| {
+            (
+                format!("{part}.set[{key}]"),
+                variables_in(&text.as_str().into()),
+            )
+        })
+    });
+    let patches = json_patch.iter().enumerate().filter_map(|(i, operation)| {
+        Some((
+            format!("jsonPatch[{i}].value"),
+            variables_in(operation.value.as_ref()?),
+        ))
+    });
+    for (field, variables) in set.chain(patches) {
+        if let Some(label) = variables
+            .into_iter()
+            .find(|one| matches!(one, Variable::Label(_)))
+        {
+            let why = format!(
+                "must not contain {label}, because target {foreign:?} is not the rule's own namespace; use \
+                 $(namespace.name), or a rule whose only target is {home:?}"
+            );
+            refusals.add(format!("spec.transform.{field}"), why);
+        }
+    }
+}
+
+/// Refuses the globs that tenants may not have: each is compared with every key of a source, each
+/// time that changes.
+fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) {
+    let mimeo_api::Transform {
+        type_: _,
+        labels,
+        annotations,
+        data,
+        finalizers: _,
+    } = transform;
+    for (field, globs) in [
+        ("labels.include", &labels.include),
+        ("labels.exclude", &labels.exclude),
+        ("annotations.include", &annotations.include),
+        ("annotations.exclude", &annotations.exclude),
+        ("data.include", &data.include),
+        ("data.exclude", &data.exclude),
+    ] {
+        for (i, _) in globs
+            .iter()
+            .enumerate()
+            .filter(|(_, glob)| !Glob::new(glob).is_quick())
+        {
+            let why = "must not have more than two *, nor a ? between them";
+            refusals.add(format!("spec.transform.{field}[{i}]"), why);
+        }
+    }
+}
+
+/// Checks the name of a target namespace. A wildcard is not one.
+fn exact_name(name: &str) -> Result<(), String> {
+    if name.contains(['*', '?']) {
+        Err(EXACT_TARGETS.to_owned())
+    } else {
+        syntax::dns_label(name)
+    }
+}
+
+/// In how many namespaces it wants copies of each source.
+fn places(spec: &ReplicationSpec) -> usize {
+    spec.targets
+        .iter()
+        .map(|target| target.namespaces.len().max(1))
+        .sum::<usize>()
+        .max(1)
+}
+
+/// What it costs to ask whether a selector matches, in keys and values compared.
+fn load(selector: &LabelSelector) -> usize {
+    let expressions = selector.match_expressions.iter().flatten();
+    let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);
+    labels * 2
+        + expressions
+            .map(|one| 1 + one.values.as_ref().map_or(0, Vec::len))
+            .sum::<usize>()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::{
+        choices::{ConflictPolicy, PodGate},
+        selection::Labels,
+    };
+
+    fn parse(spec: &Value) -> Result<Rule, Vec<String>> {
+        let object = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
+            "metadata": {"namespace": "home", "name": "pull"}, "spec": spec,
+        });
+        Rule::parse_replication(&from_value(object).unwrap())
+            .map_err(|refusals| refusals.iter().map(ToString::to_string).collect())
+    }
+
+    fn secret(more: &Value) -> Value {
+        let mut source = json!({"apiVersion": "v1", "kind": "Secret", "name": "db"});
+        source
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        source
+    }
+
+    #[test]
+    fn labels_of_other_namespaces_are_refused_in_what_a_rule_writes() {
+        let label = "$(namespace.labels['tier'])";
+        for (transform, field) in [
+            (json!({"labels": {"set": {"a": label}}}), "labels.set[a]"),
+            (
+                json!({"annotations": {"set": {"b": format!("x-{label}-y")}}}),
+                "annotations.set[b]",
+            ),
+            (
+                json!({"jsonPatch": [{"op": "add", "path": "/data/a", "value": {"b": [label]}}]}),
+                "jsonPatch[0].value",
+            ),
+        ] {
+            let rule = |target: Value| {
+                parse(
+                    &json!({"sources": [secret(&json!({}))], "targets": [target], "transform": transform}),
+                )
+            };
+            for namespaces in [json!(["away"]), json!(["home", "away"])] {
+                let refused = rule(json!({"namespaces": namespaces, "copyName": "x"})).unwrap_err();
+                let want = format!(
+                    "spec.transform.{field}: must not contain {label}, because target \"away\" is not the rule's own namespace; \
+                     use $(namespace.name), or a rule whose only target is \"home\""
+                );
+                assert_eq!(refused, [want]);
+            }
+            assert!(
+                rule(json!({"namespaces": ["home"], "copyName": "x"})).is_ok(),
+                "{field}: its own are its own"
+            );
+        }
+        let name =
+            json!({"annotations": {"set": {"a": "$(namespace.name)", "b": "$(labels['x'])"}}});
+        let targets = json!([{"namespaces": ["away"]}]);
+        assert!(
+            parse(&json!({"sources": [secret(&json!({}))], "targets": targets, "transform": name}))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_rule_whose_only_copy_would_be_its_own_source_is_refused() {
+        for (targets, refused) in [
+            (json!([]), true),
+            (json!([{"namespaces": ["home"]}]), true),
+            (
+                json!([{"copyName": "db"}, {"copyName": "$(source.name)"}]),
+                true,
+            ),
+            (json!([{"copyName": "other"}]), false),
+            (json!([{"namespaces": ["home", "away"]}]), false),
+        ] {
+            let parsed = parse(&json!({"sources": [secret(&json!({}))], "targets": targets}));
+            let message = parsed.err().unwrap_or_default().concat();
+            assert_eq!(
+                message.starts_with("spec.targets: the copy would be its own source"),
+                refused,
+                "{targets}: {message}"
+            );
+        }
+        assert!(parse(&json!({"sources": [secret(&json!({"namespace": "away"}))]})).is_ok());
+    }
+
+    #[test]
+    fn a_target_without_namespaces_is_its_own_namespace() {
+        let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": [{"copyName": "x"}]}))
+            .unwrap();
+        assert!(rule.matches("home", &Labels::new()) && !rule.matches("other", &Labels::new()));
+    }
+
+    #[test]
+    fn what_is_left_out_is_its_own_namespace() {
+        let rule = parse(
+            &json!({"sources": [secret(&json!({})), secret(&json!({"namespace": "other"}))]}),
+        )
+        .unwrap_err();
+        assert!(rule[0].contains("would both be named"), "{rule:?}");
+        let rule = parse(&json!({"sources": [secret(&json!({"namespace": "other"}))]})).unwrap();
+        assert_eq!(rule.id.to_string(), "Replication/home/pull");
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/other/db");
+        let none = Labels::new();
+        assert!(rule.matches("home", &none) && !rule.matches("other", &none));
+        assert_eq!(rule.pod_gate, PodGate::None);
+        let targets = json!([{"namespaces": ["a", "b"], "copyName": "x"}]);
+        let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": targets})).unwrap();
+        assert_eq!(rule.sources[0].to_string(), "v1/Secret/home/db");
+        assert!(rule.matches("b", &none) && !rule.matches("home", &none));
+        assert_eq!(
+            rule.targets[0].copy_name(&rule.sources[0]).literal(),
+            Some("x")
+        );
+    }
+
+    #[test]
+    fn what_would_be_slow_to_compare_with_every_key_is_refused() {
+        let with = |transform: Value| json!({"sources": [secret(&json!({"namespace": "away"}))], "transform": transform});
+        let quick = json!(["*", "a?*", "*.crt", "tls.*", "*a*", "?*a*?"]);
+        for part in ["labels", "annotations", "data"] {
+            assert!(
+                parse(&with(json!({part: {"include": quick, "exclude": quick}}))).is_ok(),
+                "{part}"
+            );
+            for (list, slow) in [("include", "*a*b*"), ("exclude", "*a?b*")] {
+                let refused = parse(&with(json!({part: {list: ["a", slow]}}))).unwrap_err();
+                let want = format!(
+                    "spec.transform.{part}.{list}[1]: must not have more than two *, nor a ? between them"
+                );
+                assert_eq!(refused, [want]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_selector_finds_as_much_as_leaves_room_for_its_copies() {
+        let selects = |more: &Value| {
+            let mut source = json!({"apiVersion": "v1", "kind": "Secret", "selector": {"matchLabels": {"copy": "yes"}}});
+            source
+                .as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            source
+        };
+        let namespaces =
+            |count: usize| -> Vec<String> { (0..count).map(|i| format!("n{i}")).collect() };
+        let rule = parse(&json!({"sources": [selects(&json!({}))]})).unwrap();
+        assert_eq!(
+            (rule.selectors[0].to_string().as_str(), rule.most_sources),
+            ("v1/Secret/home", 256)
+        );
+        let abroad = [selects(&json!({"namespace": "other"})), secret(&json!({}))];
+        let targets = json!([{"namespaces": namespaces(20)}, {"namespaces": namespaces(4), "copyName": "x-$(source.name)"}]);
+        let rule = parse(&json!({"sources": abroad, "targets": targets})).unwrap();
+        assert_eq!(
+            (rule.selectors[0].to_string().as_str(), rule.most_sources),
+            ("v1/Secret/other", 10)
+        );
+        assert_eq!(rule.kinds.len(), 2);
+
+        let many = |count: usize| {
+            let values: Vec<String> = (0..count).map(|i| format!("v{i}")).collect();
+            let expressions = json!([{"key": "a", "operator": "In", "values": values}]);
+            json!({"selector": {"matchLabels": {"b": "c"}, "matchExpressions": expressions}})
+        };
+        assert!(parse(&json!({"sources": [selects(&many(61))]})).is_ok());
+        let named = json!([{"namespaces": ["home"], "copyName": "x"}]);
+        for (source, targets, begins) in [
+            (
+                selects(&many(62)),
+                json!([]),
+                "spec.sources[0].selector: must not have more than 64 keys and values in all: it has 65",
+            ),
+            (
+                selects(&json!({})),
+                named,
+                "spec.targets[0].copyName: must contain $(source.name)",
+            ),
+            (
+                selects(&json!({"name": "x"})),
+                json!([]),
+                "spec.sources[0]: exactly one of name, selector",
+            ),
+            (
+                json!({"apiVersion": "v1", "kind": "Secret"}),
+                json!([]),
+                "spec.sources[0]: exactly one of name, selector",
+            ),
+            (
+                json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "selector": {}}),
+                json!([]),
+                "spec.sources[0].kind: must not be of rbac.authorization.k8s.io",
+            ),
+        ] {
+            let refused = parse(&json!({"sources": [source], "targets": targets})).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_the_platform_may_say_is_refused() {
+        let sources = || json!([secret(&json!({}))]);
+        let target = |target: Value| json!({"sources": sources(), "targets": [target]});
+        let role =
+            json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "r"});
+        let names: Vec<String> = (0..33).map(|i| format!("n{i}")).collect();
+        let many: Vec<Value> = (0..9)
+            .map(|i| secret(&json!({"name": format!("s{i}")})))
+            .collect();
+        for (spec, begins) in [
+            (
+                json!({"sources": [role]}),
+                "spec.sources[0].kind: must not be of rbac.authorization.k8s.io",
+            ),
+            (
+                target(json!({"namespaces": ["team-*"]})),
+                "spec.targets[0].namespaces[0]: a Replication names its target namespaces exactly",
+            ),
+            (
+                target(json!({"namespaces": names})),
+                "spec.targets[0].namespaces: must not have more than 32",
+            ),
+            (
+                json!({"sources": sources()}),
+                "spec.targets: the copy would be its own source",
+            ),
+            (
+                json!({"sources": many, "targets": [{"namespaces": names[..29]}]}),
+                "spec.targets: must not have more than 256 copies (sources times namespaces): it has 261",
+            ),
+            (
+                target(json!({"namespaces": ["a"], "copyName": "x-$(namespace.labels['k'])"})),
+                "spec.targets[0].copyName: must not contain labels of the namespace",
+            ),
+            (
+                json!({"sources": sources(), "targets": [{"namespaces": ["home", "a"]}], "conflictPolicy": "Overwrite"}),
+                "spec.conflictPolicy: must be Report",
+            ),
+            (
+                json!({"sources": sources(), "targets": [{"namespaces": ["a"]}], "conflictPolicy": "Adopt"}),
+                "spec.conflictPolicy: must be Report",
+            ),
+            (
+                json!({
+                    "sources": sources(), "targets": [{"namespaces": ["home", "a"]}],
+                    "strategy": "Replace", "driftPolicy": "Deny",
+                }),
+                "spec.driftPolicy: must be Repair",
+            ),
+            (
+                json!({
+                    "sources": sources(), "targets": [{"namespaces": ["a"]}], "transform": {"finalizers": ["example.com/hold"]},
+                }),
+                "spec.transform.finalizers: must be left out",
+            ),
+        ] {
+            let refused = parse(&spec).unwrap_err();
+            assert!(refused[0].starts_with(begins), "{refused:?}");
+        }
+        for (policy, parsed) in [
+            ("Overwrite", ConflictPolicy::Overwrite),
+            ("Adopt", ConflictPolicy::Adopt),
+        ] {
+            let own = json!({"sources": sources(), "targets": [{"namespaces": ["home"], "copyName": "x"}], "conflictPolicy": policy});
+            assert_eq!(parse(&own).unwrap().conflict, parsed);
+        }
+        let own = json!({
+            "sources": sources(), "targets": [{"namespaces": ["home"], "copyName": "x"}],
+            "strategy": "Replace", "driftPolicy": "Deny", "transform": {"finalizers": ["example.com/hold"]},
+        });
+        assert!(
+            parse(&own).is_ok(),
+            "at home they are their owner's business"
+        );
+    }
+}

@@ -1,0 +1,168 @@
+//! What a rule copies.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde_json::Value;
+
+use super::inline;
+use crate::{
+    id::RuleId,
+    kind::GroupVersionKind,
+    refusal::{Refusal, Refusals},
+    selection::Selector,
+    source::{SourceRef, SourceSelector},
+    syntax,
+};
+
+/// Most sources of one rule, those that its selectors find included.
+pub const MOST_SOURCES: usize = 256;
+
+/// The items of a rule's `sources`.
+#[derive(Default)]
+pub(super) struct Sources {
+    /// What is known without looking: what is named, and what is inline.
+    pub(super) known: Vec<SourceRef>,
+    pub(super) inline: BTreeMap<SourceRef, Arc<Value>>,
+    pub(super) selectors: Vec<SourceSelector>,
+    /// Of each item.
+    pub(super) kinds: Vec<GroupVersionKind>,
+}
+
+impl Sources {
+    /// Sources to check with what is made of any: those that are known, and one that each selector
+    /// could find.
+    pub(super) fn samples(&self) -> Vec<SourceRef> {
+        self.known
+            .iter()
+            .cloned()
+            .chain(self.selectors.iter().map(|selector| selector.source("x")))
+            .collect()
+    }
+}
+
+/// The items that can be parsed.
+pub(super) fn parse(
+    sources: &[mimeo_api::Source],
+    rule: &RuleId,
+    refusals: &mut Refusals,
+) -> Sources {
+    refusals.count("spec.sources", sources.len());
+    let mut parsed = Sources::default();
+    let Sources {
+        known,
+        inline,
+        selectors,
+        kinds,
+    } = &mut parsed;
+    for (i, source) in sources.iter().enumerate() {
+        let field = format!("spec.sources[{i}]");
+        match refusals.all(parse_one(source, rule, &field)) {
+            None => {}
+            Some(Parsed::Known(source, object)) => {
+                kinds.push(source.gvk.clone());
+                if let Some(first) = known.iter().find(|first| first.is_same_object(&source)) {
+                    refusals.add(field, format!("the rule already has the source {first}"));
+                } else {
+                    inline.extend(object.map(|object| (source.clone(), object)));
+                    known.push(source);
+                }
+            }
+            Some(Parsed::Selector(selector)) => {
+                kinds.push(selector.gvk.clone());
+                if selectors.contains(&selector) {
+                    refusals.add(field, "the rule already has the same selector");
+                } else {
+                    selectors.push(selector);
+                }
+            }
+        }
+    }
+    parsed
+}
+
+enum Parsed {
+    /// With the object itself, if it is inline.
+    Known(SourceRef, Option<Arc<Value>>),
+    Selector(SourceSelector),
+}
+
+fn parse_one(
+    source: &mimeo_api::Source,
+    rule: &RuleId,
+    field: &str,
+) -> Result<Parsed, Vec<Refusal>> {
+    let mimeo_api::Source {
+        api_version,
+        kind,
+        namespace,
+        name,
+        selector,
+        inline,
+    } = source;
+    let mut refusals = Refusals::default();
+    if let Some(object) = inline {
+        if [api_version, kind, namespace, name]
+            .iter()
+            .any(|other| other.is_some())
+            || selector.is_some()
+        {
+            refusals
+                .add(field, "inline must be the only field of a source: the object has its own apiVersion, kind and name, and no namespace");
+        }
+        let parsed = refusals.all(inline::parse(object, rule, &format!("{field}.inline")));
+        return refusals.finish_with(
+            parsed.map(|source| Parsed::Known(source, Some(Arc::new(object.clone())))),
+        );
+    }
+    let (Some(api_version), Some(kind), Some(namespace)) = (api_version, kind, namespace) else {
+        refusals.add(field, "apiVersion, kind and namespace must be set");
+        return refusals.finish_with(None);
+    };
+    let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
+    refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
+    if let Some(why) = gvk.as_ref().and_then(never_copied) {
+        refusals.add(format!("{field}.kind"), why);
+    }
+    let parsed = match (name, selector) {
+        (Some(name), None) => {
+            let group = gvk.as_ref().map_or("", |gvk| &gvk.group);
+            refusals.one(&format!("{field}.name"), syntax::object_name(group, name));
+            gvk.map(|gvk| {
+                Parsed::Known(
+                    SourceRef::named(gvk, namespace.as_str(), name.as_str()),
+                    None,
+                )
+            })
+        }
+        (None, Some(selector)) => {
+            let selector = refusals
+                .all(Selector::parse(selector, &format!("{field}.selector")))
+                .map(Arc::new);
+            let namespace = namespace.as_str().into();
+            gvk.zip(selector).map(|(gvk, selector)| {
+                Parsed::Selector(SourceSelector {
+                    gvk,
+                    namespace,
+                    selector,
+                })
+            })
+        }
+        _ => {
+            refusals.add(
+                field,
+                "exactly one of name, selector and inline must be set",
+            );
+            None
+        }
+    };
+    refusals.finish_with(parsed)
+}
+
+/// Why objects of the kind are never copied, if they aren't.
+pub(super) fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
+    match (&*gvk.group, &*gvk.kind) {
+        ("", "Namespace") => Some("kind Namespace is never copied"),
+        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never copied"),
+        _ => None,
+    }
+}

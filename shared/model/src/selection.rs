@@ -1,0 +1,695 @@
+//! Which namespaces: by name, by pattern, by label; and selectors over the labels of any object.
+//!
+//! Compiled when the rule is parsed; matching neither fails nor takes more than linear time.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use mimeo_api::NamespaceSelection;
+
+use self::{glob::GLOB_LOAD, selector::Requirement};
+pub use self::{glob::Glob, labels::Labels, pattern::Pattern, selector::Selector};
+use crate::{
+    names::SYSTEM_NAMESPACES,
+    refusal::{Refusal, Refusals},
+    syntax,
+};
+
+mod dialect;
+mod glob;
+mod labels;
+mod pattern;
+mod selector;
+
+/// The label by which the API server gives every namespace its own name, whatever its creator wrote
+/// there.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Where the API server cuts `generateName` off before it appends five characters, so that the name
+/// stays a DNS label.
+const GENERATED_PREFIX_LENGTH: usize = 58;
+
+/// Most items of one list of names.
+const NAMES: usize = 128;
+
+/// The name of a namespace about to exist: `generateName` gives only its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameHint<'a> {
+    /// The name.
+    Exact(&'a str),
+    /// What the name will begin with, though cut off if it is long.
+    Prefix(&'a str),
+}
+
+/// Namespaces of a target or a grantee, less those that the rule excludes.
+#[derive(Clone, Debug)]
+pub struct TargetSelection {
+    selection: Selection,
+    exclude: Arc<[Selection]>,
+    /// Those that the installation may write into, unless that is all.
+    reach: Option<Arc<BTreeSet<Box<str>>>>,
+}
+
+impl TargetSelection {
+    /// Compiles `selection`. Refusals name fields below `field`.
+    pub fn parse(selection: &NamespaceSelection, field: &str) -> Result<Self, Vec<Refusal>> {
+        let selection = Selection::parse(selection, field)?;
+        Ok(Self {
+            selection,
+            exclude: Arc::default(),
+            reach: None,
+        })
+    }
+
+    /// Leaves out what any of these selects.
+    #[must_use]
+    pub fn excluding(mut self, exclude: &Arc<[Selection]>) -> Self {
+        self.exclude = exclude.clone();
+        self
+    }
+
+    /// Whether the namespace `name` with these labels is a target.
+    ///
+    /// Exclusion wins. The system namespaces are matched by their exact names alone.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+        self.matches_with(name, labels, |pattern| pattern.matches(name))
+    }
+
+    fn matches_with(
+        &self,
+        name: &str,
+        labels: &Labels,
+        pattern: impl Fn(&Pattern) -> bool,
+    ) -> bool {
+        self.reach.as_ref().is_none_or(|reach| reach.contains(name))
+            && (!SYSTEM_NAMESPACES.contains(&name) || self.selection.lists(name))
+            && self.selection.matches_with(name, labels, pattern)
+            && !self
+                .exclude
+                .iter()
+                .any(|exclude| exclude.matches(name, labels))
+    }
+
+    /// Whether it selects by labels.
+    pub fn is_by_labels(&self) -> bool {
+        self.selection.labels.is_some()
+    }
+
+    /// Whether a namespace of this name, or of some name that begins so, is a target.
+    ///
+    /// True in doubt: a name that isn't there yet can't be matched with a pattern, and excludes
+    /// nothing.
+    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
+        match hint {
+            NameHint::Exact(name) => self.matches(name, labels),
+            NameHint::Prefix(prefix) => {
+                let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
+                self.reach
+                    .as_ref()
+                    .is_none_or(|reach| reach.iter().any(|name| name.starts_with(prefix)))
+                    && self.selection.could_match(prefix, labels)
+                    && !self
+                        .exclude
+                        .iter()
+                        .any(|exclude| exclude.matches_whatever_the_name(labels))
+            }
+        }
+    }
+
+    /// Limits it to these namespaces.
+    pub(crate) fn confine(&mut self, reach: Option<&Arc<BTreeSet<Box<str>>>>) {
+        self.reach = reach.cloned();
+    }
+
+    /// The names in its list, if it has one without globs: no other namespace is selected, though
+    /// of these some may not be.
+    pub fn exact_names(&self) -> Option<Vec<&str>> {
+        self.selection
+            .names
+            .as_ref()?
+            .iter()
+            .map(Glob::literal)
+            .collect()
+    }
+
+    /// Whether the namespace is named, not found by a glob that matches it.
+    pub fn names(&self, name: &str) -> bool {
+        self.selection.lists(name)
+    }
+
+    /// The literal text at the beginning of its pattern: `team-` of `team-[0-9]+`. None without a
+    /// pattern, or if the pattern begins with an operator.
+    pub fn beginning(&self) -> Option<&str> {
+        self.selection
+            .pattern
+            .as_ref()
+            .map(Pattern::beginning)
+            .filter(|begins| !begins.is_empty())
+    }
+
+    /// Whether the namespace would be a target if the pattern were only
+    /// [its literal beginning](Self::beginning).
+    pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
+        self.matches_with(name, labels, |pattern| {
+            name.starts_with(pattern.beginning())
+        })
+    }
+
+    /// What matching it costs, in names compared.
+    pub fn load(&self) -> usize {
+        let Selection {
+            names,
+            pattern,
+            labels,
+        } = &self.selection;
+        names.iter().flatten().map(Glob::load).sum::<usize>()
+            + pattern.as_ref().map_or(0, Pattern::load)
+            + labels
+                .as_ref()
+                .map_or(0, |selector| GLOB_LOAD * selector.requirements.len().max(1))
+    }
+
+    /// Whether it selects every namespace by an empty selector: worth a word to its author.
+    pub fn selects_all(&self) -> bool {
+        let Selection {
+            names,
+            pattern,
+            labels,
+        } = &self.selection;
+        names.is_none() && pattern.is_none() && labels.as_ref().is_some_and(Selector::is_empty)
+    }
+}
+
+fn globs(names: &[String], field: &str) -> Result<Vec<Glob>, Vec<Refusal>> {
+    let mut refusals = Refusals::default();
+    if names.len() > NAMES {
+        refusals.add(field, format!("must not have more than {NAMES} items"));
+    }
+    for (i, name) in names.iter().enumerate() {
+        refusals.one(&format!("{field}[{i}]"), syntax::namespace_glob(name));
+    }
+    refusals.finish_with(Some(names.iter().map(|name| Glob::new(name)).collect()))
+}
+
+/// Which namespaces: what is set must all match, and something is.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Names; any of these.
+    names: Option<Vec<Glob>>,
+    /// A regular expression over the whole name.
+    pattern: Option<Pattern>,
+    labels: Option<Selector>,
+}
+
+impl Selection {
+    /// Compiles `selection`. Refusals name fields below `field`.
+    pub fn parse(selection: &NamespaceSelection, field: &str) -> Result<Self, Vec<Refusal>> {
+        let NamespaceSelection {
+            namespaces,
+            namespace_pattern,
+            namespace_selector,
+        } = selection;
+        let mut refusals = Refusals::default();
+        if namespaces.is_empty() && namespace_pattern.is_none() && namespace_selector.is_none() {
+            refusals.add(
+                field,
+                "at least one of namespaces, namespacePattern and namespaceSelector must be set",
+            );
+        }
+        let names =
+            (!namespaces.is_empty()).then(|| globs(namespaces, &format!("{field}.namespaces")));
+        let names = names.and_then(|names| refusals.all(names));
+        let pattern = namespace_pattern.as_deref().map(Pattern::parse);
+        let pattern =
+            pattern.and_then(|pattern| refusals.one(&format!("{field}.namespacePattern"), pattern));
+        let labels = namespace_selector.as_ref();
+        let labels =
+            labels.map(|selector| Selector::parse(selector, &format!("{field}.namespaceSelector")));
+        let labels = labels.and_then(|labels| refusals.all(labels));
+        refusals.finish_with(Some(Self {
+            names,
+            pattern,
+            labels,
+        }))
+    }
+
+    fn matches(&self, name: &str, labels: &Labels) -> bool {
+        self.matches_with(name, labels, |pattern| pattern.matches(name))
+    }
+
+    /// Whether the namespace matches. `pattern` says whether a pattern does: the pattern itself, or
+    /// its literal beginning.
+    fn matches_with(
+        &self,
+        name: &str,
+        labels: &Labels,
+        pattern: impl Fn(&Pattern) -> bool,
+    ) -> bool {
+        self.names
+            .as_ref()
+            .is_none_or(|globs| globs.iter().any(|glob| glob.matches(name)))
+            && self.pattern.as_ref().is_none_or(pattern)
+            && self.labels.as_ref().is_none_or(|selector| {
+                selector.matches_by(|key| namespace_label(key, name, labels))
+            })
+    }
+
+    /// Whether it has `name` itself in its list, not a glob that matches it.
+    fn lists(&self, name: &str) -> bool {
+        self.names.iter().flatten().any(|glob| glob.is(name))
+    }
+
+    /// Whether some name that is longer than `prefix` and begins with it can match.
+    fn could_match(&self, prefix: &str, labels: &Labels) -> bool {
+        let passes = |requirement: &Requirement| {
+            if &*requirement.key == NAMESPACE_NAME {
+                requirement.test.could_pass(prefix)
+            } else {
+                requirement.test.passes(labels.get(&requirement.key))
+            }
+        };
+        self.names
+            .as_ref()
+            .is_none_or(|globs| globs.iter().any(|glob| glob.could_match(prefix)))
+            && self
+                .pattern
+                .as_ref()
+                .is_none_or(|pattern| pattern.could_match(prefix))
+            && self
+                .labels
+                .as_ref()
+                .is_none_or(|selector| selector.requirements.iter().all(passes))
+    }
+
+    fn matches_whatever_the_name(&self, labels: &Labels) -> bool {
+        let by_name = |requirement: &Requirement| &*requirement.key == NAMESPACE_NAME;
+        let by_labels = |selector: &Selector| {
+            !selector.requirements.iter().any(by_name) && selector.matches(labels)
+        };
+        self.names.is_none()
+            && self.pattern.is_none()
+            && self.labels.as_ref().is_some_and(by_labels)
+    }
+}
+
+/// A namespace's label as it will be stored: its name is there though a review's object may lack it
+/// or lie about it.
+fn namespace_label<'a>(key: &str, name: &'a str, labels: &'a Labels) -> Option<&'a str> {
+    if key == NAMESPACE_NAME {
+        Some(name)
+    } else {
+        labels.get(key)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn labels(text: &str) -> Labels {
+        text.split_whitespace()
+            .filter_map(|pair| pair.split_once('='))
+            .map(|(k, v)| (k.into(), v.into()))
+            .collect()
+    }
+
+    /// A selection from JSON, with what is excluded under `exclude`.
+    #[track_caller]
+    fn target(mut spec: Value) -> TargetSelection {
+        let exclude = spec.as_object_mut().and_then(|spec| spec.remove("exclude"));
+        let exclude = exclude
+            .as_ref()
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let exclude = exclude.map(|one| {
+            Selection::parse(&serde_json::from_value(one.clone()).unwrap(), "exclude").unwrap()
+        });
+        TargetSelection::parse(&serde_json::from_value(spec).unwrap(), "t")
+            .unwrap()
+            .excluding(&exclude.collect())
+    }
+
+    #[track_caller]
+    fn refused(spec: Value) -> Vec<String> {
+        let refusals = Selection::parse(&serde_json::from_value(spec).unwrap(), "t").unwrap_err();
+        refusals.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn each_way_to_select() {
+        let prod = json!({"matchLabels": {"env": "prod"}});
+        for (spec, name, with, want) in [
+            (json!({"namespaces": ["a", "team-*"]}), "a", "", true),
+            (json!({"namespaces": ["a", "team-*"]}), "team-", "", true),
+            (json!({"namespaces": ["a", "team-*"]}), "ab", "", false),
+            (
+                json!({"namespacePattern": "team-[0-9]+"}),
+                "team-12",
+                "",
+                true,
+            ),
+            (
+                json!({"namespacePattern": "team-[0-9]+"}),
+                "team-12x",
+                "",
+                false,
+            ),
+            (
+                json!({"namespacePattern": "team-[0-9]+"}),
+                "a-team-1",
+                "",
+                false,
+            ),
+            (json!({"namespacePattern": "a|b"}), "ab", "", false),
+            (json!({"namespacePattern": "a|b"}), "b", "", true),
+            (json!({"namespacePattern": "(?m)a$"}), "a\nb", "", false),
+            (json!({"namespaceSelector": {}}), "a", "", true),
+            (
+                json!({"namespaceSelector": prod}),
+                "a",
+                "env=prod x=y",
+                true,
+            ),
+            (json!({"namespaceSelector": prod}), "a", "env=dev", false),
+            (
+                json!({"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "a"}}}),
+                "a",
+                "",
+                true,
+            ),
+            (
+                json!({"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "b"}}}),
+                "a",
+                "kubernetes.io/metadata.name=b",
+                false,
+            ),
+        ] {
+            assert_eq!(
+                target(spec.clone()).matches(name, &labels(with)),
+                want,
+                "{spec} {name} {with}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_set_must_all_match() {
+        let dev = json!({"matchLabels": {"env": "dev"}});
+        for (spec, [team_dev, team_prod, other_dev]) in [
+            (
+                json!({"namespaces": ["team-*"], "namespaceSelector": dev}),
+                [true, false, false],
+            ),
+            (
+                json!({"namespacePattern": "team-[0-9]+", "namespaceSelector": dev}),
+                [true, false, false],
+            ),
+            (
+                json!({"namespaces": ["team-*"], "namespacePattern": ".*-7"}),
+                [true, true, false],
+            ),
+            (
+                json!({"namespaces": ["team-*"], "namespacePattern": ".*-8"}),
+                [false, false, false],
+            ),
+            (
+                json!({"namespaces": ["team-7"], "namespacePattern": ".*-7", "namespaceSelector": dev}),
+                [true, false, false],
+            ),
+        ] {
+            let target = target(spec.clone());
+            let matched = [
+                ("team-7", "env=dev"),
+                ("team-7", "env=prod"),
+                ("other", "env=dev"),
+            ]
+            .map(|(name, with)| target.matches(name, &labels(with)));
+            assert_eq!(matched, [team_dev, team_prod, other_dev], "{spec}");
+        }
+        let both = |prefix: &str, with: &str| {
+            let target = target(json!({"namespaces": ["team-*"], "namespaceSelector": dev}));
+            target.could_match(NameHint::Prefix(prefix), &labels(with))
+        };
+        assert!(
+            both("team-", "env=dev") && !both("team-", "env=prod") && !both("other-", "env=dev")
+        );
+    }
+
+    #[test]
+    fn exclusion_wins_whichever_item_excludes() {
+        let all = |exclude: Value| target(json!({"namespaces": ["*"], "exclude": exclude}));
+        let dev = json!({"matchLabels": {"env": "dev"}});
+        for exclude in [
+            json!([{"namespaces": ["sandbox-*"]}]),
+            json!([{"namespacePattern": ".*-7"}]),
+            json!([{"namespaceSelector": dev}]),
+            json!([{"namespaces": ["x"]}, {"namespacePattern": "y"}, {"namespaceSelector": dev}]),
+            json!([{"namespaces": ["sandbox-*"], "namespacePattern": ".*-7", "namespaceSelector": dev}]),
+        ] {
+            assert!(
+                !all(exclude.clone()).matches("sandbox-7", &labels("env=dev")),
+                "{exclude}"
+            );
+            assert!(
+                all(exclude.clone()).matches("other", &labels("env=prod")),
+                "{exclude}"
+            );
+        }
+        assert!(
+            all(json!([{"namespaces": ["sandbox-*"], "namespaceSelector": dev}]))
+                .matches("sandbox-7", &labels(""))
+        );
+    }
+
+    #[test]
+    fn system_namespaces_only_by_exact_name() {
+        for (spec, want) in [
+            (json!({"namespaces": ["*"]}), false),
+            (json!({"namespaces": ["kube-*"]}), false),
+            (json!({"namespaces": ["kube-syste?"]}), false),
+            (json!({"namespacePattern": "kube-system"}), false),
+            (json!({"namespaceSelector": {}}), false),
+            (json!({"namespaces": ["x*", "kube-system"]}), true),
+            (
+                json!({"namespaces": ["kube-system"], "exclude": [{"namespaces": ["kube-*"]}]}),
+                false,
+            ),
+        ] {
+            assert_eq!(
+                target(spec.clone()).matches("kube-system", &Labels::new()),
+                want,
+                "{spec}"
+            );
+        }
+    }
+
+    #[test]
+    fn selector_operators_as_the_api_server_has_them() {
+        let expression = |operator: &str, values: Value| json!({"key": "k", "operator": operator, "values": values});
+        for (expression, absent, a, c) in [
+            (expression("In", json!(["a", "b"])), false, true, false),
+            (expression("NotIn", json!(["a", "b"])), true, false, true),
+            (expression("Exists", json!([])), false, true, true),
+            (expression("DoesNotExist", json!(null)), true, false, false),
+        ] {
+            let selector = json!({"matchExpressions": [expression]});
+            let selector =
+                Selector::parse(&serde_json::from_value(selector).unwrap(), "s").unwrap();
+            for (with, want) in [("other=a", absent), ("k=a", a), ("k=c", c)] {
+                assert_eq!(selector.matches(&labels(with)), want, "{expression} {with}");
+            }
+            let again =
+                Selector::parse(&serde_json::from_value(selector.to_json()).unwrap(), "s").unwrap();
+            assert_eq!(again, selector);
+        }
+    }
+
+    #[test]
+    fn generated_names_match_if_some_name_could() {
+        let by_name = |operator, name: &str| json!({"key": NAMESPACE_NAME, "operator": operator, "values": [name]});
+        let not_dev = json!({"matchExpressions": [by_name("NotIn", "team-a"), {"key": "dev", "operator": "Exists"}]});
+        for (spec, prefix, with, want) in [
+            (json!({"namespaces": ["team-a"]}), "team-", "", true),
+            (json!({"namespaces": ["team-a"]}), "team-a", "", false),
+            (json!({"namespaces": ["team-a"]}), "other-", "", false),
+            (json!({"namespaces": ["team-*"]}), "te", "", true),
+            (json!({"namespaces": ["team-*"]}), "team-a-", "", true),
+            (json!({"namespaces": ["team-*"]}), "other-", "", false),
+            (json!({"namespaces": ["te?m-?????"]}), "team-", "", true),
+            (json!({"namespaces": ["*-x"]}), "team-", "", true),
+            (
+                json!({"namespacePattern": "team-[0-9]+"}),
+                "team-",
+                "",
+                true,
+            ),
+            (
+                json!({"namespacePattern": "team-[0-9]+"}),
+                "other-",
+                "",
+                false,
+            ),
+            (json!({"namespacePattern": "^team-"}), "te", "", true),
+            (json!({"namespacePattern": "team-?x"}), "teamx", "", true),
+            (json!({"namespacePattern": "a|b"}), "c", "", true),
+            (
+                json!({"namespaceSelector": {"matchLabels": {"env": "prod"}}}),
+                "x",
+                "env=prod",
+                true,
+            ),
+            (
+                json!({"namespaceSelector": {"matchLabels": {"env": "prod"}}}),
+                "x",
+                "env=dev",
+                false,
+            ),
+            (
+                json!({"namespaceSelector": {"matchExpressions": [by_name("In", "team-abcde")]}}),
+                "team-",
+                "",
+                true,
+            ),
+            (
+                json!({"namespaceSelector": {"matchExpressions": [by_name("In", "team-abcde")]}}),
+                "x-",
+                "",
+                false,
+            ),
+            (
+                json!({"namespaceSelector": {"matchExpressions": [by_name("NotIn", "x")]}}),
+                "x",
+                "",
+                true,
+            ),
+            (
+                json!({"namespaces": ["*"], "exclude": [{"namespaces": ["team-*"]}]}),
+                "team-",
+                "",
+                true,
+            ),
+            (
+                json!({"namespaces": ["*"], "exclude": [{"namespaceSelector": {"matchLabels": {"dev": ""}}}]}),
+                "x",
+                "dev=",
+                false,
+            ),
+            (
+                json!({"namespaces": ["*"], "exclude": [{"namespaceSelector": not_dev}]}),
+                "team-",
+                "dev=",
+                true,
+            ),
+        ] {
+            let could = target(spec.clone()).could_match(NameHint::Prefix(prefix), &labels(with));
+            assert_eq!(could, want, "{spec} {prefix} {with}");
+        }
+        let long = "a".repeat(60);
+        let cut_off = target(json!({"namespaces": [format!("{}bcdfg", "a".repeat(58))]}));
+        assert!(cut_off.could_match(NameHint::Prefix(&long), &Labels::new()));
+        assert!(
+            !target(json!({"namespaces": ["a"]}))
+                .could_match(NameHint::Exact("ab"), &Labels::new())
+        );
+    }
+
+    #[test]
+    fn parse_refuses_with_the_field_and_the_reason() {
+        let expression = |key: &str, operator: &str, values: Value| json!({"namespaceSelector": {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}});
+        for (spec, want) in [
+            (json!({}), "t: at least one of"),
+            (json!({"namespaces": []}), "t: at least one of"),
+            (
+                json!({"namespaces": ["a", "B"]}),
+                "t.namespaces[1]: \"B\" is not a valid name",
+            ),
+            (
+                json!({"namespaces": [""]}),
+                "t.namespaces[0]: must not be empty",
+            ),
+            (
+                json!({"namespaces": vec!["a"; 129]}),
+                "t.namespaces: must not have more",
+            ),
+            (
+                json!({"namespacePattern": ""}),
+                "t.namespacePattern: must not be empty",
+            ),
+            (
+                json!({"namespacePattern": "a["}),
+                "t.namespacePattern: not a regular expression: unclosed",
+            ),
+            (
+                json!({"namespacePattern": "a)|(b"}),
+                "t.namespacePattern: not a regular expression: unopened",
+            ),
+            (
+                json!({"namespacePattern": "(a{1000}){1000}"}),
+                "t.namespacePattern: not a regular expression that fits",
+            ),
+            (
+                json!({"namespacePattern": "a".repeat(257)}),
+                "t.namespacePattern: must not be longer",
+            ),
+            (
+                json!({"namespaceSelector": {"matchLabels": {"a b": "c"}}}),
+                "t.namespaceSelector.matchLabels[a b]: \"a b\"",
+            ),
+            (
+                json!({"namespaceSelector": {"matchLabels": {"a": "c d"}}}),
+                "t.namespaceSelector.matchLabels[a]: \"c d\" is",
+            ),
+            (
+                expression("/", "Exists", json!([])),
+                "t.namespaceSelector.matchExpressions[0].key: ",
+            ),
+            (
+                expression("a", "in", json!(["b"])),
+                "t.namespaceSelector.matchExpressions[0].operator: must be one",
+            ),
+            (
+                expression("a", "In", json!([])),
+                "t.namespaceSelector.matchExpressions[0].values: must not be empty",
+            ),
+            (
+                expression("a", "NotIn", json!(null)),
+                "t.namespaceSelector.matchExpressions[0].values: must not be empty",
+            ),
+            (
+                expression("a", "Exists", json!(["b"])),
+                "t.namespaceSelector.matchExpressions[0].values: must be empty",
+            ),
+            (
+                expression("a", "In", json!(["b", "c d"])),
+                "t.namespaceSelector.matchExpressions[0].values: \"c d\"",
+            ),
+        ] {
+            let refusals = refused(spec.clone());
+            assert_eq!(refusals.len(), 1, "{refusals:?}");
+            assert!(refusals[0].starts_with(want), "{spec}: {refusals:?}");
+        }
+        assert_eq!(
+            refused(json!({"namespaces": ["A", "B"], "namespacePattern": "("})).len(),
+            3
+        );
+    }
+
+    proptest! {
+        /// Nothing that matches once the name is known was ruled out by its beginning.
+        #[test]
+        fn no_beginning_rules_out_what_matches(
+            glob in "[ab*?]{1,6}", pattern in "[ab]{0,3}([ab.][*+?]?|\\(a\\|b\\)){0,3}", text in "[ab]{0,4}", tail in "[ab]{5}",
+        ) {
+            let name = format!("{text}{tail}");
+            for spec in [json!({"namespaces": [glob]}), json!({"namespacePattern": format!("{pattern}[ab]*")})] {
+                let target = target(spec);
+                let could = target.could_match(NameHint::Prefix(&text), &Labels::new());
+                prop_assert!(could || !target.matches(&name, &Labels::new()));
+            }
+        }
+    }
+}

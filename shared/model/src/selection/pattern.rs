@@ -1,0 +1,196 @@
+//! Regular expressions over names.
+
+use std::{fmt, sync::Arc};
+
+use regex_automata::{
+    Anchored, Input,
+    dfa::{
+        Automaton, StartKind,
+        dense::{Builder, Config, DFA},
+    },
+    nfa::thompson::{Compiler, Config as Expression, WhichCaptures},
+};
+use regex_syntax::{
+    ast::parse::Parser,
+    hir::{Hir, Look, translate::TranslatorBuilder},
+};
+
+use super::{dialect, glob::GLOB_LOAD};
+
+/// Longest pattern, in bytes.
+const PATTERN_LENGTH: usize = 256;
+
+/// Most memory of one pattern, in bytes: whoever owns a namespace may write many, and a `{10000}`
+/// is quickly written. One that tells names of up to 63 characters apart takes a tenth of it.
+const PATTERN_SIZE: usize = 32 * 1024;
+/// The same while it is compiled.
+const COMPILING: usize = 8 * PATTERN_SIZE;
+
+/// So many bytes of a pattern count as one name.
+const BYTES_OF_A_NAME: usize = 128;
+
+/// A regular expression over a whole name, in RE2's syntax. Compiled to a table: it takes a step
+/// for each character and no memory besides, whatever the expression is.
+#[derive(Clone)]
+pub struct Pattern {
+    table: Arc<DFA<Vec<u32>>>,
+    /// The literal text that every match begins with.
+    begins: Box<str>,
+}
+
+/// Not derived: nobody reads the table.
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Pattern({}…, {} bytes)",
+            self.begins,
+            self.table.memory_usage()
+        )
+    }
+}
+
+impl Pattern {
+    /// The literal text that every match begins with.
+    pub fn beginning(&self) -> &str {
+        &self.begins
+    }
+
+    /// Compiles `text`.
+    ///
+    /// # Errors
+    /// A message for people, with what is wrong in it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("must not be empty".into());
+        }
+        if text.len() > PATTERN_LENGTH {
+            return Err(format!(
+                "must not be longer than {PATTERN_LENGTH} characters"
+            ));
+        }
+        let table = compile(read(text)?).ok_or_else(|| {
+            format!("not a regular expression that fits into {PATTERN_SIZE} bytes of memory")
+        })?;
+        Ok(Self {
+            table: Arc::new(table),
+            begins: literal_beginning(text).into(),
+        })
+    }
+
+    /// Whether the whole of `name` matches.
+    pub fn matches(&self, name: &str) -> bool {
+        let input = Input::new(name).anchored(Anchored::Yes).earliest(true);
+        self.table
+            .try_search_fwd(&input)
+            .is_ok_and(|found| found.is_some())
+    }
+
+    pub(super) fn could_match(&self, prefix: &str) -> bool {
+        self.begins.starts_with(prefix) || prefix.starts_with(&*self.begins)
+    }
+
+    /// What holding it and matching it costs, in names compared.
+    pub fn load(&self) -> usize {
+        GLOB_LOAD.max(self.table.memory_usage() / BYTES_OF_A_NAME)
+    }
+}
+
+/// Without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
+fn read(text: &str) -> Result<Hir, String> {
+    let said = |error: &dyn fmt::Display| {
+        // The parser's message draws the pattern over several lines; the last says why.
+        let drawn = error.to_string();
+        let why = drawn
+            .lines()
+            .last()
+            .unwrap_or_default()
+            .trim_start_matches("error: ")
+            .to_owned();
+        format!("not a regular expression: {why}")
+    };
+    let parsed = Parser::new().parse(text).map_err(|error| said(&error))?;
+    dialect::check(text, &parsed)
+        .map_err(|why| format!("not a regular expression in RE2's syntax: {why}"))?;
+    let mut translator = TranslatorBuilder::new().unicode(false).utf8(false).build();
+    translator
+        .translate(text, &parsed)
+        .map_err(|error| said(&error))
+}
+
+/// Of the whole name. None if it is too large.
+fn compile(expression: Hir) -> Option<DFA<Vec<u32>>> {
+    let whole = Hir::concat(vec![expression, Hir::look(Look::End)]);
+    let config = Expression::new()
+        .which_captures(WhichCaptures::None)
+        .utf8(false)
+        .nfa_size_limit(Some(COMPILING));
+    let steps = Compiler::new()
+        .configure(config)
+        .build_from_hir(&whole)
+        .ok()?;
+    let config = Config::new()
+        .start_kind(StartKind::Anchored)
+        .accelerate(false)
+        .dfa_size_limit(Some(PATTERN_SIZE))
+        .determinize_size_limit(Some(COMPILING));
+    Builder::new().configure(config).build_from_nfa(&steps).ok()
+}
+
+/// The characters before the first one that could be special.
+fn literal_beginning(pattern: &str) -> &str {
+    if pattern.contains('|') {
+        return "";
+    }
+    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
+    let end = pattern
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
+        .unwrap_or(pattern.len());
+    // `ab?` may begin with `a` alone.
+    let quantified = pattern[end..].starts_with(['?', '*', '+', '{']);
+    &pattern[..end - usize::from(quantified && end > 0)]
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_anybody_means_is_small_and_what_is_meant_to_be_large_is_refused() {
+        for text in [
+            "team-[0-9]+",
+            "team-[a-z0-9-]{1,40}",
+            "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+            "(?i)(dev|test|prod)-.*-[a-z]{2}[0-9]{3}",
+            ".*-(preview|pr)-[0-9]+",
+            "^tenant-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        ] {
+            let pattern = Pattern::parse(text).unwrap();
+            let size = pattern.table.memory_usage();
+            eprintln!("{text}: {size} bytes, load {}", pattern.load());
+            assert!(size <= PATTERN_SIZE / 2, "{text}: {size}");
+        }
+        for text in [
+            "(a{10000})",
+            "((a{100}){100}){100}",
+            r"(?:\w{1,60}){60}",
+            ".*a.{20}",
+            "(.*a.{9}){9}",
+            "(?u)(\\w{9}){99}",
+        ] {
+            let refused = Pattern::parse(text).unwrap_err();
+            assert!(
+                refused.starts_with("not a regular expression"),
+                "{text}: {refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pattern_counts_by_its_size() {
+        let load = |text| Pattern::parse(text).unwrap().load();
+        assert_eq!(load("a"), GLOB_LOAD);
+        assert!(load("(a|b){500}") > 2 * load("[a-z0-9-]{1,40}"));
+    }
+}

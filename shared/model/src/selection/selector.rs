@@ -1,0 +1,196 @@
+//! Label selectors, as the API server understands them.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use serde_json::{Value, json};
+
+use super::Labels;
+use crate::{
+    refusal::{Refusal, Refusals},
+    syntax,
+};
+
+/// A compiled `LabelSelector`, with the meaning it has to the API server: every requirement must
+/// hold, and where there are none, everything is selected.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Selector {
+    pub(super) requirements: Vec<Requirement>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Requirement {
+    pub(super) key: Box<str>,
+    pub(super) test: Test,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Test {
+    In(BTreeSet<Box<str>>),
+    NotIn(BTreeSet<Box<str>>),
+    Exists,
+    DoesNotExist,
+}
+
+impl Selector {
+    /// Compiles `selector`; refuses what the API server would. Refusals name fields below `field`.
+    pub fn parse(selector: &LabelSelector, field: &str) -> Result<Self, Vec<Refusal>> {
+        let LabelSelector {
+            match_labels,
+            match_expressions,
+        } = selector;
+        let (mut refusals, mut requirements) = (Refusals::default(), Vec::new());
+        for (key, value) in match_labels.iter().flatten() {
+            let field = format!("{field}.matchLabels[{key}]");
+            refusals.one(&field, syntax::qualified_name(key));
+            refusals.one(&field, syntax::label_value(value));
+            let test = Test::In([value.as_str().into()].into());
+            requirements.push(Requirement {
+                key: key.as_str().into(),
+                test,
+            });
+        }
+        for (i, expression) in match_expressions.iter().flatten().enumerate() {
+            let field = format!("{field}.matchExpressions[{i}]");
+            refusals.one(
+                &format!("{field}.key"),
+                syntax::qualified_name(&expression.key),
+            );
+            let test = refusals.all(Test::parse(expression, &field));
+            requirements.extend(test.map(|test| Requirement {
+                key: expression.key.as_str().into(),
+                test,
+            }));
+        }
+        refusals.finish_with(Some(Self { requirements }))
+    }
+
+    /// Whether an object with these labels is selected.
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.matches_by(|key| labels.get(key))
+    }
+
+    /// Whether an object is selected, given the value of each of its labels by key.
+    pub fn matches_by<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.requirements
+            .iter()
+            .all(|Requirement { key, test }| test.passes(label(key)))
+    }
+
+    /// Whether it selects everything.
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+
+    /// As in the query of a list or a watch: `a in (b,c),d,!e`. Neither keys nor values have
+    /// anything to escape in it.
+    pub fn to_query(&self) -> String {
+        self.requirements
+            .iter()
+            .map(Requirement::to_query)
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    /// As a `LabelSelector` in JSON, all of it in `matchExpressions`: what is written into webhook
+    /// configurations.
+    pub fn to_json(&self) -> Value {
+        let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
+        if expressions.is_empty() {
+            json!({})
+        } else {
+            json!({ "matchExpressions": expressions })
+        }
+    }
+}
+
+impl Requirement {
+    fn to_query(&self) -> String {
+        let key = &self.key;
+        let list = |values: &BTreeSet<Box<str>>| {
+            values
+                .iter()
+                .map(|value| &**value)
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        match &self.test {
+            Test::In(values) => format!("{key} in ({})", list(values)),
+            Test::NotIn(values) => format!("{key} notin ({})", list(values)),
+            Test::Exists => key.to_string(),
+            Test::DoesNotExist => format!("!{key}"),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let key = &self.key;
+        match &self.test {
+            Test::In(values) => json!({"key": key, "operator": "In", "values": values}),
+            Test::NotIn(values) => json!({"key": key, "operator": "NotIn", "values": values}),
+            Test::Exists => json!({"key": key, "operator": "Exists"}),
+            Test::DoesNotExist => json!({"key": key, "operator": "DoesNotExist"}),
+        }
+    }
+}
+
+impl Test {
+    fn parse(expression: &LabelSelectorRequirement, field: &str) -> Result<Self, Vec<Refusal>> {
+        let LabelSelectorRequirement {
+            key: _,
+            operator,
+            values,
+        } = expression;
+        let (mut refusals, at_values) = (Refusals::default(), format!("{field}.values"));
+        let values: BTreeSet<Box<str>> = values
+            .iter()
+            .flatten()
+            .map(|value| value.as_str().into())
+            .collect();
+        for value in &values {
+            refusals.one(&at_values, syntax::label_value(value));
+        }
+        let test = match operator.as_str() {
+            "In" | "NotIn" if values.is_empty() => {
+                refusals.add(
+                    &at_values,
+                    format!("must not be empty for operator {operator}"),
+                );
+                None
+            }
+            "Exists" | "DoesNotExist" if !values.is_empty() => {
+                refusals.add(&at_values, format!("must be empty for operator {operator}"));
+                None
+            }
+            "In" => Some(Self::In(values)),
+            "NotIn" => Some(Self::NotIn(values)),
+            "Exists" => Some(Self::Exists),
+            "DoesNotExist" => Some(Self::DoesNotExist),
+            _ => {
+                refusals.add(
+                    format!("{field}.operator"),
+                    "must be one of In, NotIn, Exists and DoesNotExist",
+                );
+                None
+            }
+        };
+        refusals.finish_with(test)
+    }
+
+    pub(super) fn passes(&self, value: Option<&str>) -> bool {
+        match self {
+            Self::In(values) => value.is_some_and(|value| values.contains(value)),
+            Self::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Self::Exists => value.is_some(),
+            Self::DoesNotExist => value.is_none(),
+        }
+    }
+
+    /// Whether some value that begins with `prefix` passes.
+    pub(super) fn could_pass(&self, prefix: &str) -> bool {
+        match self {
+            Self::In(values) => values.iter().any(|value| value.starts_with(prefix)),
+            Self::NotIn(_) | Self::Exists => true,
+            Self::DoesNotExist => false,
+        }
+    }
+}

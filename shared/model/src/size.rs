@@ -1,0 +1,23 @@
+//! How large a value is as JSON.
+
+use serde_json::Value;
+
+/// About how many bytes of JSON a value is.
+pub fn bytes_of(value: &Value) -> usize {
+    size(value, usize::MAX).unwrap_or(usize::MAX)
+}
+
+/// About how many bytes of JSON a value is; none if it is nested more than `depth` deep.
+pub(crate) fn size(value: &Value, depth: usize) -> Option<usize> {
+    let depth = depth.checked_sub(1)?;
+    match value {
+        Value::String(text) => Some(text.len() + 2),
+        Value::Array(items) => items
+            .iter()
+            .try_fold(2, |sum, item| Some(sum + 1 + size(item, depth)?)),
+        Value::Object(fields) => fields.iter().try_fold(2, |sum, (key, field)| {
+            Some(sum + key.len() + 4 + size(field, depth)?)
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Some(5),
+    }
+}

@@ -1,0 +1,221 @@
+//! How sources are watched: each by its name or its selector while they are few, by kind once they
+//! are many.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    kind::Resource,
+    source::{SourceRef, SourceSelector},
+};
+
+/// One watch that sources are followed by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SourceWatch {
+    /// The source alone, in full.
+    Named(SourceRef),
+    /// What this selector finds, in full.
+    Selected(SourceSelector),
+    /// The metadata of every object of the kind in this namespace; what is wanted, or matches, is
+    /// read in full when it changes.
+    Namespace {
+        /// Plural and group-version of the kind.
+        resource: Resource,
+        /// The namespace.
+        namespace: Box<str>,
+    },
+    /// The same over all namespaces.
+    Cluster {
+        /// Plural and group-version of the kind.
+        resource: Resource,
+    },
+}
+
+impl SourceWatch {
+    /// Whether it shows that source.
+    pub fn shows(&self, source: &SourceRef) -> bool {
+        match self {
+            Self::Named(named) => named == source,
+            Self::Selected(selector) => selector.finds(source),
+            Self::Namespace {
+                resource,
+                namespace,
+            } => resource.gvk == source.gvk && *namespace == source.namespace,
+            Self::Cluster { resource } => resource.gvk == source.gvk,
+        }
+    }
+}
+
+impl SourceWatch {
+    /// What it looks for among the objects of a kind, if it is one of those that show all of them.
+    pub fn looks_for<'a>(
+        &self,
+        selectors: impl Iterator<Item = &'a SourceSelector>,
+    ) -> BTreeSet<SourceSelector> {
+        let (kind, place) = match self {
+            Self::Named(_) | Self::Selected(_) => return BTreeSet::new(),
+            Self::Namespace {
+                resource,
+                namespace,
+            } => (&resource.gvk, Some(namespace)),
+            Self::Cluster { resource } => (&resource.gvk, None),
+        };
+        let here = |selector: &&SourceSelector| {
+            selector.gvk == *kind && place.is_none_or(|place| *place == selector.namespace)
+        };
+        selectors.filter(here).cloned().collect()
+    }
+}
+
+/// At most this many watches by name or selector in one namespace.
+const PER_NAMESPACE: usize = 8;
+/// At most this many watches of sources in all: each is a connection's stream and an API server's
+/// goroutine.
+const IN_ALL: usize = 64;
+
+/// The fewest and narrowest watches that show all of these sources, and what these selectors find;
+/// `confined` if none may be wider than a namespace.
+pub fn watches(
+    sources: &BTreeMap<SourceRef, Resource>,
+    selectors: &BTreeMap<SourceSelector, Resource>,
+    confined: bool,
+) -> BTreeSet<SourceWatch> {
+    let mut by_namespace: BTreeMap<(&Resource, &str), Vec<SourceWatch>> = BTreeMap::new();
+    for (source, resource) in sources {
+        let watch = SourceWatch::Named(source.clone());
+        by_namespace
+            .entry((resource, &source.namespace))
+            .or_default()
+            .push(watch);
+    }
+    for (selector, resource) in selectors {
+        let watch = SourceWatch::Selected(selector.clone());
+        by_namespace
+            .entry((resource, &selector.namespace))
+            .or_default()
+            .push(watch);
+    }
+    let narrow = by_namespace
+        .into_iter()
+        .flat_map(|((resource, namespace), watches)| {
+            let together = || SourceWatch::Namespace {
+                resource: resource.clone(),
+                namespace: namespace.into(),
+            };
+            if watches.len() > PER_NAMESPACE {
+                vec![together()]
+            } else {
+                watches
+            }
+        });
+    let narrow: BTreeSet<SourceWatch> = narrow.collect();
+    if narrow.len() <= IN_ALL {
+        return narrow;
+    }
+    let named = sources
+        .iter()
+        .map(|(source, resource)| (&*source.namespace, resource));
+    let selected = selectors
+        .iter()
+        .map(|(selector, resource)| (&*selector.namespace, resource));
+    let wide = |(namespace, resource): (&str, &Resource)| {
+        let resource = resource.clone();
+        if confined {
+            SourceWatch::Namespace {
+                resource,
+                namespace: namespace.into(),
+            }
+        } else {
+            SourceWatch::Cluster { resource }
+        }
+    };
+    named.chain(selected).map(wide).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{kind::GroupVersionKind, selection::Selector};
+
+    fn sources(namespaces: usize, each: usize) -> BTreeMap<SourceRef, Resource> {
+        let gvk = GroupVersionKind {
+            group: "".into(),
+            version: "v1".into(),
+            kind: "Secret".into(),
+        };
+        let resource = Resource {
+            gvk: gvk.clone(),
+            plural: "secrets".into(),
+            namespaced: true,
+        };
+        let all = (0..namespaces).flat_map(|n| (0..each).map(move |s| (n, s)));
+        all.map(|(n, s)| {
+            let source = SourceRef::named(gvk.clone(), format!("n{n}"), format!("s{s}"));
+            (source, resource.clone())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn few_by_name_many_by_kind() {
+        let named = |namespaces, each| watches(&sources(namespaces, each), &BTreeMap::new(), false);
+        assert_eq!(named(2, 8).len(), 16);
+        assert!(matches!(
+            named(1, 9).first(),
+            Some(SourceWatch::Namespace { .. })
+        ));
+        assert_eq!(named(8, 8).len(), 64);
+        let many = named(65, 1);
+        assert!(many.len() == 1 && matches!(many.first(), Some(SourceWatch::Cluster { .. })));
+        let confined = watches(&sources(65, 1), &BTreeMap::new(), true);
+        assert!(
+            confined.len() == 65
+                && confined
+                    .iter()
+                    .all(|watch| matches!(watch, SourceWatch::Namespace { .. }))
+        );
+    }
+
+    #[test]
+    fn a_selector_counts_as_a_name_does() {
+        let selected = |namespaces, each, kept: usize| {
+            let mut named = sources(namespaces, each);
+            let selectors: BTreeMap<SourceSelector, Resource> = std::iter::from_fn(|| {
+                (named.len() > kept).then(|| named.pop_last()).flatten()
+            })
+            .map(|(source, resource)| {
+                let key = source.name.to_string();
+                let labels =
+                    serde_json::json!({"matchExpressions": [{"key": key, "operator": "Exists"}]});
+                let labels = serde_json::from_value(labels).expect("a selector");
+                let selector = Arc::new(Selector::parse(&labels, "selector").expect("a selector"));
+                (
+                    SourceSelector {
+                        gvk: source.gvk,
+                        namespace: source.namespace,
+                        selector,
+                    },
+                    resource,
+                )
+            })
+            .collect();
+            watches(&named, &selectors, false)
+        };
+        let few = selected(1, 8, 3);
+        assert_eq!(
+            few.iter()
+                .filter(|watch| matches!(watch, SourceWatch::Selected(_)))
+                .count(),
+            5
+        );
+        assert!(matches!(
+            selected(1, 9, 3).first(),
+            Some(SourceWatch::Namespace { .. })
+        ));
+        assert!(matches!(
+            selected(65, 1, 0).first(),
+            Some(SourceWatch::Cluster { .. })
+        ));
+    }
+}

@@ -1,0 +1,342 @@
+//! What the API server takes as a name, a label, an annotation or a finalizer.
+//!
+//! Checked here so that a rule is refused at once with the field's path, and not by each of its
+//! writes. Messages follow the name of what was looked at: "must not be empty".
+
+/// Longest name of a namespace, longest label value, longest name part of a key; in bytes.
+const LABEL_LENGTH: usize = 63;
+/// Longest name of an object, longest domain part of a key; in bytes.
+const SUBDOMAIN_LENGTH: usize = 253;
+/// Longest key of a label or an annotation: domain, slash and name; in bytes.
+const KEY_LENGTH: usize = SUBDOMAIN_LENGTH + 1 + LABEL_LENGTH;
+
+/// Most bytes of all annotations of one object, keys and values together.
+pub(crate) const ANNOTATIONS_SIZE: usize = 256 * 1024;
+
+type Checked = Result<(), String>;
+
+fn length(text: &str, most: usize) -> Checked {
+    match text.len() {
+        0 => Err("must not be empty".into()),
+        n if n > most => Err(format!("must not be longer than {most} characters")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether `text` has only characters of `inner`, and characters of `outer` at both ends.
+fn consists(text: &str, outer: fn(u8) -> bool, inner: fn(u8) -> bool) -> bool {
+    let bytes = text.as_bytes();
+    bytes.iter().all(|&b| inner(b))
+        && bytes.first().is_some_and(|&b| outer(b))
+        && bytes.last().is_some_and(|&b| outer(b))
+}
+
+fn lower(b: u8) -> bool {
+    b.is_ascii_lowercase() || b.is_ascii_digit()
+}
+
+fn word(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')
+}
+
+fn is_dns_label(text: &str) -> bool {
+    consists(text, lower, |b| lower(b) || b == b'-')
+}
+
+/// A namespace's name (DNS-1123 label).
+pub(crate) fn dns_label(text: &str) -> Checked {
+    length(text, LABEL_LENGTH)?;
+    if is_dns_label(text) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid DNS label: use lower-case letters, digits and \"-\", with a letter or digit at both ends"
+    ))
+}
+
+/// An object's name (DNS-1123 subdomain).
+pub(crate) fn dns_subdomain(text: &str) -> Checked {
+    length(text, SUBDOMAIN_LENGTH)?;
+    if text.split('.').all(is_dns_label) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid DNS name: use lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends"
+    ))
+}
+
+/// A name of an object of the API group `group`. All of them are DNS names but those of the RBAC
+/// kinds, which may be whatever fits into one segment of a path (`system:node`).
+pub(crate) fn object_name(group: &str, text: &str) -> Checked {
+    if group != "rbac.authorization.k8s.io" {
+        return dns_subdomain(text);
+    }
+    length(text, SUBDOMAIN_LENGTH)?;
+    path_segment(text)
+}
+
+/// What the API server takes as a name of anything at all: one segment of a path.
+pub(crate) fn path_segment(text: &str) -> Checked {
+    if matches!(text, "" | "." | "..")
+        || text
+            .chars()
+            .any(|c| matches!(c, '/' | '%') || c.is_control())
+    {
+        return Err(format!(
+            "{text:?} is not a valid name: it must not be \".\" or \"..\", and not contain \"/\", \"%\" or control characters"
+        ));
+    }
+    Ok(())
+}
+
+/// A kind: letters, digits and "-", beginning with a letter.
+pub(crate) fn kind(text: &str) -> Checked {
+    length(text, LABEL_LENGTH)?;
+    let alphanumeric = |b: u8| b.is_ascii_alphanumeric();
+    if consists(text, alphanumeric, |b| {
+        b.is_ascii_alphanumeric() || b == b'-'
+    }) && !text.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid kind: use letters and digits, beginning with a letter, as in ConfigMap"
+    ))
+}
+
+/// A label key, annotation key or finalizer: a name, after a domain and a slash if it has one.
+pub(crate) fn qualified_name(text: &str) -> Checked {
+    length(text, KEY_LENGTH)?;
+    let name = match text.split_once('/') {
+        None => text,
+        Some((domain, name)) => {
+            dns_subdomain(domain)
+                .map_err(|_| format!("{text:?} must have a DNS name before the \"/\""))?;
+            name
+        }
+    };
+    if name.len() <= LABEL_LENGTH && consists(name, |b| b.is_ascii_alphanumeric(), word) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} must have a name of 1 to {LABEL_LENGTH} letters, digits, \"-\", \"_\" and \".\", a letter or digit at both ends"
+    ))
+}
+
+/// An annotation key: like a label key, but capitals pass in the domain too.
+pub(crate) fn annotation_key(text: &str) -> Checked {
+    qualified_name(&text.to_ascii_lowercase())
+}
+
+/// A label value; may be empty.
+pub(crate) fn label_value(text: &str) -> Checked {
+    if text.is_empty() {
+        return Ok(());
+    }
+    length(text, LABEL_LENGTH)?;
+    if consists(text, |b| b.is_ascii_alphanumeric(), word) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid label value: use letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends"
+    ))
+}
+
+/// Whether the API server decodes the text as base64: with padding, and whatever line ends are in
+/// it.
+pub(crate) fn is_base64(text: &str) -> bool {
+    let text = text.trim_end_matches(['\r', '\n']);
+    let length = text
+        .bytes()
+        .filter(|byte| !matches!(byte, b'\r' | b'\n'))
+        .count();
+    let data = text.trim_end_matches(['=', '\r', '\n']);
+    let padding = text[data.len()..]
+        .bytes()
+        .filter(|byte| *byte == b'=')
+        .count();
+    let known =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'\r' | b'\n');
+    length % 4 == 0 && padding <= 2 && data.bytes().all(known)
+}
+
+/// A finalizer that a rule may set: those without a domain are the API server's own.
+pub(crate) fn finalizer(text: &str) -> Checked {
+    qualified_name(text)?;
+    if text.contains('/') {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} must have a domain, as in example.com/name"
+    ))
+}
+
+/// A Secret's type. The API server takes any text; what can't be meant is refused.
+pub(crate) fn secret_type(text: &str) -> Checked {
+    length(text, SUBDOMAIN_LENGTH)?;
+    if consists(
+        text,
+        |b| b.is_ascii_alphanumeric(),
+        |b| word(b) || b == b'/',
+    ) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid type: use letters, digits, \"-\", \"_\", \".\" and \"/\", with a letter or digit at both ends"
+    ))
+}
+
+/// A glob over namespace names.
+pub(crate) fn namespace_glob(text: &str) -> Checked {
+    length(text, LABEL_LENGTH)?;
+    let outer = |b: u8| lower(b) || matches!(b, b'*' | b'?');
+    if consists(text, outer, |b| lower(b) || matches!(b, b'-' | b'*' | b'?')) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid name of a namespace: use lower-case letters, digits and \"-\", and as wildcards \"*\" and \"?\""
+    ))
+}
+
+/// A key of a Secret's or a ConfigMap's data (`IsConfigMapKey` of Kubernetes).
+pub(crate) fn data_key(text: &str) -> Checked {
+    length(text, 253)?;
+    if text.bytes().all(word) && text != "." && !text.starts_with("..") {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and do not begin with \"..\""
+    ))
+}
+
+/// A glob over such keys.
+pub(crate) fn data_glob(text: &str) -> Checked {
+    length(text, 253)?;
+    if text.bytes().all(|b| word(b) || matches!(b, b'*' | b'?')) {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and as wildcards \"*\" and \"?\""
+    ))
+}
+
+/// A glob over label or annotation keys.
+pub(crate) fn key_glob(text: &str) -> Checked {
+    length(text, KEY_LENGTH)?;
+    if text
+        .bytes()
+        .all(|b| word(b) || matches!(b, b'/' | b'*' | b'?'))
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\", \".\" and \"/\", and as wildcards \"*\" and \"?\""
+    ))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn table(check: fn(&str) -> Checked, good: &[&str], bad: &[&str]) {
+        for text in good {
+            assert_eq!(check(text), Ok(()), "{text:?}");
+        }
+        for text in bad {
+            assert!(check(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let long = "a".repeat(64);
+        table(
+            dns_label,
+            &["a", "a-b", "0", &long[1..]],
+            &["", "-a", "a-", "a.b", "A", "a_b", "ä", &long],
+        );
+        let very_long = "a.".repeat(126) + "abc";
+        table(
+            dns_subdomain,
+            &["a", "a.b", "a-b.c", &long, &very_long[2..]],
+            &["", ".a", "a.", "a..b", "A", "a/b", &very_long],
+        );
+        table(|text| object_name("", text), &["a.b"], &["system:node"]);
+        table(
+            |text| object_name("rbac.authorization.k8s.io", text),
+            &["system:node", "A b"],
+            &["", ".", "..", "a/b", "a%b", "a\nb"],
+        );
+        table(
+            kind,
+            &["Secret", "a", "X2"],
+            &["", "2X", "A b", "A/B", "-A", "A-"],
+        );
+    }
+
+    #[test]
+    fn keys_and_values() {
+        let long = "a".repeat(64);
+        table(
+            qualified_name,
+            &["a", "A_b.c", "example.com/a", "a/B"],
+            &["", "/a", "a/", "a/b/c", "A/b", "-a", "a-", "a b", &long],
+        );
+        table(annotation_key, &["Example.com/A"], &["", "a/", "a b"]);
+        table(
+            label_value,
+            &["", "a", "A_b.c-d", &long[1..]],
+            &["a b", "-a", "a.", "a/b", &long],
+        );
+        let base64 = |text: &str| is_base64(text).then_some(()).ok_or_else(|| text.to_owned());
+        table(
+            base64,
+            &["", "YQ==", "YWI=", "YWJj", "YW\r\nE=", "YQ=\n=\n", "+/+/"],
+            &[
+                "YQ", "YQ=", "YQ===", "=", "====", "Y=Q=", "YQ==YQ==", "hunter2!", "-_-_", "YW E=",
+                "äää",
+            ],
+        );
+        table(
+            finalizer,
+            &["example.com/a"],
+            &["", "orphan", "foregroundDeletion", "a/", "/a"],
+        );
+        table(
+            secret_type,
+            &[
+                "Opaque",
+                "kubernetes.io/tls",
+                "will-be-modified",
+                "a.b/c.v1",
+            ],
+            &["", "a b", "/a", "a\n", "a:b"],
+        );
+    }
+
+    #[test]
+    fn globs() {
+        table(
+            namespace_glob,
+            &["a", "team-*", "*", "?", "a?-*b"],
+            &["", "a.b", "A*", "-*", "[a]", "a b"],
+        );
+        table(
+            data_glob,
+            &["*", "tls.*", "a?_-.b"],
+            &["", "a/b", "a b", "[a]"],
+        );
+        table(
+            data_key,
+            &["tls.crt", "A_b-1", ".x", "a..b"],
+            &["", ".", "..", "..a", "a/b", "a*", "ä"],
+        );
+        table(
+            key_glob,
+            &["*", "*.example.com/*", "a/b?", "A_b"],
+            &["", "a b", "[a]", "{a,b}"],
+        );
+    }
+}

@@ -1,0 +1,464 @@
+//! Text with variables: `$(source.name)`, `$(source.namespace)`, `$(namespace.name)` and
+//! `$(namespace.labels['key'])`.
+//!
+//! Parsed once, when the rule is. The source is filled in when a copy is rendered, which can't
+//! fail; the namespace that the copy is for last, which fails in a namespace without the label.
+
+use std::{borrow::Cow, fmt};
+
+use serde_json::Value;
+
+use crate::{selection::Labels, source::SourceRef, syntax};
+
+/// Text in which variables stand. Other `$(...)` are text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    SourceName,
+    SourceNamespace,
+    Namespace(Variable),
+}
+
+/// A variable whose value is the namespace's that a copy is for. Prints as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Variable {
+    /// Its name.
+    Name,
+    /// The value of its label with this key.
+    Label(Box<str>),
+}
+
+/// What a namespace is to the variables in its copies.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its labels.
+    pub labels: &'a Labels,
+}
+
+impl Variable {
+    /// Its value there; none if the namespace has no such label.
+    pub fn value<'a>(&self, place: Place<'a>) -> Option<&'a str> {
+        match self {
+            Self::Name => Some(place.name),
+            Self::Label(key) => place.labels.get(key),
+        }
+    }
+}
+
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name => f.write_str("$(namespace.name)"),
+            Self::Label(key) => write!(f, "$(namespace.labels['{key}'])"),
+        }
+    }
+}
+
+/// Longer than any variable: a label's key has 317 characters at most.
+const LONGEST: usize = 350;
+
+/// All variables, for people.
+pub const VARIABLES: &str =
+    "$(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key'])";
+
+/// The first part of a text that looks like one of the variables, is none, and so stays text:
+/// `$(namespace)`, `${source.name}`.
+pub fn near_miss(text: &str) -> Option<&str> {
+    text.match_indices('$').find_map(|(start, _)| {
+        let bytes = &text.as_bytes()[start + 1..];
+        let (braces, close) = match bytes.first()? {
+            b'(' => (false, b')'),
+            b'{' => (true, b'}'),
+            _ => return None,
+        };
+        let end = bytes.iter().take(LONGEST).position(|byte| *byte == close)?;
+        let inner = &text[start + 2..start + 1 + end];
+        let word = inner.trim().to_ascii_lowercase();
+        let is_of = |object: &str| {
+            word.strip_prefix(object)
+                .is_some_and(|rest| rest.starts_with('.') || rest.is_empty() && !braces)
+        };
+        let meant =
+            (is_of("source") || is_of("namespace")) && (braces || matches!(piece(inner), Ok(None)));
+        meant.then(|| &text[start..=start + 1 + end])
+    })
+}
+
+/// Every such part of a spec, with its field.
+pub fn near_misses(spec: &Value) -> Vec<(String, &str)> {
+    let mut found = Vec::new();
+    look_for_misses(spec, "spec".to_owned(), &mut found);
+    found
+}
+
+fn look_for_misses<'a>(value: &'a Value, field: String, found: &mut Vec<(String, &'a str)>) {
+    match value {
+        Value::String(text) => found.extend(near_miss(text).map(|miss| (field, miss))),
+        Value::Array(items) => {
+            items
+                .iter()
+                .enumerate()
+                .for_each(|(i, item)| look_for_misses(item, format!("{field}[{i}]"), found));
+        }
+        Value::Object(fields) => {
+            fields
+                .iter()
+                .for_each(|(key, value)| look_for_misses(value, format!("{field}.{key}"), found));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Addition to the refusal of a text: the part that looks like a variable, and the variables that
+/// exist.
+pub(crate) fn hint(text: &str) -> String {
+    near_miss(text).map_or_else(String::new, |miss| {
+        format!("; {miss} is no variable: there are {VARIABLES}")
+    })
+}
+
+impl Template {
+    /// Reads `text`.
+    ///
+    /// # Errors
+    /// A message for people that names the variable of `source.` or `namespace.` that there isn't:
+    /// taken as text today it could not become a variable one day.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (mut template, mut rest) = (Self(Vec::new()), text);
+        while let Some(start) = rest.find("$(") {
+            template.push_text(&rest[..start]);
+            rest = &rest[start + 2..];
+            // No further: there may be much text, and many a beginning in it.
+            let end = rest.bytes().take(LONGEST).position(|byte| byte == b')');
+            let variable = end.map(|end| Ok::<_, String>((piece(&rest[..end])?, &rest[end + 1..])));
+            if let Some((Some(piece), after)) = variable.transpose()? {
+                template.0.push(piece);
+                rest = after;
+            } else {
+                template.push_text("$(");
+            }
+        }
+        template.push_text(rest);
+        Ok(template)
+    }
+
+    /// Text without variables, whatever is in it.
+    pub fn of_text(text: &str) -> Self {
+        let mut template = Self(Vec::new());
+        template.push_text(text);
+        template
+    }
+
+    fn push_text(&mut self, text: &str) {
+        match self.0.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Text(last)) => last.push_str(text),
+            _ => self.0.push(Piece::Text(text.into())),
+        }
+    }
+
+    /// The text for copies of `source`: only variables of the namespace are left in it.
+    #[must_use]
+    pub fn of_source(&self, source: &SourceRef) -> Self {
+        let mut template = Self(Vec::with_capacity(self.0.len()));
+        for piece in &self.0 {
+            match piece {
+                Piece::Text(text) => template.push_text(text),
+                Piece::SourceName => template.push_text(&source.name),
+                Piece::SourceNamespace => template.push_text(&source.namespace),
+                Piece::Namespace(_) => template.0.push(piece.clone()),
+            }
+        }
+        template
+    }
+
+    /// The text, with what `show` says in the place of each variable of the namespace.
+    pub fn text<'a>(&'a self, show: impl Fn(&'a Variable) -> Cow<'a, str>) -> String {
+        let show = |piece: &'a Piece| match piece {
+            Piece::Text(text) => Cow::Borrowed(&**text),
+            Piece::SourceName => "$(source.name)".into(),
+            Piece::SourceNamespace => "$(source.namespace)".into(),
+            Piece::Namespace(variable) => show(variable),
+        };
+        self.0.iter().map(show).collect()
+    }
+
+    /// The text in that namespace. Variables that it has no value for stay as they are.
+    pub fn text_at(&self, place: Place<'_>) -> String {
+        self.text(|variable| {
+            variable
+                .value(place)
+                .map_or_else(|| variable.to_string().into(), Cow::Borrowed)
+        })
+    }
+
+    /// The variables of the namespace in it.
+    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
+        self.0.iter().filter_map(|piece| match piece {
+            Piece::Namespace(variable) => Some(variable),
+            _ => None,
+        })
+    }
+
+    /// The text, if it has no variable.
+    pub fn literal(&self) -> Option<&str> {
+        match &*self.0 {
+            [] => Some(""),
+            [Piece::Text(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether `$(source.name)` is in it, so that it can tell sources of one namespace apart.
+    pub fn names_source(&self) -> bool {
+        self.0.contains(&Piece::SourceName)
+    }
+
+    /// Whether a variable of the source is in it.
+    pub fn needs_source(&self) -> bool {
+        self.0
+            .iter()
+            .any(|piece| matches!(piece, Piece::SourceName | Piece::SourceNamespace))
+    }
+}
+
+/// Checks what the text becomes in some namespace. What no value can make right is wrong in all of
+/// them.
+pub(crate) fn check_sample(
+    template: &Template,
+    check: impl Fn(&str) -> Result<(), String>,
+) -> Result<(), String> {
+    let sample = |value: &'static str| check(&template.text(|_| value.into()));
+    // A label's value may be empty.
+    sample("x").or_else(|why| sample("").map_err(|_| why))
+}
+
+/// Fills in the strings of a value, whose text was checked; `show` says what stands for variables
+/// of the namespace. Keys are text.
+pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Variable) -> String) {
+    match value {
+        Value::String(text) => {
+            *text = checked(text)
+                .of_source(source)
+                .text(|variable| Cow::Owned(show(variable)));
+        }
+        Value::Array(items) => items
+            .iter_mut()
+            .for_each(|item| fill_in(item, source, show)),
+        Value::Object(fields) => fields
+            .values_mut()
+            .for_each(|field| fill_in(field, source, show)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// The variables of the namespace in the strings of a value, whose text was checked.
+pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
+    let mut variables = Vec::new();
+    each_text(value, &mut |text| {
+        variables.extend(checked(text).variables().cloned());
+    });
+    variables
+}
+
+/// Every string in a value; keys are none.
+pub(crate) fn each_text(value: &Value, tell: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => tell(text),
+        Value::Array(items) => items.iter().for_each(|item| each_text(item, tell)),
+        Value::Object(fields) => fields.values().for_each(|field| each_text(field, tell)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn checked(text: &str) -> Template {
+    Template::parse(text).unwrap_or_else(|_| Template::of_text(text))
+}
+
+/// The variable of this name; `None` if it is text.
+fn piece(variable: &str) -> Result<Option<Piece>, String> {
+    let key = variable
+        .strip_prefix("namespace.labels['")
+        .and_then(|rest| rest.strip_suffix("']"));
+    match variable {
+        "source.name" => Ok(Some(Piece::SourceName)),
+        "source.namespace" => Ok(Some(Piece::SourceNamespace)),
+        "namespace.name" => Ok(Some(Piece::Namespace(Variable::Name))),
+        _ if let Some(key) = key => {
+            syntax::qualified_name(key)
+                .map_err(|why| format!("$({variable}): the label's key {why}"))?;
+            Ok(Some(Piece::Namespace(Variable::Label(key.into()))))
+        }
+        _ if variable.starts_with("source.") || variable.starts_with("namespace.") => Err(format!(
+            "there is no variable $({variable}); there are {VARIABLES}"
+        )),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use super::*;
+    use crate::kind::GroupVersionKind;
+
+    fn source() -> SourceRef {
+        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
+        SourceRef::named(gvk, "platform", "registry")
+    }
+
+    #[test]
+    fn variables_are_filled_in_and_other_text_is_left() {
+        let labels = Labels::from([
+            ("team".into(), "a".into()),
+            ("example.com/x".into(), "$(source.name)".into()),
+        ]);
+        let place = Place {
+            name: "shop",
+            labels: &labels,
+        };
+        for (text, want) in [
+            ("", ""),
+            ("plain", "plain"),
+            ("$(source.name)", "registry"),
+            (
+                "a-$(source.namespace)-$(source.name)-b",
+                "a-platform-registry-b",
+            ),
+            ("$(source.name)$(source.name)", "registryregistry"),
+            ("$(namespace.name)-$(namespace.labels['team'])", "shop-a"),
+            ("$(namespace.labels['example.com/x'])", "$(source.name)"),
+            ("$(namespace.labels['none'])", "$(namespace.labels['none'])"),
+            ("$(HOME)/x", "$(HOME)/x"),
+            ("$(source)", "$(source)"),
+            ("$(namespace)", "$(namespace)"),
+            ("$(source.name", "$(source.name"),
+            ("$($(source.name))", "$(registry)"),
+            ("$ (source.name) ) $", "$ (source.name) ) $"),
+            ("ä$(source.name)ö", "äregistryö"),
+        ] {
+            assert_eq!(
+                Template::parse(text)
+                    .unwrap()
+                    .of_source(&source())
+                    .text_at(place),
+                want,
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn parse_refuses_variables_that_there_are_not() {
+        for (text, why) in [
+            ("$(source.uid)", "no variable $(source.uid)"),
+            ("x$(source.)y", "no variable $("),
+            ("$(namespace.uid)", "no variable $("),
+            ("$(namespace.labels)", "no variable $("),
+            ("$(namespace.labels[team])", "no variable $("),
+            ("$(namespace.labels[\"team\"])", "no variable $("),
+            ("$(namespace.labels['team)'])", "no variable $("),
+            ("$(namespace.labels[''])", "the label's key"),
+            ("$(namespace.labels['a b'])", "the label's key"),
+            ("$(namespace.labels['a']['b'])", "the label's key"),
+        ] {
+            let message = Template::parse(text).unwrap_err();
+            assert!(message.contains(why), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn what_looks_like_a_variable_and_is_none_is_found() {
+        for (text, miss) in [
+            ("a-$(namespace)", Some("$(namespace)")),
+            ("$(source)", Some("$(source)")),
+            ("$(Namespace.name)", Some("$(Namespace.name)")),
+            ("$( source.name )-x", Some("$( source.name )")),
+            ("x${namespace.name}y", Some("${namespace.name}")),
+            ("${source.namespace}", Some("${source.namespace}")),
+            ("$(source.name)-${source.name}", Some("${source.name}")),
+            ("$(source.name)-$(namespace.labels['a'])", None),
+            ("$(HOME) ${NAMESPACE} $(sources) $(namespaces.x) $ $(", None),
+            ("ä$(ä)", None),
+        ] {
+            assert_eq!(near_miss(text), miss, "{text}");
+        }
+        let spec = serde_json::json!({"targets": [{"copyName": "$(source)"}], "transform": {"labels": {"set": {"a": "b"}}}});
+        assert_eq!(
+            near_misses(&spec),
+            [("spec.targets[0].copyName".to_owned(), "$(source)")]
+        );
+    }
+
+    #[test]
+    fn text_is_read_once_however_many_variables_begin_in_it() {
+        // Hours, if each looked at the rest, or what is read so far were moved for each.
+        for part in ["$(", "$(x)", "$(source.name)", "$(namespace.name)"] {
+            let count = 1_000_000 / part.len();
+            let template = Template::parse(&part.repeat(count))
+                .unwrap()
+                .of_source(&source());
+            let place = Place {
+                name: "x",
+                labels: &Labels::new(),
+            };
+            let want = part
+                .replace("$(source.name)", "registry")
+                .replace("$(namespace.name)", "x")
+                .len()
+                * count;
+            assert_eq!(template.text_at(place).len(), want, "{part}");
+        }
+    }
+
+    #[test]
+    fn a_template_knows_what_is_in_it() {
+        for (text, literal, names_source, needs_source, variables) in [
+            ("", Some(""), false, false, 0),
+            ("$(x)", Some("$(x)"), false, false, 0),
+            ("$(source.namespace)", None, false, true, 0),
+            ("a$(source.name)", None, true, true, 0),
+            (
+                "$(namespace.name)$(namespace.labels['a'])",
+                None,
+                false,
+                false,
+                2,
+            ),
+        ] {
+            let template = Template::parse(text).unwrap();
+            let known = (
+                template.literal(),
+                template.names_source(),
+                template.needs_source(),
+            );
+            assert_eq!(
+                (known, template.variables().count()),
+                ((literal, names_source, needs_source), variables),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_no_value_can_make_right_is_refused() {
+        for (text, right) in [
+            ("$(namespace.name)", true),
+            ("a-$(namespace.name)", true),
+            ("-$(namespace.name)", false),
+        ] {
+            let checked = check_sample(&Template::parse(text).unwrap(), syntax::label_value);
+            assert_eq!(checked.is_ok(), right, "{text:?}: {checked:?}");
+        }
+        let longest = format!("{}$(namespace.labels['a'])", "a".repeat(63));
+        assert_eq!(
+            check_sample(&Template::parse(&longest).unwrap(), syntax::label_value),
+            Ok(())
+        );
+    }
+}

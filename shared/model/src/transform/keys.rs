@@ -1,0 +1,338 @@
+//! Edits of labels, annotations and data, key by key.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use json_patch::{MoveOperation, PatchOperation, RemoveOperation, jsonptr::PointerBuf};
+use serde_json::{Map, Value};
+
+use super::{Use, object_in};
+use crate::{
+    marks::{is_mark, is_ours, never_carried},
+    names,
+    refusal::{Refusal, Refusals},
+    selection::Glob,
+    source::SourceRef,
+    syntax,
+    template::{Template, Variable, check_sample, hint},
+};
+
+/// Most keys of one `set`, most globs of one list.
+const KEYS: usize = 64;
+
+/// As long as the longest name of a namespace and the longest value of a label.
+const LONGEST_VALUE: &str = "---------------------------------------------------------------";
+
+/// Edits of labels or of annotations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Edits {
+    keys: Keys,
+    pub(super) set: BTreeMap<String, Template>,
+}
+
+/// Which keys are kept: what any glob includes and none excludes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Keys {
+    include: Vec<Glob>,
+    exclude: Vec<Glob>,
+}
+
+impl Keys {
+    fn parse(
+        include: &[String],
+        exclude: &[String],
+        field: &str,
+        check: fn(&str) -> Result<(), String>,
+        refusals: &mut Refusals,
+    ) -> Self {
+        let include = globs(include, &format!("{field}.include"), check, refusals);
+        let exclude = globs(exclude, &format!("{field}.exclude"), check, refusals);
+        Self { include, exclude }
+    }
+
+    fn keep(&self, key: &str) -> bool {
+        self.include.iter().any(|glob| glob.matches(key))
+            && !self.exclude.iter().any(|glob| glob.matches(key))
+    }
+
+    fn are_all(&self) -> bool {
+        self.exclude.is_empty() && self.include == [Glob::new("*")]
+    }
+}
+
+/// What tells labels from annotations.
+#[derive(Clone, Copy)]
+pub(super) struct Syntax {
+    key: fn(&str) -> Result<(), String>,
+    value: fn(&str) -> Result<(), String>,
+    /// Most bytes of all keys and values together.
+    size: usize,
+}
+
+pub(super) const LABELS: Syntax = Syntax {
+    key: syntax::qualified_name,
+    value: syntax::label_value,
+    size: usize::MAX,
+};
+
+pub(super) const ANNOTATIONS: Syntax = Syntax {
+    key: syntax::annotation_key,
+    value: |_| Ok(()),
+    size: syntax::ANNOTATIONS_SIZE,
+};
+
+impl Edits {
+    pub(super) fn parse(
+        edits: &mimeo_api::KeyEdits,
+        field: &str,
+        used: Use<'_>,
+        syntax: Syntax,
+    ) -> Result<Self, Vec<Refusal>> {
+        let mimeo_api::KeyEdits {
+            include,
+            exclude,
+            set,
+        } = edits;
+        let mut refusals = Refusals::default();
+        let keys = Keys::parse(include, exclude, field, syntax::key_glob, &mut refusals);
+        let set = refusals.all(parse_set(set, &format!("{field}.set"), used, syntax));
+        refusals.finish_with(set.map(|set| Self { keys, set }))
+    }
+
+    pub(super) fn copy(
+        &self,
+        from: Option<&Map<String, Value>>,
+        source: &SourceRef,
+        show: &dyn Fn(&Variable) -> String,
+    ) -> Map<String, Value> {
+        let carried = from
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| !never_carried(key) && self.keys.keep(key));
+        let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
+        let text = |template: &Template| {
+            template
+                .of_source(source)
+                .text(|variable| show(variable).into())
+        };
+        let set = self
+            .set
+            .iter()
+            .map(|(key, template)| (key.clone(), text(template).into()));
+        carried.chain(set).collect()
+    }
+
+    /// Edits the labels or annotations at `key` of an object's metadata.
+    pub(super) fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str, namespace: &str) {
+        if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
+            there.retain(|key, value| {
+                let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
+                self.keys.keep(key) || is_ours(key) || our_label
+            });
+        }
+        if self.set.is_empty() {
+            return;
+        }
+        let Some(there) = object_in(metadata, key) else {
+            return;
+        };
+        for (key, template) in &self.set {
+            there.insert(key.clone(), template.text(|_| namespace.into()).into());
+        }
+    }
+
+    pub(super) fn is_noop(&self) -> bool {
+        self.set.is_empty() && self.keys.are_all()
+    }
+}
+
+/// Edits of the keys of data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DataEdits {
+    keys: Keys,
+    rename: BTreeMap<String, String>,
+}
+
+impl DataEdits {
+    pub(super) fn parse(
+        edits: &mimeo_api::DataEdits,
+        field: &str,
+        refusals: &mut Refusals,
+    ) -> Self {
+        let mimeo_api::DataEdits {
+            include,
+            exclude,
+            rename,
+        } = edits;
+        let keys = Keys::parse(include, exclude, field, syntax::data_glob, refusals);
+        if rename.len() > KEYS {
+            refusals.add(
+                format!("{field}.rename"),
+                format!("must not have more than {KEYS} items"),
+            );
+        }
+        let mut taken = BTreeSet::new();
+        for (old, new) in rename {
+            let field = format!("{field}.rename[{old}]");
+            refusals.one(&field, syntax::data_key(old));
+            refusals.one(&field, syntax::data_key(new));
+            if !taken.insert(new) {
+                refusals.add(field, format!("another key is renamed to {new:?} as well"));
+            }
+        }
+        Self {
+            keys,
+            rename: rename.clone(),
+        }
+    }
+
+    pub(super) fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for field in ["data", "binaryData"] {
+            let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else {
+                continue;
+            };
+            for (key, value) in std::mem::take(data)
+                .into_iter()
+                .filter(|(key, _)| self.keys.keep(key))
+            {
+                let name = self.rename.get(&key).unwrap_or(&key).clone();
+                if !names.insert(name.clone()) {
+                    return Err(name);
+                }
+                data.insert(name, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// A key that has its new name already is kept under it; one whose new name is taken keeps its
+    /// own.
+    pub(super) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
+        let mut changes = Vec::new();
+        if self.is_noop() {
+            return changes;
+        }
+        let fields =
+            ["data", "binaryData", "stringData"].map(|field| (field, object[field].as_object()));
+        let has = |key: &str| {
+            fields
+                .iter()
+                .any(|(_, data)| data.is_some_and(|data| data.contains_key(key)))
+        };
+        for (field, data) in &fields {
+            for key in data.iter().flat_map(|data| data.keys()) {
+                let path = PointerBuf::from_tokens([field, &**key]);
+                if !self.keys.keep(key) {
+                    if !self.rename.values().any(|new| new == key) {
+                        changes.push(PatchOperation::Remove(RemoveOperation { path }));
+                    }
+                } else if let Some(new) = self.rename.get(key).filter(|new| !has(new)) {
+                    let to = PointerBuf::from_tokens([field, &**new]);
+                    changes.push(PatchOperation::Move(MoveOperation {
+                        from: path,
+                        path: to,
+                    }));
+                }
+            }
+        }
+        changes
+    }
+
+    pub(super) fn is_noop(&self) -> bool {
+        self.rename.is_empty() && self.keys.are_all()
+    }
+}
+
+fn globs(
+    globs: &[String],
+    field: &str,
+    check: fn(&str) -> Result<(), String>,
+    refusals: &mut Refusals,
+) -> Vec<Glob> {
+    if globs.len() > KEYS {
+        refusals.add(field, format!("must not have more than {KEYS} items"));
+    }
+    for (i, glob) in globs.iter().enumerate() {
+        refusals.one(&format!("{field}[{i}]"), check(glob));
+    }
+    globs.iter().map(|glob| Glob::new(glob)).collect()
+}
+
+fn parse_set(
+    set: &BTreeMap<String, String>,
+    field: &str,
+    used: Use<'_>,
+    syntax: Syntax,
+) -> Result<BTreeMap<String, Template>, Vec<Refusal>> {
+    let (mut refusals, mut parsed) = (Refusals::default(), BTreeMap::new());
+    if set.len() > KEYS {
+        refusals.add(field, format!("must not have more than {KEYS} items"));
+    }
+    for (key, text) in set {
+        let field = format!("{field}[{key}]");
+        refusals.one(&field, (syntax.key)(key));
+        if is_mark(key) {
+            refusals.add(&field, "is reserved for Mimeo");
+        }
+        let Some(template) = refusals.one(&field, Template::parse(text)) else {
+            continue;
+        };
+        let checked = check_values(&template, used, syntax.value);
+        refusals.one(&field, checked.map_err(|why| why + &hint(text)));
+        parsed.insert(key.clone(), template);
+    }
+    refusals.one(field, check_size(&parsed, used, syntax.size));
+    refusals.finish_with(Some(parsed))
+}
+
+/// Checks what the text becomes, for each source; the first that is wrong says enough.
+fn check_values(
+    template: &Template,
+    used: Use<'_>,
+    check: fn(&str) -> Result<(), String>,
+) -> Result<(), String> {
+    match (template.literal(), used) {
+        (Some(text), _) => check(text),
+        (None, Use::Admission) if template.needs_source() => {
+            Err("must not contain variables of the source: a TransformPolicy has none".into())
+        }
+        (None, Use::Admission) => match template
+            .variables()
+            .find(|variable| **variable != Variable::Name)
+        {
+            Some(variable) => Err(format!(
+                "must not contain {variable}: a TransformPolicy has only the variable $(namespace.name)"
+            )),
+            None => check_sample(template, check),
+        },
+        (None, Use::Copies(sources)) => sources.iter().try_for_each(|source| {
+            check_sample(&template.of_source(source), check)
+                .map_err(|why| format!("the value for {source} {why}"))
+        }),
+    }
+}
+
+fn check_size(set: &BTreeMap<String, Template>, used: Use<'_>, most: usize) -> Result<(), String> {
+    let size = |value: &dyn Fn(&Template) -> usize| {
+        set.iter()
+            .map(|(key, text)| key.len() + value(text))
+            .sum::<usize>()
+    };
+    // Whatever the namespaces, it must not be too much.
+    let longest = |text: &Template| text.text(|_| LONGEST_VALUE.into()).len();
+    let size = match used {
+        Use::Admission => size(&longest),
+        Use::Copies(sources) => sources
+            .iter()
+            .map(|source| size(&|text| longest(&text.of_source(source))))
+            .max()
+            .unwrap_or_default(),
+    };
+    if size > most {
+        Err(format!(
+            "must not have more than {most} bytes in all keys and values"
+        ))
+    } else {
+        Ok(())
+    }
+}

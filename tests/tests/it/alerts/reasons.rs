@@ -1,0 +1,384 @@
+//! The reasons of the condition Ready: `kubectl get`, the status and the metric of rules say the
+//! same, the alert that is for a reason selects what the metrics say of it, and the documents say
+//! what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use http::{Request, header::ACCEPT};
+use kube::Client;
+use mimeo_model::{
+    condition::ConditionReason::{self, *},
+    outcome::FailureReason,
+};
+use mimeo_tests::{
+    ControlPlane, Pair, create_namespace, create_secret, eventually,
+    scenario::{RuleSpec, SOON, Scene, Setting, apply, delete, rule},
+};
+use serde_json::{Value, json};
+
+use super::{Alert, Asked, alerts, read};
+
+/// Whether a rule with this reason is Ready, and which alert is for it if it stays so; none if the
+/// reason is never that of a rule's Ready. Without a `_`: a new reason is sorted here, and made
+/// below.
+fn of_ready(reason: ConditionReason) -> Option<(bool, Option<&'static str>)> {
+    match reason {
+        Synced | NoNamespaceMatches => Some((true, None)),
+        // These are meant, or pass.
+        Suspended | Pending => Some((false, None)),
+        CopiesFailed => Some((false, Some("MimeoCopiesFailing"))),
+        InvalidSpec => Some((false, Some("MimeoRulesStalled"))),
+        SourceNotFound | KindNotServed | SourceRefused | InGracePeriod | NotAuthorized => {
+            Some((false, Some("MimeoRulesNotReady")))
+        }
+        Found | Allowed | NotGranted | GrantsUnknown | ControllerForbidden | Active | Disabled
+        | WebhookUnavailable | WebhookContested | DeletionHeld | Rejected | TooManyGrants => None,
+    }
+}
+
+/// All reasons of a rule's Ready.
+fn of_rules() -> impl Iterator<Item = ConditionReason> {
+    ConditionReason::ALL
+        .iter()
+        .copied()
+        .filter(|reason| of_ready(*reason).is_some())
+}
+
+/// A metric with its labels.
+type Series = (&'static str, Vec<(&'static str, String)>);
+
+/// What the metrics have of one `ClusterReplication` with this reason.
+fn series(reason: ConditionReason, ready: bool) -> Vec<Series> {
+    let kind = || "ClusterReplication".to_owned();
+    let ready = if ready { "True" } else { "False" };
+    let mut all = vec![(
+        "mimeo_rules",
+        vec![
+            ("kind", kind()),
+            ("ready", ready.to_owned()),
+            ("reason", reason.to_string()),
+        ],
+    )];
+    match reason {
+        CopiesFailed => {
+            let failure = FailureReason::Conflict.to_string();
+            all.push((
+                "mimeo_copies_failed",
+                vec![("rule_kind", kind()), ("reason", failure)],
+            ));
+        }
+        InvalidSpec => all.push((
+            "mimeo_rules_stalled",
+            vec![("kind", kind()), ("reason", reason.to_string())],
+        )),
+        _ => {}
+    }
+    all
+}
+
+/// The alerts that ask for any of these.
+fn asking(alerts: &[Alert], told: &[Series]) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for Alert {
+        name: alert, expr, ..
+    } in alerts
+    {
+        for (metric, matchers) in Asked::of(expr)?.selected {
+            let selected = |(name, labels): &Series| {
+                let value = |label: &str| {
+                    labels
+                        .iter()
+                        .find(|(name, _)| *name == label)
+                        .map_or("", |(_, value)| value)
+                };
+                *name == metric
+                    && matchers
+                        .iter()
+                        .all(|matcher| matcher.is_match(value(&matcher.name)))
+            };
+            if told.iter().any(selected) {
+                found.insert(alert.clone());
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_there() -> Result<()>
+{
+    let (alerts, runbook) = (alerts()?, read("docs/runbook.md")?);
+    let section = |alert: &str| runbook.split("\n## ").find(|part| part.starts_with(alert));
+    let named = |alert: &str, reason: ConditionReason| -> Result<()> {
+        let section = section(alert).with_context(|| format!("no section {alert}"))?;
+        ensure!(
+            section.contains(&format!("`{reason}`")),
+            "{alert} of the runbook doesn't name {reason}"
+        );
+        Ok(())
+    };
+    for (reason, ready, alert) in
+        of_rules().filter_map(|one| of_ready(one).map(|(ready, alert)| (one, ready, alert)))
+    {
+        let want: BTreeSet<String> = alert.map(str::to_owned).into_iter().collect();
+        assert_eq!(asking(&alerts, &series(reason, ready))?, want, "{reason}");
+        if let Some(alert) = alert {
+            named(alert, reason)?;
+        }
+    }
+    // A TransformPolicy's Ready has fewer, and one alert.
+    for reason in [InvalidSpec, KindNotServed, Rejected] {
+        let told = (
+            "mimeo_policies",
+            vec![
+                ("ready", "False".to_owned()),
+                ("reason", reason.to_string()),
+            ],
+        );
+        assert_eq!(
+            asking(&alerts, &[told])?,
+            ["MimeoPoliciesNotReady".to_owned()].into(),
+            "{reason}"
+        );
+        named("MimeoPoliciesNotReady", reason)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_reason_of_a_condition_and_of_a_failure_has_its_row_in_the_document_for_operators()
+-> Result<()> {
+    let document = read("docs/operations.md")?;
+    let section = document
+        .split("\n## ")
+        .find(|part| part.starts_with("Why a copy isn't there\n"));
+    let rows = section
+        .context("no such section")?
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"));
+    let first = rows.filter_map(|row| row.split(" | ").next());
+    let words: BTreeSet<&str> = first
+        .flat_map(|cell| cell.split([',', ' ', '`']))
+        .filter(|word| !word.is_empty())
+        .collect();
+    let conditions = ConditionReason::ALL.iter().map(|reason| reason.as_str());
+    let all: BTreeSet<&str> = conditions
+        .chain(FailureReason::ALL.iter().map(|reason| reason.as_str()))
+        .collect();
+    assert_eq!(words, all);
+    Ok(())
+}
+
+/// Rules that come to each reason, and namespaces for them. No webhook runs: it would refuse what
+/// is `InvalidSpec`.
+struct Rules<'a> {
+    scene: &'a Scene<'a>,
+    /// Where copies can be.
+    open: String,
+    /// Where the reconciler leaves them to a webhook, for an hour.
+    marked: String,
+}
+
+impl<'a> Rules<'a> {
+    async fn new(scene: &'a Scene<'a>) -> Result<Self> {
+        let marked = format!("{}-marked", scene.tag);
+        create_namespace(&scene.client, &marked, &[("mimeo.dev/copies", "held")]).await?;
+        Ok(Self {
+            scene,
+            open: scene.namespace().await?,
+            marked,
+        })
+    }
+
+    fn name(&self, reason: ConditionReason) -> String {
+        format!("{}-{}", self.scene.tag, reason.as_str().to_lowercase())
+    }
+
+    /// A rule that comes to the reason, after what that takes has been done.
+    async fn create(&self, reason: ConditionReason) -> Result<()> {
+        let Scene {
+            client, home, tag, ..
+        } = self.scene;
+        let name = self.name(reason);
+        let to = |namespace: &str| {
+            rule(&name).target(json!({"namespaces": [namespace], "copyName": name}))
+        };
+        let good = to(&self.open).secret(home, "registry");
+        let rule: RuleSpec = match reason {
+            Synced => good,
+            NoNamespaceMatches => to(&format!("{tag}-nowhere")).secret(home, "registry"),
+            Suspended => good.set("suspend", json!(true)),
+            Pending => to(&self.marked).secret(home, "registry"),
+            CopiesFailed => {
+                create_secret(client, &self.open, &name, &[("token", "theirs")]).await?;
+                good
+            }
+            InvalidSpec => good.set(
+                "transform",
+                json!({"annotations": {"set": {"note": "$(namespace.uid)"}}}),
+            ),
+            SourceNotFound => to(&self.open).secret(home, "missing"),
+            KindNotServed => {
+                to(&self.open).source(&format!("{tag}.example.com/v1"), "Gadget", home, "one")
+            }
+            SourceRefused => {
+                let metadata = json!({"namespace": home, "name": "release"});
+                let release = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "helm.sh/release.v1"});
+                apply(client, &release).await?;
+                to(&self.open).secret(home, "release")
+            }
+            InGracePeriod => {
+                self.scene.secret("going", &[("token", "one")]).await?;
+                let graced = json!({"sourceGracePeriodSeconds": 3600});
+                to(&self.open)
+                    .secret(home, "going")
+                    .set("retentionPolicy", graced)
+            }
+            // Mimeo is granted no such kind.
+            NotAuthorized => to(&self.open).source("v1", "PodTemplate", home, "base"),
+            other => anyhow::bail!("{other} is no reason of a rule's Ready"),
+        };
+        rule.create(client).await?;
+        if reason == InGracePeriod {
+            self.scene.wait_synced(&name).await?;
+            delete(&self.scene.secrets(home), "going").await?;
+        }
+        Ok(())
+    }
+}
+
+/// Columns READY and REASON as `kubectl get clusterreplications` prints them, by name: the API
+/// server makes the table.
+async fn printed(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
+    let request = Request::get("/apis/mimeo.dev/v1alpha1/clusterreplications");
+    let request = request
+        .header(ACCEPT, "application/json;as=Table;v=v1;g=meta.k8s.io")
+        .body(Vec::new())?;
+    let table: Value = client.request(request).await?;
+    let columns = table["columnDefinitions"]
+        .as_array()
+        .context("no columns")?;
+    let at = |column: &str| {
+        columns
+            .iter()
+            .position(|one| one["name"] == column)
+            .with_context(|| column.to_owned())
+    };
+    let (ready, reason) = (at("Ready")?, at("Reason")?);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let rows = table["rows"].as_array().context("no rows")?;
+    let row = |row: &Value| {
+        (
+            text(&row["object"]["metadata"]["name"]),
+            [ready, reason].map(|column| text(&row["cells"][column])),
+        )
+    };
+    Ok(rows.iter().map(row).collect())
+}
+
+/// The same as the rules' statuses have it.
+async fn stored(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
+    let request = Request::get("/apis/mimeo.dev/v1alpha1/clusterreplications").body(Vec::new())?;
+    let list: Value = client.request(request).await?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let ready = |rule: &Value| {
+        let conditions = rule["status"]["conditions"].as_array()?;
+        let ready = conditions.iter().find(|one| one["type"] == "Ready")?;
+        Some((
+            text(&rule["metadata"]["name"]),
+            ["status", "reason"].map(|field| text(&ready[field])),
+        ))
+    };
+    Ok(list["items"]
+        .as_array()
+        .context("no items")?
+        .iter()
+        .filter_map(ready)
+        .collect())
+}
+
+/// The metrics of rules that have a value, and it, with their labels in alphabetical order.
+fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
+    let line = |line: &str| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = series.trim_end_matches('}').split_once('{')?;
+        let label = |one: &str| {
+            one.split_once('=')
+                .map(|(name, value)| (name.to_owned(), value.trim_matches('"').to_owned()))
+        };
+        let value: f64 = value.parse().ok()?;
+        (value > 0.0).then(|| {
+            (
+                (
+                    name.to_owned(),
+                    labels.split(',').filter_map(label).collect(),
+                ),
+                value,
+            )
+        })
+    };
+    let of_rules = ["mimeo_rules", "mimeo_rules_stalled", "mimeo_copies_failed"];
+    text.lines()
+        .filter_map(line)
+        .filter(|((name, _), _)| of_rules.contains(&&**name))
+        .collect()
+}
+
+/// Each reason of a rule's Ready, by a `ClusterReplication` of its own. None is left out here. A
+/// Replication has the same reasons, by the same code. Those of a `TransformPolicy`'s Ready are
+/// made elsewhere: `KindNotServed` with its metric in `watched.rs`, `Rejected` in `flood.rs`,
+/// `Active` in `copies/told.rs`; `InvalidSpec` of a policy is made by no test with an API server.
+/// Those of other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
+/// `harm.rs` and `copies/go.rs`.
+#[tokio::test]
+async fn the_reason_of_ready_is_the_same_through_kubectl_in_the_status_and_in_the_metric()
+-> Result<()> {
+    // What is marked is left to a webhook for as long as the test takes.
+    let pair = Pair::builder()
+        .webhooks(0)
+        .shipped_rights()
+        .reconciler_args(["--takeover-delay", "1h"]);
+    let setting = Setting::start(ControlPlane::builder(), pair).await?;
+    let scene = setting.scene("reasons").await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rules = Rules::new(&scene).await?;
+    let (mut shown, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+    for reason in of_rules() {
+        rules
+            .create(reason)
+            .await
+            .with_context(|| reason.to_string())?;
+        let (ready, _) = of_ready(reason).context("a reason of Ready")?;
+        shown.insert(
+            rules.name(reason),
+            [
+                if ready { "True" } else { "False" }.to_owned(),
+                reason.to_string(),
+            ],
+        );
+        for (name, labels) in series(reason, ready) {
+            let labels = labels
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect();
+            numbers.insert((name.to_owned(), labels), 1.0);
+        }
+    }
+    let reconciler = setting.pair.reconciler.as_ref().context("a reconciler")?;
+    eventually(SOON, "every reason, wherever it is shown", || async {
+        let (status, table) = (stored(&scene.client).await?, printed(&scene.client).await?);
+        ensure!(
+            status == shown,
+            "the statuses: {status:#?}, and not {shown:#?}"
+        );
+        ensure!(table == shown, "kubectl: {table:#?}, and not {shown:#?}");
+        let found = counted(&reconciler.metrics()?);
+        ensure!(
+            found == numbers,
+            "the metrics: {found:#?}, and not {numbers:#?}"
+        );
+        Ok(Some(()))
+    })
+    .await
+}

@@ -1,0 +1,777 @@
+//! The Helm chart: what it renders, what it refuses, and what is made from it. With
+//! `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files that are made from it are rewritten instead of
+//! compared.
+
+mod rights;
+mod selectors;
+mod values;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use mimeo_tests::{ControlPlane, NAMESPACE, create_namespace, scenario};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The sets of values that are looked at, by the names of their files.
+const SETS: [&str; 6] = [
+    "defaults",
+    "everything",
+    "least-privilege",
+    "cert-manager",
+    "strict-host-network",
+    "elsewhere",
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn chart() -> PathBuf {
+    workspace().join("manifests/chart")
+}
+
+fn own(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/it/chart")
+        .join(file)
+}
+
+fn compare(path: &Path, text: &str) -> Result<()> {
+    if env::var_os("MIMEO_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        fs::write(path, text).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    let found =
+        fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))?;
+    ensure!(
+        found == text,
+        "{} is stale: run `make golden` and look at the difference",
+        path.display()
+    );
+    Ok(())
+}
+
+/// What Helm says to these arguments after a subcommand and the chart, or why it refuses.
+fn ask_helm(subcommand: &[&str], args: &[&str]) -> Result<Result<String, String>> {
+    let output = scenario::helm()?
+        .args(subcommand)
+        .arg(chart())
+        .args(["--namespace", NAMESPACE])
+        .args(args)
+        .output()?;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).context("Helm's output is no text");
+    Ok(if output.status.success() {
+        Ok(text(output.stdout)?)
+    } else {
+        Err(text(output.stderr)?)
+    })
+}
+
+/// The release as it would be installed with these values.
+fn rendered(args: &[&str]) -> Result<String> {
+    let told = ask_helm(&["template", "mimeo"], args)?;
+    told.map_err(|refusal| anyhow::anyhow!("helm template {args:?}: {refusal}"))
+}
+
+fn rendered_set(set: &str, args: &[&str]) -> Result<String> {
+    let values = own(&format!("{set}.values.yaml")).display().to_string();
+    rendered(&[&["--values", values.as_str()], args].concat())
+}
+
+fn objects(rendered: &str) -> Result<Vec<Value>> {
+    let each = serde_yaml::Deserializer::from_str(rendered).map(Value::deserialize);
+    let all: Vec<Value> = each.collect::<Result<_, _>>()?;
+    Ok(all.into_iter().filter(|object| !object.is_null()).collect())
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
+    let found = objects
+        .iter()
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    found.with_context(|| format!("no {kind} {name}"))
+}
+
+/// The documents of each template, in Helm's order, and without what only Helm's releases have.
+fn by_template(rendered: &str) -> BTreeMap<String, String> {
+    let helms_own = |line: &&str| {
+        let line = line.trim_start();
+        !line.starts_with("helm.sh/chart:") && line != "app.kubernetes.io/managed-by: Helm"
+    };
+    let mut files: BTreeMap<String, String> = BTreeMap::new();
+    for part in rendered.split("---\n# Source: mimeo/templates/").skip(1) {
+        let (name, text) = part.split_once('\n').unwrap_or((part, ""));
+        let text: Vec<&str> = text.trim().lines().filter(helms_own).collect();
+        let file = files.entry(name.to_owned()).or_default();
+        let between = if file.is_empty() {
+            "# Generated from manifests/chart; do not edit (make golden).\n"
+        } else {
+            "---\n"
+        };
+        file.extend([between, &text.join("\n"), "\n"]);
+    }
+    files
+}
+
+#[test]
+fn golden_releases() -> Result<()> {
+    for set in SETS {
+        // The definitions have a test of their own, and are long.
+        let text = rendered_set(set, &["--set", "crds.enabled=false"])?;
+        compare(&own(&format!("{set}.yaml")), &text)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn golden_kustomization() -> Result<()> {
+    let folder = workspace().join("manifests/kustomize");
+    let base = rendered(&["--set", "crds.enabled=false", "--no-hooks"])?;
+    for (name, text) in by_template(&base) {
+        compare(&folder.join(&name), &text)?;
+        let kustomization = fs::read_to_string(folder.join("kustomization.yaml"))?;
+        ensure!(
+            kustomization.contains(&format!("\n- {name}\n")),
+            "kustomization.yaml doesn't name {name}"
+        );
+    }
+    for (value, component) in [
+        ("guardedLabels", "guarded-labels"),
+        ("guardedWrites", "guarded-writes"),
+    ] {
+        let template = format!("templates/{component}.yaml");
+        let guarded = rendered(&[
+            "--set",
+            &format!("{value}.enabled=true"),
+            "--show-only",
+            &template,
+        ])?;
+        let text = by_template(&guarded)
+            .remove(&format!("{component}.yaml"))
+            .context("no policy")?;
+        compare(&folder.join(component).join("policy.yaml"), &text)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn golden_readme() -> Result<()> {
+    let readme = fs::read_to_string(chart().join("README.md"))?;
+    let (before, _) = readme
+        .split_once("## Values\n")
+        .context("README.md has no section Values")?;
+    compare(
+        &chart().join("README.md"),
+        &format!("{before}## Values\n\n{}", values::table(&chart())?),
+    )
+}
+
+#[test]
+fn the_schema_says_of_every_value_what_its_comment_says() -> Result<()> {
+    let schema: Value =
+        serde_json::from_str(&fs::read_to_string(chart().join("values.schema.json"))?)?;
+    let documented = values::documented(&chart())?;
+    let mut leaves = BTreeSet::new();
+    values::leaves(&schema, "", &mut leaves)?;
+    // Helm gives it to every part of another chart.
+    leaves.remove("global");
+    assert_eq!(
+        leaves,
+        documented.iter().map(|value| value.path.clone()).collect()
+    );
+    for value in documented {
+        let node = values::node(&schema, &value.path).context("no such node")?;
+        assert_eq!(
+            node["description"],
+            json!(value.description),
+            "{}",
+            value.path
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn thresholds_are_the_numbers_of_the_alerts() -> Result<()> {
+    let file = fs::read_to_string(chart().join("files/alerts.yaml"))?;
+    let values: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("values.yaml"))?)?;
+    let thresholds = values["metrics"]["prometheusRule"]["thresholds"]
+        .as_object()
+        .context("no thresholds")?;
+    let named = file
+        .lines()
+        .filter_map(|line| line.strip_prefix("      ")?.split_once(" # "));
+    let named: BTreeSet<(String, &str)> = named
+        .map(|(expr, name)| (expr.rsplit(' ').next().unwrap_or_default().to_owned(), name))
+        .collect();
+    assert_eq!(
+        named,
+        thresholds
+            .iter()
+            .map(|(name, default)| (default.to_string(), name.as_str()))
+            .collect()
+    );
+    // And so it is rendered, for whoever changes none; what becomes of changed ones is in
+    // everything.yaml.
+    let enabled = rendered(&[
+        "--set",
+        "metrics.prometheusRule.enabled=true",
+        "--set",
+        "crds.enabled=false",
+    ])?;
+    let enabled = objects(&enabled)?;
+    let groups = &find(&enabled, "PrometheusRule", "mimeo")?["spec"]["groups"];
+    assert_eq!(*groups, serde_yaml::from_str::<Value>(&file)?);
+    Ok(())
+}
+
+#[test]
+fn lint_finds_nothing() -> Result<()> {
+    for set in SETS {
+        let values = own(&format!("{set}.values.yaml")).display().to_string();
+        let told = ask_helm(&["lint"], &["--strict", "--values", &values])?;
+        ensure!(told.is_ok(), "{set}: {told:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused() -> Result<()> {
+    for (values, told) in [
+        (
+            &["replicas=1"][..],
+            "additional properties 'replicas' not allowed",
+        ),
+        (
+            &["webhook.replica=1"],
+            "additional properties 'replica' not allowed",
+        ),
+        (&["webhook.replicas=many"], "got string, want integer"),
+        (
+            &["webhook.namespacesFailurePolicy=Open"],
+            "value must be one of 'Ignore', 'Fail'",
+        ),
+        (
+            &["webhook.tls.mode=Manual"],
+            "value must be one of 'SelfManaged', 'CertManager', 'Secret'",
+        ),
+        (&["webhook.port=70000"], "maximum: got 70,000, want 65,535"),
+        (&["image.digest=sha256:12"], "does not match pattern"),
+        (&["podGate.budget=soon"], "does not match pattern"),
+        (
+            &["rbac.targetNamespaces={team-*}"],
+            "does not match pattern",
+        ),
+        (&["webhook.extraArgs={verbose}"], "does not match pattern"),
+        (
+            &["webhook.hostNetwork=true", "webhook.port=10250"],
+            "10250 is the kubelet's",
+        ),
+        (
+            &["webhook.hostNetwork=true", "reconciler.hostNetwork=true"],
+            "a node has no room for both",
+        ),
+        (
+            &["webhook.podDisruptionBudget.minAvailable=2"],
+            "so no node with one could be drained",
+        ),
+        (
+            &["reconciler.podDisruptionBudget.minAvailable=100%"],
+            "so no node with one could be drained",
+        ),
+        (
+            &["reconciler.podDisruptionBudget.minAvailable=51%"],
+            "of 2 replicas 51% must stay, so no node with one could",
+        ),
+        (
+            &[
+                "webhook.replicas=10",
+                "webhook.podDisruptionBudget.minAvailable=99%",
+            ],
+            "so no node with one could be drained",
+        ),
+        (
+            &["webhook.podDisruptionBudget.minAvailable=200%"],
+            "so no node with one could be drained",
+        ),
+        (
+            &["rbac.targetNamespaces={team-a}", "rbac.kinds=null"],
+            "rbac.kinds: with rbac.targetNamespaces there are no",
+        ),
+        (
+            &[
+                "webhook.tls.certManager.duration=24h",
+                "webhook.tls.certManager.renewBefore=1440m",
+            ],
+            "renewBefore 1440m is no less than duration 24h",
+        ),
+        (
+            &[
+                "webhook.tls.mode=CertManager",
+                "webhook.tls.certManager.duration=3641h",
+            ],
+            "served for more than 2920h, and may outlive the chart's own CA",
+        ),
+        (
+            &[
+                "webhook.tls.mode=CertManager",
+                "webhook.tls.certManager.renewBefore=167h59m",
+                "metrics.prometheusRule.enabled=true",
+            ],
+            "certificateDays: 7 days are more than webhook.tls.certManager.renewBefore",
+        ),
+        (
+            &["metrics.prometheusRule.thresholds.copyLagSeconds=1800"],
+            "exclusiveMaximum: got 1,800, want 1,800",
+        ),
+        (
+            &["metrics.prometheusRule.thresholds.namespaceLagSeconds=3600"],
+            "exclusiveMaximum: got 3,600, want 1,800",
+        ),
+        (
+            &["reconciler.extraArgs={--log-level=debug}"],
+            "reconciler.extraArgs: --log-level is set by log.level",
+        ),
+        (
+            &[
+                "webhook.extraEnv[0].name=MIMEO_CERT_DIR",
+                "webhook.extraEnv[0].value=/x",
+            ],
+            "webhook.extraEnv: MIMEO_CERT_DIR is set by webhook.tls",
+        ),
+        (
+            &["webhook.port=8080"],
+            "webhook.port and webhook.opsPort must differ",
+        ),
+        (
+            &[
+                "metrics.serviceMonitor.enabled=true",
+                "metrics.podMonitor.enabled=true",
+            ],
+            "enable one of them",
+        ),
+        (
+            &["metrics.auth=Token", "metrics.podMonitor.enabled=true"],
+            "metrics.podMonitor needs metrics.tokenSecret",
+        ),
+        (
+            &[
+                "rbac.kinds[0].apiGroup=apps",
+                "rbac.kinds[0].resource=deployments",
+            ],
+            "missing property 'kind'",
+        ),
+        (
+            &[r"commonLabels.app\.kubernetes\.io/name=x"],
+            "commonLabels: app.kubernetes.io/name is the chart's to set",
+        ),
+        (
+            &[r"commonLabels.mimeo\.dev/aggregate-to-mimeo=yes"],
+            "commonLabels: mimeo.dev/aggregate-to-mimeo is the chart's",
+        ),
+        (
+            &[r"webhook.podLabels.app\.kubernetes\.io/name=x"],
+            "webhook.podLabels: app.kubernetes.io/name is the chart's",
+        ),
+        (
+            &[r"reconciler.podLabels.app\.kubernetes\.io/name=x"],
+            "reconciler.podLabels: app.kubernetes.io/name is the",
+        ),
+        (
+            &[r"metrics.dashboard.labels.helm\.sh/chart=x"],
+            "metrics.dashboard.labels: helm.sh/chart is the chart's to set",
+        ),
+    ] {
+        let refusal = ask_helm(&["template", "mimeo"], &["--set", &values.join(",")])?;
+        let refusal = refusal
+            .err()
+            .with_context(|| format!("{values:?} was taken"))?;
+        ensure!(refusal.contains(told), "{values:?}: {refusal}");
+    }
+    Ok(())
+}
+
+/// Beside those that are just too much.
+#[test]
+fn certificates_of_cert_managers_may_last_as_long_as_nothing_breaks() -> Result<()> {
+    let monitored = "metrics.prometheusRule.enabled=true,webhook.tls.certManager.renewBefore=";
+    for values in [
+        "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=3640h",
+        "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=9000h,webhook.tls.certManager.issuerRef.name=own",
+        &format!("webhook.tls.mode=CertManager,{monitored}168h"),
+        // The webhook's own are renewed by another measure.
+        &format!("{monitored}1h"),
+    ] {
+        rendered(&["--set", values, "--show-only", "templates/webhook.yaml"])
+            .context(values.to_owned())?;
+    }
+    Ok(())
+}
+
+/// An errand runs where the webhook can: but where none of Mimeo's pods may share a node it is
+/// still to find one.
+#[test]
+fn errands_run_where_the_webhook_does() -> Result<()> {
+    let anywhere = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
+    let nodes = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]});
+    let webhook = json!({
+        "hostNetwork": true, "nodeSelector": {"pool": "system"}, "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": nodes, "podAntiAffinity": anywhere}, "priorityClassName": "mine",
+    });
+    let values =
+        json!({"webhook": webhook, "podSecurityContext": {"runAsUser": null, "runAsGroup": null}});
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("values.json");
+    fs::write(&file, values.to_string())?;
+    let objects = objects(&rendered(&[
+        "--set",
+        "crds.enabled=false",
+        "--values",
+        &file.display().to_string(),
+    ])?)?;
+    let pod = |kind: &str, name: &str| -> Result<Value> {
+        let found = &find(&objects, kind, name)?["spec"];
+        Ok(if kind == "Pod" {
+            found.clone()
+        } else {
+            found["template"]["spec"].clone()
+        })
+    };
+    let deployed = pod("Deployment", "mimeo-webhook")?;
+    assert_eq!(deployed["affinity"]["podAntiAffinity"], anywhere);
+    assert_eq!(
+        deployed["securityContext"],
+        json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}})
+    );
+    for errand in [pod("Job", "mimeo-unregister")?, pod("Pod", "mimeo-verify")?] {
+        for same in [
+            "hostNetwork",
+            "dnsPolicy",
+            "nodeSelector",
+            "tolerations",
+            "priorityClassName",
+            "securityContext",
+        ] {
+            assert_eq!(errand[same], deployed[same], "{same}");
+        }
+        assert_eq!(errand["affinity"], json!({"nodeAffinity": nodes}));
+        ensure!(errand["topologySpreadConstraints"].is_null());
+    }
+    Ok(())
+}
+
+/// One told twice would be without effect, or leave the manifests saying what the programs don't
+/// do.
+#[test]
+fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Result<()> {
+    let helpers = fs::read_to_string(chart().join("templates/_helpers.tpl"))?;
+    for set in SETS {
+        for object in objects(&rendered_set(set, &["--set", "crds.enabled=false"])?)? {
+            if object["kind"] != "Deployment" {
+                continue;
+            }
+            let extra = |name: &str| {
+                // What the sets themselves add.
+                matches!(
+                    name,
+                    "--pod-gate-wait"
+                        | "--concurrency"
+                        | "MIMEO_POD_GATE_MAX_HELD"
+                        | "MIMEO_DELETION_LIMIT"
+                )
+            };
+            let container = &object["spec"]["template"]["spec"]["containers"][0];
+            let args = container["args"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
+            let args = args.filter_map(|arg| arg.split('=').next());
+            let env = container["env"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|one| one["name"].as_str());
+            for name in args.chain(env).filter(|name| !extra(name)) {
+                ensure!(
+                    helpers.contains(&format!("\"{name}\"")),
+                    "{set}: {name} isn't among what is refused"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
+    for (values, told) in [
+        (
+            "webhook.namespacesFailurePolicy=Fail,webhook.replicas=1",
+            "WARNING: strict, with webhook.replicas 1",
+        ),
+        ("log.level=info", "WARNING: no image.repository was given"),
+        ("webhook.replicas=0", "WARNING: webhook.replicas is 0"),
+        (
+            "metrics.prometheusRule.enabled=true",
+            "WARNING: metrics.prometheusRule without metrics.serviceMonitor",
+        ),
+        (
+            "networkPolicy.enabled=true,webhook.hostNetwork=true",
+            "says nothing about pods in their node's network",
+        ),
+        (
+            "rbac.sourceNamespaces={platform}",
+            "Sources are read in platform alone by the programs' own choice",
+        ),
+    ] {
+        let notes = ask_helm(
+            &["install", "mimeo", "--dry-run=client"],
+            &["--set", values],
+        )?;
+        let notes = notes.map_err(|refusal| anyhow::anyhow!("{values}: {refusal}"))?;
+        ensure!(notes.contains(told), "{values}: {notes}");
+    }
+    let pulled = [
+        "--set",
+        "image.repository=registry.example.com/mimeo,metrics.prometheusRule.enabled=true,metrics.podMonitor.enabled=true",
+    ];
+    let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &pulled)?.unwrap_or_default();
+    ensure!(
+        notes.contains("keeps copies where rules say so") && !notes.contains("WARNING"),
+        "{notes}"
+    );
+    Ok(())
+}
+
+#[test]
+fn definitions_are_those_of_the_manifests_and_stay() -> Result<()> {
+    let mut crds = objects(&rendered(&["--show-only", "templates/crds.yaml"])?)?;
+    assert_eq!(crds.len(), 4);
+    for crd in &mut crds {
+        assert_eq!(
+            crd["metadata"]["annotations"],
+            json!({"helm.sh/resource-policy": "keep"})
+        );
+        assert_eq!(
+            crd["metadata"]["labels"]["app.kubernetes.io/managed-by"],
+            "Helm"
+        );
+        let plural = crd["spec"]["names"]["plural"]
+            .as_str()
+            .context("no plural")?
+            .to_owned();
+        let plain = fs::read_to_string(workspace().join(format!("manifests/crds/{plural}.yaml")))?;
+        let metadata = json!({"name": crd["metadata"]["name"]});
+        crd["metadata"] = metadata;
+        assert_eq!(*crd, serde_yaml::from_str::<Value>(&plain)?, "{plural}");
+    }
+    let gone = objects(&rendered(&[
+        "--show-only",
+        "templates/crds.yaml",
+        "--set",
+        "crds.keep=false",
+    ])?)?;
+    assert!(
+        gone.iter()
+            .all(|crd| crd["metadata"]["annotations"].is_null())
+    );
+    Ok(())
+}
+
+#[test]
+fn versions_are_the_workspaces() -> Result<()> {
+    let chart: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("Chart.yaml"))?)?;
+    for version in ["version", "appVersion"] {
+        assert_eq!(chart[version], env!("CARGO_PKG_VERSION"));
+    }
+    // The same image, whichever way it is installed.
+    let kustomization =
+        fs::read_to_string(workspace().join("manifests/kustomize/kustomization.yaml"))?;
+    let kustomization: Value = serde_yaml::from_str(&kustomization)?;
+    assert_eq!(
+        kustomization["images"][0]["newTag"],
+        env!("CARGO_PKG_VERSION")
+    );
+    for document in ["README.md", "docs/quick-start.md", "docs/operations.md"] {
+        let text = fs::read_to_string(workspace().join(document))?;
+        let built = format!(
+            "docker build -t registry.example.com/mimeo:{} .",
+            env!("CARGO_PKG_VERSION")
+        );
+        ensure!(text.contains(&built), "{document} builds another image");
+    }
+    Ok(())
+}
+
+/// What an annotation of the chart's says, which is YAML in YAML.
+fn annotation(name: &str) -> Result<Vec<Value>> {
+    let chart: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("Chart.yaml"))?)?;
+    let text = chart["annotations"][format!("artifacthub.io/{name}")]
+        .as_str()
+        .context(name.to_owned())?
+        .to_owned();
+    Ok(serde_yaml::from_str(&text)?)
+}
+
+#[test]
+fn artifact_hub_is_told_what_the_chart_has() -> Result<()> {
+    let mut definitions = BTreeSet::new();
+    for entry in fs::read_dir(chart().join("files/crds"))? {
+        let crd: Value = serde_yaml::from_str(&fs::read_to_string(entry?.path())?)?;
+        for version in crd["spec"]["versions"].as_array().context("no versions")? {
+            let [name, kind] =
+                [&crd["metadata"]["name"], &crd["spec"]["names"]["kind"]].map(ToString::to_string);
+            definitions.insert([name, kind, version["name"].to_string()]);
+        }
+    }
+    let told = annotation("crds")?
+        .into_iter()
+        .map(|crd| ["name", "kind", "version"].map(|key| crd[key].to_string()));
+    assert_eq!(told.collect::<BTreeSet<_>>(), definitions);
+    let examples: BTreeSet<String> = annotation("crdsExamples")?
+        .iter()
+        .map(|one| one["kind"].to_string())
+        .collect();
+    assert_eq!(
+        examples,
+        definitions
+            .iter()
+            .map(|[_, kind, _]| kind.clone())
+            .collect()
+    );
+    let image = format!("mimeo:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(
+        annotation("images")?,
+        [json!({"name": "mimeo", "image": image})]
+    );
+    ensure!(
+        rendered(&[])?.contains(&format!("image: \"{image}\"")),
+        "it is another one"
+    );
+    Ok(())
+}
+
+#[test]
+fn the_quota_has_room_for_all_pods_of_the_systems_priority_classes() -> Result<()> {
+    for (values, pods, classes) in [
+        ("webhook.replicas=2", "10", &["system-cluster-critical"][..]),
+        ("webhook.replicas=5", "15", &["system-cluster-critical"]),
+        (
+            "reconciler.priorityClassName=system-cluster-critical,reconciler.replicas=3",
+            "15",
+            &["system-cluster-critical"],
+        ),
+        (
+            "reconciler.priorityClassName=system-node-critical",
+            "12",
+            &["system-cluster-critical", "system-node-critical"],
+        ),
+        (
+            "webhook.priorityClassName=mine,reconciler.priorityClassName=system-node-critical",
+            "10",
+            &["system-node-critical"],
+        ),
+    ] {
+        let objects = objects(&rendered(&[
+            "--show-only",
+            "templates/quota.yaml",
+            "--set",
+            values,
+        ])?)?;
+        let quota = &find(&objects, "ResourceQuota", "mimeo-critical-pods")?["spec"];
+        assert_eq!(quota["hard"]["pods"], pods, "{values}");
+        assert_eq!(
+            quota["scopeSelector"]["matchExpressions"][0]["values"],
+            json!(classes),
+            "{values}"
+        );
+    }
+    let none = rendered(&["--set", "webhook.priorityClassName=mine"])?;
+    assert!(!none.contains("kind: ResourceQuota"));
+    Ok(())
+}
+
+#[test]
+fn labels_of_one_object_win_over_those_of_all() -> Result<()> {
+    let text = rendered_set("everything", &["--set", "commonLabels.release=other"])?;
+    let objects = objects(&text)?;
+    for (kind, name, release) in [
+        ("PrometheusRule", "mimeo", "prometheus"),
+        ("Service", "mimeo-webhook", "other"),
+    ] {
+        assert_eq!(
+            find(&objects, kind, name)?["metadata"]["labels"]["release"],
+            release,
+            "{kind}"
+        );
+    }
+    let rule = text
+        .split("---\n")
+        .find(|text| text.contains("\nkind: PrometheusRule\n"))
+        .context("no rule")?;
+    assert_eq!(
+        rule.matches("    release: ").count(),
+        1,
+        "a key stands there once"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_api_server_takes_every_set() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let client = control_plane.client().await?;
+    for name in [NAMESPACE, "platform", "team-a", "team-b"] {
+        create_namespace(&client, name, &[]).await?;
+    }
+    for file in scenario::definitions_of_others()? {
+        // Some are too long for the annotation in which kubectl would note what it applied.
+        let file = file.display().to_string();
+        scenario::kubectl(
+            &control_plane,
+            ["apply", "--server-side", "-f", file.as_str()],
+        )?;
+    }
+    // The policy's parameters are of a kind that must be there.
+    let crds = workspace().join("manifests/crds");
+    scenario::kubectl(&control_plane, ["apply", "-k", &crds.display().to_string()])?;
+    let folder = tempfile::tempdir()?;
+    // The examples of Artifact Hub, too.
+    let examples =
+        json!({"apiVersion": "v1", "kind": "List", "items": annotation("crdsExamples")?});
+    let file = folder.path().join("examples.json");
+    fs::write(&file, examples.to_string())?;
+    let file = file.display().to_string();
+    scenario::kubectl(
+        &control_plane,
+        [
+            "apply",
+            "--validate=strict",
+            "--dry-run=server",
+            "-f",
+            file.as_str(),
+        ],
+    )?;
+    for set in SETS {
+        let file = folder.path().join(format!("{set}.yaml"));
+        fs::write(&file, rendered_set(set, &["--set", "crds.enabled=false"])?)?;
+        let file = file.display().to_string();
+        let args = [
+            "apply",
+            "--server-side",
+            "--validate=strict",
+            "--dry-run=server",
+            "-f",
+            file.as_str(),
+        ];
+        let told = mimeo_tests::eventually(scenario::SOON, "the kinds to be served", || async {
+            scenario::kubectl(&control_plane, args).map(Some)
+        });
+        told.await.with_context(|| set)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! The commands of the documents: those of kubectl are given as they stand there, to a cluster on
+//! which Mimeo is installed and at work.
+//!
+//! No node belongs to it: what takes a pod is only looked at for whether kubectl knows all that it
+//! is told.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, api::ListParams};
+use mimeo_tests::{
+    ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually,
+    scenario::{
+        SOON, create, definitions_of_others, helm, kubectl, rule, value, wait_condition, wait_for,
+    },
+};
+use serde_json::json;
+
+/// What kubectl does by asking a pod, or what nobody serves here.
+const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The commands of kubectl in a document's code, and what each prints there, in their order. Of one
+/// that goes on in a pipe or into a file it is what stands before that.
+fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
+    let text = fs::read_to_string(workspace().join(document))?;
+    // In a list they stand further in.
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("    "));
+    let mut commands: Vec<(String, Vec<String>)> = Vec::new();
+    while let Some(line) = lines.next() {
+        let (shown, typed) = line
+            .strip_prefix("$ ")
+            .map_or((false, line.trim_start()), |typed| (true, typed));
+        if !typed.starts_with("kubectl ") && !typed.starts_with("m ") {
+            if let Some((_, printed)) = commands
+                .last_mut()
+                .filter(|(command, _)| command.starts_with("$ "))
+            {
+                printed.push(line.to_owned());
+            }
+            continue;
+        }
+        let mut command = typed.to_owned();
+        if line.ends_with("<<'EOF'") {
+            for line in lines.by_ref() {
+                command.extend(["\n", line]);
+                if line == "EOF" {
+                    break;
+                }
+            }
+        } else {
+            for end in ["  ", " | ", " > ", " >/", " &"] {
+                command.truncate(command.find(end).unwrap_or(command.len()));
+            }
+        }
+        commands.push((
+            if shown {
+                format!("$ {command}")
+            } else {
+                command
+            },
+            Vec::new(),
+        ));
+    }
+    ensure!(!commands.is_empty(), "{document} has none");
+    Ok(commands)
+}
+
+/// A cluster on which the chart is installed and both programs run, and that has kinds of others;
+/// and what Helm said after it.
+async fn at_work() -> Result<(ControlPlane, Pair, String)> {
+    let control_plane = ControlPlane::start().await?;
+    for file in definitions_of_others()? {
+        let file = file.display().to_string();
+        kubectl(
+            &control_plane,
+            ["apply", "--server-side", "-f", file.as_str()],
+        )?;
+    }
+    let mut install = helm()?;
+    install
+        .current_dir(workspace())
+        .env("KUBECONFIG", control_plane.kubeconfig());
+    install.args([
+        "install",
+        "mimeo",
+        "manifests/chart",
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+    ]);
+    let output = install
+        .args(["--set", "guardedLabels.enabled=true"])
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let pair = Pair::builder()
+        .installed_rights()
+        .start(&control_plane)
+        .await?;
+    Ok((control_plane, pair, String::from_utf8(output.stdout)?))
+}
+
+/// Both of the name `registry`; the rule has a copy in `team-a`.
+async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    create_namespace(&client, "team-a", &[]).await?;
+    create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "registry"},
+        "spec": {
+            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+            "transform": {"labels": {"set": {"c": "d"}}},
+        },
+    });
+    create(&client, "transformpolicies", &policy).await?;
+    rule("registry")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    wait_condition(&client, "registry", ["Ready", "True", "Synced"])
+        .await
+        .map(drop)
+}
+
+/// Types it; `m` is what the runbook has it stand for.
+fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
+    let kubectl = control_plane.kubectl()?;
+    let script = format!(
+        "kubectl() {{ \"$KUBECTL\" \"$@\"; }}; m() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}; {command}"
+    );
+    let mut bash = Command::new("bash");
+    bash.current_dir(workspace())
+        .env("KUBECTL", kubectl.get_program())
+        .args(["-c", &script]);
+    let set = kubectl
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let output = bash.envs(set).output()?;
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    ensure!(output.status.success(), "{command}: {said}");
+    Ok(said)
+}
+
+/// With what a reader puts in place of the words that stand for something.
+fn filled_in(command: &str) -> String {
+    let words = [
+        ("secret NAME", "secret mimeo-webhook-tls"),
+        ("NAME", "registry"),
+        (
+            "GROUP/VERSION/RESOURCE",
+            "mimeo.dev/v1alpha1/clusterreplications",
+        ),
+        ("RESOURCE.GROUP", "secrets"),
+        ("RESOURCE", "secrets"),
+        ("<nonce>", "0"),
+    ];
+    words
+        .iter()
+        .fold(command.to_owned(), |command, (word, place)| {
+            command.replace(word, place)
+        })
+}
+
+#[tokio::test]
+async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -> Result<()> {
+    let (control_plane, _pair, _) = at_work().await?;
+    with_a_rule_and_a_policy(&control_plane).await?;
+    let mut all = Vec::new();
+    // First what waits for the rule to be Ready.
+    for document in [
+        "docs/coming-from.md",
+        "docs/runbook.md",
+        "docs/lifecycle.md",
+        "docs/operations.md",
+    ] {
+        all.extend(
+            commands(document)?
+                .into_iter()
+                .map(|(command, _)| (document, filled_in(&command))),
+        );
+    }
+    assert!(all.len() > 70, "only {}", all.len());
+    // Last what takes all of Mimeo away.
+    all.sort_by_key(|(_, command)| command.contains(" manifests/"));
+    for (document, mut command) in all {
+        if command.split(' ').any(|word| OF_PODS.contains(&word)) {
+            command.push_str(" --help");
+        }
+        typed(&control_plane, &command).context(document)?;
+    }
+    Ok(())
+}
+
+/// Whoever installs pastes what they are shown.
+#[tokio::test]
+async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
+    let (control_plane, _pair, notes) = at_work().await?;
+    let (_, notes) = notes.split_once("\nNOTES:\n").context("no notes")?;
+    let is_apply = |line: &&str| line.trim_start().starts_with("kubectl apply");
+    let pasted: Vec<&str> = notes
+        .lines()
+        .skip_while(|line| !is_apply(line))
+        .take_while(|line| !line.is_empty())
+        .collect();
+    let told = typed(&control_plane, &pasted.join("\n"))?;
+    // The shell warns of a text that goes on to the end, for which a terminal would wait.
+    ensure!(
+        told.contains("clusterreplication.mimeo.dev/registry created")
+            && !told.contains("here-document"),
+        "{told}"
+    );
+    Ok(())
+}
+
+/// As it is told there, to the word: but for ages, which are what they are.
+#[tokio::test]
+async fn the_quick_start_goes_as_it_says() -> Result<()> {
+    let (control_plane, _pair, _) = at_work().await?;
+    let client = control_plane.client().await?;
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let all = commands("docs/quick-start.md")?;
+    let (changes, steps): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|(command, _)| !command.starts_with("$ "));
+    let (first, changes) = changes.split_first().context("no first rule")?;
+    let told = typed(&control_plane, &first.0)?;
+    let text = fs::read_to_string(workspace().join("docs/quick-start.md"))?;
+    for line in text
+        .lines()
+        .filter(|line| line.starts_with("    Warning: ") || line.ends_with("/registry created"))
+    {
+        ensure!(told.contains(line.trim()), "{line}: {told}");
+    }
+    for (command, printed) in &steps {
+        let printed: Vec<_> = printed
+            .iter()
+            .filter(|line| !line.is_empty())
+            .map(|line| words(line))
+            .collect();
+        let command = command.trim_start_matches("$ ");
+        eventually(SOON, command, || async {
+            let told = typed(&control_plane, command)?;
+            // The last word of a row is its age.
+            let same = |(line, want): (&str, &Vec<String>)| {
+                let line = words(line);
+                line.len() == want.len()
+                    && line
+                        .iter()
+                        .zip(want)
+                        .rev()
+                        .skip(1)
+                        .all(|(word, want)| word == want)
+            };
+            ensure!(
+                told.lines().count() == printed.len() && told.lines().zip(&printed).all(same),
+                "{told}"
+            );
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    let copies = Api::<Secret>::namespaced(client.clone(), "team-blue");
+    let [patch, delete, end] = changes else {
+        anyhow::bail!("{changes:?}")
+    };
+    typed(&control_plane, &patch.0)?;
+    let copy = wait_for(copies.clone(), "registry".into(), |copy: &Secret| {
+        value(copy, "password").as_deref() == Some("another")
+    })
+    .await?;
+    typed(&control_plane, &delete.0)?;
+    wait_for(copies.clone(), "registry".into(), |again: &Secret| {
+        again.metadata.uid != copy.metadata.uid
+    })
+    .await?;
+    typed(&control_plane, &end.0)?;
+    eventually(SOON, "the copy to go", || async {
+        Ok(copies
+            .list_metadata(&ListParams::default())
+            .await?
+            .items
+            .is_empty()
+            .then_some(()))
+    })
+    .await
+}

@@ -1,0 +1,505 @@
+//! How copies go: with their rule, their source, their namespace; and how large losses are held.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::Api;
+use mimeo_api::ClusterReplication;
+use mimeo_tests::scenario::{
+    SOON, Scene, apply, condition, delete, label, merge, of, put, relabel, rule, uid, value,
+    version, wait_for, wait_gone,
+};
+use mimeo_tests::{create_namespace, eventually};
+use serde_json::json;
+
+use super::{BELONGS_TO, CONFIRM, STAGE, config_map};
+
+#[tokio::test]
+async fn copies_go_with_their_rule_unless_it_retains_them() -> Result<()> {
+    let scene = STAGE.scene("rule-gone").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let [kept, gone] = ["kept", "gone"].map(|name| {
+        let to = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+        to.secret(&scene.home, "registry").named(name)
+    });
+    let kept = kept.set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}));
+    for rule in [&kept, &gone] {
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    let before = scene.secrets(&namespace).get("kept").await?;
+    kept.delete(&scene.client).await?;
+    gone.delete(&scene.client).await?;
+    wait_gone(scene.secrets(&namespace), "gone").await?;
+    assert_eq!(
+        version(&scene.secrets(&namespace).get("kept").await?),
+        version(&before)
+    );
+
+    // A rule of that name has it again, in place.
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    kept.create(&scene.client).await?;
+    scene.wait_synced(&kept.name).await?;
+    let after = scene.secrets(&namespace).get("kept").await?;
+    assert_eq!(
+        (value(&after, "token").as_deref(), uid(&after)),
+        (Some("two"), uid(&before))
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result<()> {
+    let scene = STAGE.scene("source-gone").await?;
+    let namespaces = scene.namespaces(2).await?;
+    let [kept, gone, graced] = ["kept", "gone", "graced"].map(|name| {
+        rule(&format!("{}-{name}", scene.tag))
+            .to_label("scene", &scene.tag)
+            .secret(&scene.home, name)
+    });
+    let kept = kept.set(
+        "retentionPolicy",
+        json!({"whenSourceDeleted": "Retain", "sourceGracePeriodSeconds": 0}),
+    );
+    let gone = gone.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}));
+    for (rule, name) in [(&kept, "kept"), (&gone, "gone"), (&graced, "graced")] {
+        scene.secret(name, &[("token", "one")]).await?;
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    let mut before = Vec::new();
+    for namespace in &namespaces {
+        for name in ["kept", "graced"] {
+            before.push(version(&scene.secrets(namespace).get(name).await?));
+        }
+    }
+    for name in ["kept", "graced", "gone"] {
+        delete(&scene.secrets(&scene.home), name).await?;
+    }
+    for namespace in &namespaces {
+        wait_gone(scene.secrets(namespace), "gone").await?;
+    }
+    scene
+        .wait_condition(&gone.name, "SourcesFound", "False", "SourceNotFound")
+        .await?;
+    scene
+        .wait_condition(&kept.name, "SourcesFound", "False", "SourceNotFound")
+        .await?;
+    scene
+        .wait_condition(&graced.name, "SourcesFound", "False", "InGracePeriod")
+        .await?;
+    for name in ["graced", "gone"] {
+        scene.secret(name, &[("token", "one")]).await?;
+    }
+    scene.wait_synced(&graced.name).await?;
+    scene.wait_synced(&gone.name).await?;
+    let mut after = Vec::new();
+    for namespace in &namespaces {
+        for name in ["kept", "graced"] {
+            after.push(version(&scene.secrets(namespace).get(name).await?));
+        }
+    }
+    assert_eq!(
+        after, before,
+        "retained or within the grace: not even touched"
+    );
+    Ok(())
+}
+
+/// By the API server's own clock: not before its grace is over, and then.
+#[tokio::test]
+async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
+    const GRACE: Duration = Duration::from_secs(6);
+    let scene = STAGE.scene("grace-over").await?;
+    let namespaces = scene.namespaces(2).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    let rule = rule.set(
+        "retentionPolicy",
+        json!({"sourceGracePeriodSeconds": GRACE.as_secs()}),
+    );
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    delete(&scene.secrets(&scene.home), "registry").await?;
+    let status = scene
+        .wait_condition(&scene.tag, "SourcesFound", "False", "InGracePeriod")
+        .await?;
+    let told = &condition(&status, "SourcesFound")
+        .context("no SourcesFound")?
+        .message;
+    assert!(
+        told.contains(&format!("stay for {} seconds", GRACE.as_secs())),
+        "{told}"
+    );
+    scene
+        .wait_condition(&scene.tag, "Ready", "False", "InGracePeriod")
+        .await?;
+    // There is nothing to be copied to whoever comes now.
+    let late = scene.namespace().await?;
+    for namespace in &namespaces {
+        wait_gone(scene.secrets(namespace), "registry").await?;
+    }
+    scene
+        .wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound")
+        .await?;
+    scene.wait_counts(&scene.tag, [3, 0, 0]).await?;
+    assert!(scene.secrets(&late).get_opt("registry").await?.is_none());
+
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let deleted = |namespace: &String| {
+        let found = events.iter().find(|event| {
+            event.verb == "delete"
+                && event.resource == "secrets"
+                && event.namespace == *namespace
+                && event.code == 200
+        });
+        found.with_context(|| format!("nobody has deleted anything in {namespace}"))
+    };
+    let lost = deleted(&scene.home)?;
+    for namespace in &namespaces {
+        let copy = deleted(namespace)?;
+        assert!(
+            scene.setting.is_ours(copy) && copy.received >= lost.received + GRACE,
+            "{copy:#?} after {lost:#?}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_copy_goes_when_its_namespace_no_longer_matches_unless_retained() -> Result<()> {
+    let scene = STAGE.scene("unmatched").await?;
+    let namespaces = scene.namespaces(2).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let [kept, gone] = ["kept", "gone"].map(|name| {
+        let to = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
+        to.secret(&scene.home, "registry").named(name)
+    });
+    let kept = kept.set("retentionPolicy", json!({"whenUnmatched": "Retain"}));
+    for rule in [&kept, &gone] {
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
+    relabel(&scene.client, &namespaces[0], "scene", None).await?;
+    wait_gone(scene.secrets(&namespaces[0]), "gone").await?;
+    scene.secrets(&namespaces[0]).get("kept").await?;
+    scene.secrets(&namespaces[1]).get("gone").await?;
+    scene.wait_counts(&gone.name, [1, 1, 0]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_changed_rule_takes_its_former_copies_away() -> Result<()> {
+    let scene = STAGE.scene("changed").await?;
+    let namespace = scene.namespace().await?;
+    for name in ["registry", "second"] {
+        scene.secret(name, &[("token", "one")]).await?;
+    }
+    config_map(&scene, "registry", &[("token", "one")]).await?;
+    let secrets = scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .secret(&scene.home, "second");
+    secrets
+        .named("old-$(source.name)")
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    // Renamed, and one source less.
+    scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .named("new")
+        .replace(&scene.client)
+        .await?;
+    scene.wait_secret(&namespace, "new", |_| true).await?;
+    for name in ["old-registry", "old-second"] {
+        wait_gone(scene.secrets(&namespace), name).await?;
+    }
+    // Of another kind.
+    scene
+        .rule()
+        .source("v1", "ConfigMap", &scene.home, "registry")
+        .named("new")
+        .replace(&scene.client)
+        .await?;
+    let copies: Api<ConfigMap> = of(&scene.client, &namespace);
+    wait_for(copies, "new".into(), |copy| {
+        label(copy, BELONGS_TO) == Some(scene.tag.as_str())
+    })
+    .await?;
+    wait_gone(scene.secrets(&namespace), "new").await
+}
+
+#[tokio::test]
+async fn copies_of_a_source_that_went_with_its_namespace_go_after_it() -> Result<()> {
+    let scene = STAGE.scene("home-gone").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}))
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    delete(&Api::<Namespace>::all(scene.client.clone()), &scene.home).await?;
+    wait_gone(scene.secrets(&namespace), "registry").await
+}
+
+/// That many rarely go because somebody means it.
+#[tokio::test]
+async fn many_copies_of_a_source_that_went_with_its_namespace_are_held_until_it_is_back()
+-> Result<()> {
+    let scene = STAGE.scene("home-lost").await?;
+    let namespaces = scene.namespaces(20).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}))
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    let before = uids(&scene, &namespaces).await?;
+
+    let homes: Api<Namespace> = Api::all(scene.client.clone());
+    delete(&homes, &scene.home).await?;
+    let status = scene
+        .wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld")
+        .await?;
+    let told = &condition(&status, "Stalled")
+        .context("not stalled")?
+        .message;
+    assert!(
+        told.starts_with("20 lost copies wait ") && told.contains(CONFIRM),
+        "{told}"
+    );
+    wait_gone(homes, &scene.home).await?;
+    assert_eq!(
+        uids(&scene, &namespaces).await?,
+        before,
+        "nothing is deleted"
+    );
+
+    create_namespace(&scene.client, &scene.home, &[]).await?;
+    scene.secret("registry", &[("token", "two")]).await?;
+    for namespace in &namespaces {
+        scene
+            .wait_secret(namespace, "registry", |copy| {
+                value(copy, "token").as_deref() == Some("two")
+            })
+            .await?;
+    }
+    assert_eq!(
+        uids(&scene, &namespaces).await?,
+        before,
+        "they have their source again"
+    );
+    eventually(SOON, "no more stalling", || async {
+        let status = scene.wait_synced(&scene.tag).await?;
+        if condition(&status, "Stalled").is_none() {
+            Ok(Some(()))
+        } else {
+            bail!("{status:?}")
+        }
+    })
+    .await
+}
+
+/// However slowly the labels go: until so much is lost that it is held a few may be deleted, and
+/// then none.
+#[tokio::test]
+async fn a_sweep_of_relabellings_is_held_until_a_person_confirms_it() -> Result<()> {
+    let scene = STAGE.scene("sweep").await?;
+    let namespaces = scene.namespaces(30).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    let before = uids(&scene, &namespaces).await?;
+
+    // Longer than losses are collected here.
+    for (at, namespace) in namespaces.iter().enumerate() {
+        relabel(&scene.client, namespace, "scene", None).await?;
+        if at == 2 {
+            wait_gone(scene.secrets(&namespaces[0]), "registry").await?;
+        }
+    }
+    let status = scene
+        .wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld")
+        .await?;
+    let message = &condition(&status, "Stalled")
+        .context("not stalled")?
+        .message;
+    let nonce = nonce(message)?;
+
+    // A wrong word confirms nothing, and it was read: with it came an edit of the spec that the
+    // status tells of.
+    let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
+    let edit = json!({"metadata": {"annotations": {CONFIRM: "yes"}}, "spec": {"retentionPolicy": {"sourceGracePeriodSeconds": 1}}});
+    merge(&rules, &scene.tag, edit).await?;
+    let status = scene
+        .wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld")
+        .await?;
+    assert!(
+        condition(&status, "Stalled").is_some_and(|stalled| stalled.message == *message),
+        "the same are held"
+    );
+    let left = left(&scene, &namespaces).await?;
+    assert!(
+        left.len() > 10,
+        "{} copies are left: 20 count as many",
+        left.len()
+    );
+    assert!(left.iter().all(|uid| before.contains(uid)), "as they were");
+    merge(
+        &rules,
+        &scene.tag,
+        json!({"metadata": {"annotations": {CONFIRM: nonce}}}),
+    )
+    .await?;
+    // What was lost after the first were held may be held by itself.
+    eventually(SOON, "no copy, and no more stalling", || async {
+        let copies = self::left(&scene, &namespaces).await?.len();
+        let status = rules.get(&scene.tag).await?.status.context("no status")?;
+        if let Some(stalled) = condition(&status, "Stalled") {
+            merge(
+                &rules,
+                &scene.tag,
+                json!({"metadata": {"annotations": {CONFIRM: self::nonce(&stalled.message)?}}}),
+            )
+            .await?;
+            bail!("{copies} copies, {status:?}");
+        }
+        if copies == 0 {
+            Ok(Some(()))
+        } else {
+            bail!("{copies} copies, {status:?}")
+        }
+    })
+    .await?;
+    scene
+        .wait_condition(&scene.tag, "Ready", "True", "NoNamespaceMatches")
+        .await?;
+    Ok(())
+}
+
+fn nonce(message: &str) -> Result<&str> {
+    let nonce = message
+        .split_once(&format!("{CONFIRM}="))
+        .context(message.to_owned())?
+        .1;
+    nonce.split_whitespace().next().context("no nonce")
+}
+
+/// The uids of the copies that are left.
+async fn left(scene: &Scene<'_>, namespaces: &[String]) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for namespace in namespaces {
+        left.extend(
+            scene
+                .secrets(namespace)
+                .get_opt("registry")
+                .await?
+                .iter()
+                .map(uid),
+        );
+    }
+    Ok(left)
+}
+
+/// The copies' uids.
+async fn uids(scene: &Scene<'_>, namespaces: &[String]) -> Result<Vec<String>> {
+    let mut uids = Vec::new();
+    for namespace in namespaces {
+        uids.push(uid(&scene.secrets(namespace).get("registry").await?));
+    }
+    Ok(uids)
+}
+
+#[tokio::test]
+async fn deletion_of_a_namespace_is_never_held_up_and_its_copies_are_left_alone() -> Result<()> {
+    let scene = STAGE.scene("terminate").await?;
+    let [held, free] =
+        <[String; 2]>::try_from(scene.namespaces(2).await?).map_err(|_| anyhow!("not two"))?;
+    let names = ["one", "two", "three"];
+    let mut rule = scene.rule();
+    for name in names {
+        scene.secret(name, &[("token", "one")]).await?;
+        rule = rule.secret(&scene.home, name);
+    }
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&scene.tag).await?;
+    // Something of somebody else's keeps the namespace terminating for a while.
+    let metadata =
+        json!({"name": "anchor", "namespace": held, "finalizers": ["example.com/anchor"]});
+    apply(
+        &scene.client,
+        &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}),
+    )
+    .await?;
+
+    let namespaces: Api<Namespace> = Api::all(scene.client.clone());
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    delete(&namespaces, &held).await?;
+    for name in names {
+        wait_gone(scene.secrets(&held), name).await?;
+        put(&scene.secrets(&scene.home), name, &[("token", "two")]).await?;
+        scene
+            .wait_secret(&free, name, |copy| {
+                value(copy, "token").as_deref() == Some("two")
+            })
+            .await?;
+    }
+    relabel(&scene.client, &held, "tier", Some("gold")).await?;
+    let events = scene.setting.control_plane.audit_since(&mark).await?;
+    let ours = events
+        .iter()
+        .filter(|event| scene.setting.is_ours(event) && event.namespace == held);
+    let ours: Vec<_> = ours
+        .map(|event| (&event.verb, &event.name, event.code))
+        .collect();
+    assert!(
+        ours.len() <= names.len(),
+        "at most one write of each was under way: {ours:?}"
+    );
+
+    merge(
+        &of::<ConfigMap>(&scene.client, &held),
+        "anchor",
+        json!({"metadata": {"finalizers": null}}),
+    )
+    .await?;
+    wait_gone(namespaces.clone(), &held).await?;
+    // And one that goes before it is complete.
+    let brief = scene.namespace().await?;
+    delete(&namespaces, &brief).await?;
+    wait_gone(namespaces, &brief).await?;
+    let log = scene
+        .setting
+        .pair
+        .reconciler
+        .as_ref()
+        .context("no reconciler")?
+        .program
+        .log()?;
+    let told: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains(&held) || line.contains(&brief))
+        .collect();
+    let complaints = told
+        .iter()
+        .filter(|line| line.contains("WARN") || line.contains("ERROR"))
+        .count();
+    assert!(
+        complaints == 0 && told.len() <= 4 * names.len(),
+        "{told:#?}"
+    );
+    scene.wait_synced(&scene.tag).await?;
+    Ok(())
+}

@@ -1,0 +1,486 @@
+//! What Mimeo asks of the API server, counted in its audit log, to the request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::Api;
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, apply, delete, kubectl, label, merge, put, rule, value, version,
+};
+use mimeo_tests::{
+    AuditEvent, AuditMark, ControlPlane, Pair, create_namespace, create_secret, eventually,
+};
+use serde_json::json;
+
+use crate::stages::LOAD;
+
+const COPIES: usize = 1000;
+const MARK: &str = "mimeo.dev/copies";
+
+/// No controller manager: nobody else writes into the namespaces.
+async fn setting() -> Result<Setting> {
+    Setting::start(
+        ControlPlane::builder()
+            .controller_manager(false)
+            .audit(true),
+        Pair::builder(),
+    )
+    .await
+}
+
+/// The requests of Mimeo's programs since the mark, but for renewals of their Leases and resumed
+/// watches.
+async fn asked(setting: &Setting, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
+    // An API server ends the watch of a reader that is slow, as on a busy machine. The reader
+    // resumes it where it ended.
+    let resumed = |event: &AuditEvent| {
+        event.verb == "watch"
+            && event.uri.contains("resourceVersion=")
+            && !event.uri.contains("sendInitialEvents")
+    };
+    let counts = |event: &AuditEvent| {
+        setting.is_ours(event) && event.resource != "leases" && !resumed(event)
+    };
+    Ok(setting
+        .control_plane
+        .audit_since(mark)
+        .await?
+        .into_iter()
+        .filter(counts)
+        .collect())
+}
+
+fn told(events: &[AuditEvent]) -> Vec<String> {
+    events
+        .iter()
+        .map(|event| format!("{} {} {} {}", event.user, event.verb, event.uri, event.code))
+        .collect()
+}
+
+fn is_status(event: &AuditEvent) -> bool {
+    event.resource == "clusterreplications" && event.subresource == "status"
+}
+
+/// Splits the writes from the rest: those to copies, and those to anything else.
+fn writes(events: &[AuditEvent]) -> (Vec<&AuditEvent>, Vec<&AuditEvent>) {
+    events
+        .iter()
+        .filter(|event| event.is_write())
+        .partition(|event| event.resource == "secrets")
+}
+
+#[tokio::test]
+async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> {
+    let _turn = LOAD.lock().await;
+    let setting = setting().await?;
+    let scene = setting.scene("count").await?;
+    let namespaces = many_namespaces(&scene, "old", COPIES).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    created(&scene, &namespaces).await?;
+    rotated(&scene).await?;
+    edited_beside(&scene).await?;
+    repaired(&scene, &namespaces).await?;
+    let count = new_namespaces(&scene).await?;
+    idle(&scene, namespaces.len() + count).await
+}
+
+/// As many as one process is made for, some of which have something in the way.
+#[tokio::test]
+async fn ten_thousand_namespaces_are_counted_for_the_author_and_in_the_status() -> Result<()> {
+    const MANY: usize = 10_000;
+    const IN_THE_WAY: usize = 30;
+    let _turn = LOAD.lock().await;
+    let control_plane = ControlPlane::builder()
+        .controller_manager(false)
+        .start()
+        .await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    let team = |number: usize| format!("team-{number:05}");
+    let create = |number| {
+        let (client, name) = (&client, team(number));
+        async move { create_namespace(client, &name, &[]).await.map(drop) }
+    };
+    // Before Mimeo is there, which would be asked about each.
+    iter(0..MANY)
+        .map(create)
+        .buffer_unordered(64)
+        .try_collect::<()>()
+        .await?;
+    let theirs = (0..IN_THE_WAY).map(|number| team(number * 300));
+    for namespace in theirs.chain(["platform".to_owned()]) {
+        let metadata = json!({"namespace": namespace, "name": "defaults"});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"of": namespace}});
+        apply(&client, &map).await?;
+    }
+    let pair = Pair::builder().start(&control_plane).await?;
+    let setting = Setting {
+        pair,
+        control_plane,
+    };
+    let scene = setting.scene("many").await?;
+    let rule = rule(&scene.tag).source("v1", "ConfigMap", "platform", "defaults");
+    let rule = rule.target(json!({"namespaces": ["team-*"]}));
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), rule.object().to_string())?;
+    let told = kubectl(
+        &setting.control_plane,
+        ["create", "-f", &file.path().display().to_string()],
+    )?;
+    ensure!(
+        told.contains(&format!("Warning: Mimeo: the rule selects {MANY} of ")),
+        "{told}"
+    );
+    let status = scene
+        .wait_counts(&scene.tag, [MANY, MANY - IN_THE_WAY, IN_THE_WAY])
+        .await?;
+    let named: Vec<_> = status
+        .failures
+        .iter()
+        .map(|one| (one.namespace.clone(), &*one.reason))
+        .collect();
+    let first: Vec<_> = (0..20)
+        .map(|number| (team(number * 300), "Conflict"))
+        .collect();
+    assert_eq!(named, first);
+    let size = serde_json::to_string(&status)?.len();
+    assert!(size < 16 << 10, "{size} bytes");
+    Ok(())
+}
+
+/// Namespaces of the scene, 32 at a time.
+async fn many_namespaces(scene: &Scene<'_>, kind: &str, count: usize) -> Result<Vec<String>> {
+    let create = |number| async move {
+        let name = format!("{}-{kind}-{number}", scene.tag);
+        create_namespace(&scene.client, &name, &[("scene", &scene.tag)]).await?;
+        Ok(name)
+    };
+    iter(0..count)
+        .map(create)
+        .buffer_unordered(32)
+        .try_collect()
+        .await
+}
+
+async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    let rule = rule.set(
+        "transform",
+        json!({"annotations": {"exclude": ["example.com/*"]}}),
+    );
+    rule.create(&scene.client).await?;
+    scene.wait_counts(&scene.tag, [COPIES, COPIES, 0]).await?;
+
+    let events = asked(scene.setting, &mark).await?;
+    let (copies, others) = writes(&events);
+    assert_eq!(copies.len(), COPIES, "writes to create");
+    scene.assert_paced(&scene.tag, &mark).await?;
+    assert!(
+        copies
+            .iter()
+            .all(|event| event.code == 201 && event.verb == "patch")
+    );
+    let reached: BTreeSet<_> = copies.iter().map(|event| &event.namespace).collect();
+    assert_eq!(reached, namespaces.iter().collect());
+    let known = |event: &&&AuditEvent| {
+        is_status(event) || (event.resource == "configmaps" && event.name == "mimeo-kinds")
+    };
+    assert_eq!(
+        others.iter().filter(known).count(),
+        others.len(),
+        "{others:#?}"
+    );
+    let reads: Vec<_> = events
+        .iter()
+        .filter(|event| event.verb == "get" && reached.contains(&event.namespace))
+        .collect();
+    assert!(
+        reads.is_empty(),
+        "nothing is read to be written: {reads:#?}"
+    );
+    assert_eq!(
+        events.iter().filter(|event| event.verb == "list").count(),
+        0
+    );
+    // The webhook alone asks: may the author read the source, and create, update and delete copies
+    // (4)? May the webhook read it and write copies (5), and the reconciler do what it does with
+    // their kind (6)? And may the author list namespaces, to be told how many match?
+    assert_eq!(
+        events
+            .iter()
+            .filter(|event| event.resource == "subjectaccessreviews")
+            .count(),
+        4 + 5 + 6 + 1
+    );
+    Ok(())
+}
+
+async fn rotated(scene: &Scene<'_>) -> Result<()> {
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
+    let source = scene.secrets(&scene.home).get("registry").await?;
+    wait_taken_in(scene, &source).await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    let events = asked(scene.setting, &mark).await?;
+    let (copies, others) = writes(&events);
+    assert_eq!(copies.len(), COPIES, "writes to rotate");
+    scene.assert_paced(&scene.tag, &mark).await?;
+    assert!(copies.iter().all(|event| event.code == 200));
+    assert_eq!(
+        copies
+            .iter()
+            .map(|event| &event.namespace)
+            .collect::<BTreeSet<_>>()
+            .len(),
+        COPIES
+    );
+    assert!(others.iter().all(|event| is_status(event)), "{others:#?}");
+    let rest: Vec<_> = events
+        .iter()
+        .filter(|event| !event.is_write())
+        .cloned()
+        .collect();
+    assert!(rest.is_empty(), "{:#?}", told(&rest));
+    Ok(())
+}
+
+/// Edits that the copies don't carry: one that none carries, one that this rule's don't.
+async fn edited_beside(scene: &Scene<'_>) -> Result<()> {
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    for key in [
+        "kubectl.kubernetes.io/last-applied-configuration",
+        "example.com/note",
+    ] {
+        let annotation = json!({"metadata": {"annotations": {key: "changed"}}});
+        let source = merge(&scene.secrets(&scene.home), "registry", annotation).await?;
+        wait_taken_in(scene, &source).await?;
+    }
+    let events = asked(scene.setting, &mark).await?;
+    let (copies, _) = writes(&events);
+    assert_eq!(copies.len(), 0, "{copies:#?}");
+    // That the source was read in this version is all there is to tell.
+    assert!(
+        events.iter().all(is_status) && events.len() <= 2,
+        "{:#?}",
+        told(&events)
+    );
+    Ok(())
+}
+
+/// Waits until the rule's status says that the source was read in this version.
+async fn wait_taken_in(scene: &Scene<'_>, source: &Secret) -> Result<()> {
+    eventually(SOON, "the source's version in the status", || async {
+        let rules: Api<mimeo_api::ClusterReplication> = Api::all(scene.client.clone());
+        let status = rules.get(&scene.tag).await?.status.unwrap_or_default();
+        let seen = status
+            .sources
+            .first()
+            .and_then(|source| source.resource_version.clone());
+        if seen == Some(version(source)) {
+            Ok(Some(()))
+        } else {
+            bail!("{seen:?}")
+        }
+    })
+    .await
+}
+
+async fn repaired(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
+    let whole = |copy: &Secret| {
+        value(copy, "token").as_deref() == Some("two")
+            && label(copy, "app.kubernetes.io/managed-by") == Some("mimeo")
+    };
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    put(
+        &scene.secrets(&namespaces[0]),
+        "registry",
+        &[("token", "theirs")],
+    )
+    .await?;
+    delete(&scene.secrets(&namespaces[1]), "registry").await?;
+    let bare = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
+    merge(&scene.secrets(&namespaces[2]), "registry", bare).await?;
+    for (namespace, want) in namespaces.iter().zip([&[200][..], &[201], &[409, 200]]) {
+        scene.wait_secret(namespace, "registry", whole).await?;
+        let events = asked(scene.setting, &mark).await?;
+        let here: Vec<_> = events
+            .iter()
+            .filter(|event| event.namespace == *namespace)
+            .collect();
+        let answers: Vec<_> = here
+            .iter()
+            .map(|event| (event.verb.as_str(), event.code))
+            .collect();
+        assert_eq!(
+            answers,
+            want.iter().map(|code| ("patch", *code)).collect::<Vec<_>>(),
+            "{here:#?}"
+        );
+    }
+    Ok(())
+}
+
+/// One after another and at once: the copy and the mark's removal, and nothing else.
+async fn new_namespaces(scene: &Scene<'_>) -> Result<usize> {
+    scene
+        .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+        .await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    let mut new = Vec::new();
+    for number in 0..5 {
+        new.extend(many_namespaces(scene, &format!("new{number}"), 1).await?);
+        wait_unmarked(scene, &new).await?;
+    }
+    new.extend(many_namespaces(scene, "burst", 25).await?);
+    wait_unmarked(scene, &new).await?;
+    for namespace in &new {
+        scene.secrets(namespace).get("registry").await?;
+    }
+    let events = asked(scene.setting, &mark).await?;
+    for namespace in &new {
+        let here: Vec<_> = events
+            .iter()
+            .filter(|event| event.namespace == *namespace)
+            .cloned()
+            .collect();
+        let sent: BTreeMap<_, _> = here
+            .iter()
+            .map(|event| (event.resource.as_str(), (&*event.verb, event.code)))
+            .collect();
+        let want = [("secrets", ("patch", 201)), ("namespaces", ("patch", 200))];
+        assert_eq!(
+            (sent, here.len()),
+            (want.into_iter().collect(), 2),
+            "{:#?}",
+            told(&here)
+        );
+    }
+    let rest: Vec<_> = events
+        .iter()
+        .filter(|event| !new.contains(&event.namespace) && !is_status(event))
+        .cloned()
+        .collect();
+    assert!(rest.is_empty(), "{:#?}", told(&rest));
+    Ok(new.len())
+}
+
+async fn wait_unmarked(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
+    let all: Api<Namespace> = Api::all(scene.client.clone());
+    for namespace in namespaces {
+        eventually(SOON, "the mark's removal", || async {
+            Ok(label(&all.get(namespace).await?, MARK)
+                .is_none()
+                .then_some(()))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Half a minute in which nothing happens.
+async fn idle(scene: &Scene<'_>, copies: usize) -> Result<()> {
+    scene.wait_counts(&scene.tag, [copies, copies, 0]).await?;
+    // A status is written at most once a second: what may still be due is written by then.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let events = asked(scene.setting, &mark).await?;
+    // Of the edits before Events may tell up to a minute later.
+    let idle: Vec<_> = events
+        .into_iter()
+        .filter(|event| event.verb != "watch" && event.resource != "events")
+        .collect();
+    assert!(idle.is_empty(), "{:#?}", told(&idle));
+    Ok(())
+}
+
+// ---- restarts ----
+
+const OTHERS: usize = 500;
+
+#[tokio::test]
+async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_else_there_is()
+-> Result<()> {
+    let mut setting = setting().await?;
+    let (client, home) = {
+        let scene = setting.scene("restart").await?;
+        many_namespaces(&scene, "old", 50).await?;
+        scene.secret("registry", &[("token", "one")]).await?;
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shop", "namespace": scene.home}});
+        apply(&scene.client, &map).await?;
+        scene
+            .rule()
+            .secret(&scene.home, "registry")
+            .source("v1", "ConfigMap", &scene.home, "shop")
+            .create(&scene.client)
+            .await?;
+        scene.wait_synced(&scene.tag).await?;
+        scene
+            .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+            .await?;
+        (scene.client.clone(), scene.home.clone())
+    };
+    let before = restart(&mut setting).await?;
+    // Two source scopes; the CRDs: each is read once, to be compared, and those of grants and
+    // policies are watched like those of rules.
+    assert!(
+        before.values().sum::<usize>() <= 20 + 2 + (4 + 2),
+        "{before:#?}"
+    );
+
+    let create = |number| {
+        let (client, home) = (client.clone(), home.clone());
+        async move { create_secret(&client, &home, &format!("other-{number}"), &[("data", "x")]).await }
+    };
+    iter(0..OTHERS)
+        .map(create)
+        .buffer_unordered(32)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let after = restart(&mut setting).await?;
+    assert_eq!(
+        after, before,
+        "it doesn't depend on what is no concern of Mimeo's"
+    );
+    Ok(())
+}
+
+/// Stops the reconciler and starts another. Returns what that asked until it was at rest: how often
+/// each verb and path.
+async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
+    let mut old = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(old.program.stop(SOON).await?.success());
+    let mark = setting.control_plane.audit_mark().await?;
+    setting.pair.start_reconciler().await?;
+    let mut seen = 0;
+    loop {
+        // Long enough for a status, which is written once a second, and for the first look at what
+        // was found.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let now = asked(setting, &mark).await?.len();
+        if now == seen {
+            break;
+        }
+        seen = now;
+    }
+    let name = setting.pair.reconciler_user().name();
+    let all = setting.control_plane.audit_since(&mark).await?;
+    let mut asked: BTreeMap<String, usize> = BTreeMap::new();
+    for event in all.iter().filter(|event| event.user == name) {
+        let path = event.uri.split('?').next().unwrap_or_default();
+        if event.resource == "leases" && event.verb != "watch" {
+            // However often it was renewed meanwhile.
+            asked.insert(format!("{} {path}", event.verb), 1);
+            continue;
+        }
+        assert!(!event.is_write(), "{event:#?}");
+        *asked.entry(format!("{} {path}", event.verb)).or_default() += 1;
+    }
+    eprintln!("{asked:#?}");
+    Ok(asked)
+}

@@ -1,0 +1,381 @@
+//! A random exam: seeded edits in rounds on a real control plane, with `kill -9`, judged by a model
+//! of its own.
+//!
+//! After each round the cluster must come to what the model says, and stay so. The model is written
+//! from the documents (`model.rs`), the judge compares (`judge.rs`, with what it remembers in
+//! `memory.rs`), `edits.rs` and `rules.rs` say what people do, `pods.rs` which pods must have
+//! waited, and `cluster.rs` how the cluster is written and read.
+//!
+//! `MIMEO_EXAM_ROUNDS` is the number of rounds, `MIMEO_EXAM_SEED` the seed. A seed decides the
+//! edits and the kills; how the processes race it doesn't decide.
+
+#![allow(unreachable_pub)] // One binary of several files.
+
+mod cluster;
+mod dice;
+mod edits;
+mod judge;
+mod memory;
+mod model;
+mod pods;
+mod rules;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Client;
+use kube::api::DeleteParams;
+use mimeo_tests::scenario::{SOON, Setting, of};
+use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, NAMESPACE, Pair, Replica, unique};
+
+use self::cluster::{Chronicle, in_force, is_led, observe};
+use self::dice::Dice;
+use self::edits::Exam;
+use self::judge::{Judge, Observed};
+
+const ROUNDS: &str = "MIMEO_EXAM_ROUNDS";
+const SEED: &str = "MIMEO_EXAM_SEED";
+const DEFAULT_ROUNDS: u64 = 30;
+const DEFAULT_SEED: u64 = 20_261_123;
+/// After so many rounds all begins anew, with the next seed.
+const SCENE: u64 = 100;
+/// Every so many rounds begin with all pod gates in force, which takes some seconds, and are mostly
+/// of namespaces and pods.
+const GATES: u64 = 3;
+/// Edits of a round.
+const EDITS: u64 = 16;
+/// Most milliseconds between two edits.
+const PAUSE: u64 = 50;
+/// As long nobody may write, once all is as it must be.
+const IDLE: Duration = Duration::from_millis(400);
+const POLL: Duration = Duration::from_millis(50);
+
+fn number(variable: &str, default: u64) -> Result<u64> {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .with_context(|| format!("{variable} is no number")),
+        Err(_) => Ok(default),
+    }
+}
+
+#[tokio::test]
+async fn the_cluster_is_what_the_documents_say_whatever_people_do_and_whoever_is_killed()
+-> Result<()> {
+    let (rounds, mut seed) = (number(ROUNDS, DEFAULT_ROUNDS)?, number(SEED, DEFAULT_SEED)?);
+    let mut done = 0;
+    while done < rounds {
+        let scene = SCENE.min(rounds - done);
+        eprintln!("{SEED}={seed} {ROUNDS}={scene}");
+        sit(seed, scene).await?;
+        (done, seed) = (done + scene, seed + 1);
+    }
+    Ok(())
+}
+
+/// Mimeo with two webhooks and two reconcilers.
+struct Hall {
+    setting: Setting,
+    /// Beside the one in the setting.
+    second: Option<Replica>,
+}
+
+/// Who is killed, and before which edit.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Webhook,
+    Reconciler,
+    OtherReconciler,
+}
+
+async fn open() -> Result<Hall> {
+    let control_plane = ControlPlane::builder().audit(true);
+    // A killed leader is followed two seconds later. Mass deletions, which are held, are other
+    // tests' subject. Nobody may run out of the pods' time budget because the machine is slow.
+    let budget = ["--pod-gate-budget", "120s"];
+    let strict = [
+        "--namespaces-failure-policy",
+        "Fail",
+        "--shutdown-delay",
+        "0s",
+    ];
+    let lease = [
+        "--lease-duration",
+        "2s",
+        "--lease-renew-deadline",
+        "1500ms",
+        "--lease-retry-period",
+        "300ms",
+    ];
+    let deletions = ["--deletion-delay", "500ms", "--deletion-limit", "1000000"];
+    let pair = Pair::builder()
+        .webhooks(2)
+        .webhook_args(strict.into_iter().chain(budget))
+        .reconciler_args(lease.into_iter().chain(deletions).chain(budget));
+    let mut setting = Setting::start(control_plane, pair).await?;
+    let second = setting.pair.reconciler.take();
+    setting.pair.start_reconciler().await?;
+    Ok(Hall { setting, second })
+}
+
+/// So many rounds in one cluster.
+async fn sit(seed: u64, rounds: u64) -> Result<()> {
+    let mut hall = open().await?;
+    let client = hall.setting.control_plane.client().await?;
+    let chronicle = Chronicle::begin(&client).await?;
+    let mut dice = Dice(!seed);
+    let mut exam = Exam::new(client.clone(), unique("exam"), seed).await?;
+    let mut slowest = Duration::ZERO;
+    let mut kills = 0;
+    let mut coverage: BTreeMap<&str, usize> = BTreeMap::new();
+    for round in 0..=rounds {
+        let started = Instant::now();
+        let gates = round > 0 && round.is_multiple_of(GATES);
+        let force = if gates {
+            exam.await_force().await?
+        } else {
+            in_force(&client).await?
+        };
+        let plan = if round == 0 {
+            Vec::new()
+        } else {
+            plan(&mut dice)
+        };
+        kills += plan.len();
+        if round > 0 {
+            exam.begin_round();
+            exam.round.killed_webhook = plan
+                .iter()
+                .any(|(_, victim)| matches!(victim, Victim::Webhook));
+            exam.round.killed_reconciler = plan
+                .iter()
+                .any(|(_, victim)| !matches!(victim, Victim::Webhook));
+            let edits = 4 + exam.dice.below(EDITS);
+            let steps = exam.steps.clone();
+            let editing = async {
+                for _ in 0..edits {
+                    exam.act(gates).await?;
+                    tokio::time::sleep(Duration::from_millis(dice.below(PAUSE))).await;
+                }
+                // Whoever waits for the last ones needn't.
+                steps.fetch_add(1000, Ordering::SeqCst);
+                Ok::<_, anyhow::Error>(())
+            };
+            let outcome = tokio::try_join!(editing, kill(&client, &mut hall, &plan, steps.clone()));
+            if let Err(error) = outcome {
+                report(&exam, seed, round, &plan, &[format!("{error:#}")]);
+                return Err(error);
+            }
+        }
+        let mut differences = settle(&exam, &hall).await.err().unwrap_or_default();
+        let (pods, round_so_far, memory) = (&mut exam.pods, &exam.round, &exam.memory);
+        differences.extend(pods.join(round_so_far, memory, &force, &chronicle).await?);
+        differences.append(&mut exam.complaints);
+        if !differences.is_empty() {
+            report(&exam, seed, round, &plan, &differences);
+            bail!(
+                "{SEED}={seed}, round {round}: {} differences",
+                differences.len()
+            );
+        }
+        chronicle.forget();
+        let observed = observe(&client, &exam.tag).await?;
+        let judge = Judge::new(&exam.memory, &exam.round, &observed, &exam.tag);
+        differences = judge.differences();
+        if !differences.is_empty() {
+            report(&exam, seed, round, &plan, &differences);
+            bail!("{SEED}={seed}, round {round}: it didn't stay so");
+        }
+        judge
+            .coverage
+            .borrow()
+            .iter()
+            .for_each(|(what, count)| *coverage.entry(*what).or_default() += count);
+        let taken = exam.memory.advance(&exam.round, &observed, &exam.tag);
+        exam.world.foreign.retain(|cell, _| !taken.contains(cell));
+        slowest = slowest.max(started.elapsed());
+        eprintln!(
+            "round {round}: {} edits, {plan:?}, {:?}",
+            exam.diary.len(),
+            started.elapsed()
+        );
+    }
+    exam.await_ends().await?;
+    let pods = &exam.pods;
+    eprintln!(
+        "{rounds} rounds, {kills} kills, slowest round {slowest:?}; pods: {} admitted, {} denied, {} copies looked for before them",
+        pods.admitted, pods.denied, pods.checked
+    );
+    coverage
+        .iter()
+        .for_each(|(what, count)| eprintln!("{count:6} {what}"));
+    if rounds >= DEFAULT_ROUNDS && pods.checked == 0 {
+        bail!("no pod had copies to wait for");
+    }
+    Ok(())
+}
+
+/// Mostly one or two are killed, one after the other.
+fn plan(dice: &mut Dice) -> Vec<(usize, Victim)> {
+    let victims = [Victim::Webhook, Victim::Reconciler, Victim::OtherReconciler];
+    let count = dice.below(3);
+    let mut plan: Vec<_> = (0..count)
+        .filter_map(|_| {
+            Some((
+                usize::try_from(dice.below(EDITS)).ok()?,
+                dice.one_of(&victims)?,
+            ))
+        })
+        .collect();
+    plan.sort_by_key(|(step, _)| *step);
+    plan
+}
+
+async fn kill(
+    client: &Client,
+    hall: &mut Hall,
+    plan: &[(usize, Victim)],
+    steps: Arc<AtomicUsize>,
+) -> Result<()> {
+    for (step, victim) in plan {
+        while steps.load(Ordering::SeqCst) < *step {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let pair = &mut hall.setting.pair;
+        match victim {
+            Victim::Webhook => {
+                // The other one answers meanwhile.
+                let mut victim = pair.webhooks.remove(0);
+                victim.program.kill()?;
+                pair.start_webhook().await?;
+                // Until its Lease expires it counts as a replica, and rules wait for it to know
+                // them.
+                let leases = of::<Lease>(client, NAMESPACE);
+                leases
+                    .delete(
+                        &format!("mimeo-webhook-{}", victim.name),
+                        &DeleteParams::default(),
+                    )
+                    .await?;
+            }
+            Victim::Reconciler | Victim::OtherReconciler => {
+                if matches!(victim, Victim::OtherReconciler) {
+                    std::mem::swap(&mut pair.reconciler, &mut hall.second);
+                }
+                pair.reconciler
+                    .take()
+                    .context("no reconciler runs")?
+                    .program
+                    .kill()?;
+                pair.start_reconciler().await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the cluster is what the model says, a reconciler leads, and nothing is written any
+/// more.
+async fn settle(exam: &Exam, hall: &Hall) -> Result<(), Vec<String>> {
+    let until = Instant::now() + SOON / 2;
+    loop {
+        let now = try_settle(exam, hall)
+            .await
+            .unwrap_or_else(|error| vec![format!("{error:#}")]);
+        if now.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(now);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn try_settle(exam: &Exam, hall: &Hall) -> Result<Vec<String>> {
+    let observed = observe(&exam.client, &exam.tag).await?;
+    let told = differences(exam, &observed);
+    if !told.is_empty() {
+        return Ok(told);
+    }
+    let reconcilers: Vec<&str> = hall
+        .setting
+        .pair
+        .reconciler
+        .iter()
+        .chain(&hall.second)
+        .map(|replica| replica.name.as_str())
+        .collect();
+    if !is_led(&exam.client, &reconcilers).await? {
+        return Ok(vec!["no reconciler leads".to_owned()]);
+    }
+    let mark = hall.setting.control_plane.audit_mark().await?;
+    // Nothing may happen in this time: there is no condition to wait for.
+    tokio::time::sleep(IDLE).await;
+    let written = written(hall, &mark, &exam.tag).await?;
+    Ok(written
+        .iter()
+        .map(|event| format!("not idle: {} {} ({})", event.verb, event.uri, event.code))
+        .collect())
+}
+
+fn differences(exam: &Exam, observed: &Observed) -> Vec<String> {
+    Judge::new(&exam.memory, &exam.round, observed, &exam.tag).differences()
+}
+
+/// What Mimeo has written since then, its own affairs aside.
+async fn written(hall: &Hall, mark: &AuditMark, tag: &str) -> Result<Vec<AuditEvent>> {
+    let mut events = hall.setting.control_plane.audit_since(mark).await?;
+    events.retain(|event| {
+        let object = event.namespace.starts_with(tag) || event.resource == "namespaces";
+        let reported = event.resource == "events" || event.subresource == "status";
+        hall.setting.is_ours(event) && event.is_write() && event.code < 300 && object && !reported
+    });
+    Ok(events)
+}
+
+fn report(exam: &Exam, seed: u64, round: u64, plan: &[(usize, Victim)], differences: &[String]) {
+    eprintln!("=== {SEED}={seed}, round {round}, kills {plan:?} ===");
+    exam.diary
+        .iter()
+        .enumerate()
+        .for_each(|(index, edit)| eprintln!("  {}. {edit}", index + 1));
+    eprintln!("--- differences ---");
+    differences
+        .iter()
+        .for_each(|difference| eprintln!("  {difference}"));
+    eprintln!("--- the world ---");
+    for (id, rule) in &exam.world.rules {
+        eprintln!("  {}: {}", id.word(), rules::brief(&rule.spec));
+    }
+    for (name, namespace) in &exam.world.namespaces {
+        eprintln!("  {name}: {:?}", namespace.labels);
+    }
+    eprintln!(
+        "  sources {:?}",
+        exam.world
+            .sources
+            .keys()
+            .map(|cell| cell.name.as_str())
+            .collect::<Vec<_>>()
+    );
+    eprintln!("  grants {:?}", exam.world.grants);
+    eprintln!(
+        "  foreign {:?}",
+        exam.world.foreign.keys().collect::<Vec<_>>()
+    );
+    for (cell, held) in &exam.memory.copies {
+        if differences.iter().any(|difference| {
+            difference.contains(&cell.name) && difference.contains(&cell.namespace)
+        }) {
+            eprintln!(
+                "  before: {}/{}: uid {}, {:?}",
+                cell.namespace, cell.name, held.object.uid, held.holder
+            );
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The memory: the history that the documents make matter, as it is at the end of each round.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::judge::{Judge, Object, Observed, Round};
+use super::model::{Cell, Holder, RuleId, Verdict, World};
+
+#[derive(Clone)]
+pub struct Held {
+    pub object: Object,
+    pub holder: Holder,
+}
+
+/// A namespace's uid, a rule, and its copy there.
+pub type Seed = (String, RuleId, Cell);
+
+#[derive(Default)]
+pub struct Memory {
+    pub copies: BTreeMap<Cell, Held>,
+    pub seeded: BTreeSet<Seed>,
+    /// A race decided whether these were created once.
+    pub maybe_seeded: BTreeSet<Seed>,
+    /// Tampered copies that no rule has written since.
+    pub tampered: BTreeSet<String>,
+    /// Tampered copies of which no process can know any more that they are Mimeo's.
+    pub tainted: BTreeSet<String>,
+    /// Another's object was in the way: the copy is tried again within five minutes.
+    pub lagging: BTreeSet<Cell>,
+    /// What people added to copies: keys of labels or data, with the copy's uid.
+    pub extras: BTreeMap<String, String>,
+    /// Copies with a value that people wrote under a key of the rule's. If the rule has dropped the
+    /// key meanwhile, it is theirs.
+    pub edited: BTreeSet<String>,
+}
+
+impl Memory {
+    /// Takes over what is so at the end of a round. Returns the objects of others that have become
+    /// copies, or are gone.
+    pub fn advance(&mut self, round: &Round, observed: &Observed, tag: &str) -> BTreeSet<Cell> {
+        let now = round.now();
+        let judge = Judge::new(self, round, observed, tag);
+        let (extras, edited, lagging) = (
+            self.extras.clone(),
+            self.edited.clone(),
+            self.lagging.clone(),
+        );
+        let mut next = Self {
+            lagging,
+            extras,
+            edited,
+            ..Self::default()
+        };
+        let (lasting, going) = self
+            .seeded
+            .iter()
+            .cloned()
+            .partition(|seed| round.lasts(seed));
+        (next.seeded, next.maybe_seeded) = (lasting, going);
+        next.maybe_seeded.extend(self.maybe_seeded.iter().cloned());
+        next.tainted.clone_from(&self.tainted);
+        next.tampered = self.tampered.union(&round.tampered).cloned().collect();
+        if round.killed_reconciler {
+            next.tainted.append(&mut next.tampered);
+        }
+        let mut taken = BTreeSet::new();
+        let mut cells = now.claimed();
+        cells.extend(round.states.iter().flat_map(World::claimed));
+        cells.extend(
+            observed
+                .objects
+                .keys()
+                .filter(|cell| now.namespaces.contains_key(&cell.namespace))
+                .cloned(),
+        );
+        cells.extend(now.foreign.keys().cloned());
+        for cell in cells.iter().filter(|cell| {
+            now.namespaces.contains_key(&cell.namespace) && !now.sources.contains_key(cell)
+        }) {
+            let seen = observed.objects.get(cell);
+            if now
+                .foreign
+                .get(cell)
+                .is_some_and(|foreign| seen.is_none_or(|seen| seen.ours || seen.uid != foreign.uid))
+            {
+                taken.insert(cell.clone());
+            }
+            if round.foreign_ever(cell) {
+                next.lagging.insert(cell.clone());
+            }
+            let verdict = now.verdict(cell, judge.holder(cell).as_ref());
+            judge.remember_seeds(cell, &verdict, seen, &mut next);
+            let Some(seen) = seen.filter(|seen| seen.ours || judge.knows(&seen.uid)) else {
+                continue;
+            };
+            if now.foreign.contains_key(cell) && !taken.contains(cell) {
+                continue;
+            }
+            let Some(mut holder) = judge.holder(cell) else {
+                continue;
+            };
+            let written = match &verdict {
+                Verdict::Wanted(rules, _) => seen.ours && rules.contains(&holder.rule),
+                Verdict::Seed(rule, _) => *rule == holder.rule,
+                _ => false,
+            };
+            if written {
+                holder.kept = now.kept(&holder.rule, cell).into_iter().collect();
+                holder.orphan = false;
+                next.lagging.remove(cell);
+                next.tainted.remove(&seen.uid);
+                next.tampered.remove(&seen.uid);
+            }
+            next.copies.insert(
+                cell.clone(),
+                Held {
+                    object: seen.clone(),
+                    holder,
+                },
+            );
+        }
+        let there: BTreeSet<&String> = observed
+            .objects
+            .values()
+            .map(|object| &object.uid)
+            .collect();
+        next.extras.retain(|key, uid| {
+            let with = |object: &Object| {
+                object.content.labels.contains_key(key) || object.content.data.contains_key(key)
+            };
+            observed
+                .objects
+                .values()
+                .any(|object| object.uid == *uid && with(object))
+        });
+        next.edited.retain(|uid| there.contains(uid));
+        next.tainted.retain(|uid| there.contains(uid));
+        next.tampered.retain(|uid| there.contains(uid));
+        next.lagging
+            .retain(|cell| now.namespaces.contains_key(&cell.namespace));
+        let uids: BTreeSet<&String> = now
+            .namespaces
+            .values()
+            .map(|namespace| &namespace.uid)
+            .collect();
+        next.seeded.retain(|(uid, ..)| uids.contains(uid));
+        next.maybe_seeded.retain(|(uid, ..)| uids.contains(uid));
+        *self = next;
+        taken
+    }
+}
+
+impl Judge<'_> {
+    fn remember_seeds(
+        &self,
+        cell: &Cell,
+        verdict: &Verdict,
+        seen: Option<&Object>,
+        next: &mut Memory,
+    ) {
+        let former = |index| self.former(cell, index);
+        let history = self
+            .round
+            .states
+            .iter()
+            .enumerate()
+            .map(|(index, state)| state.verdict(cell, former(index).as_ref()));
+        for of in history.chain([verdict.clone()]) {
+            if let Verdict::Seed(rule, _) = of {
+                let seed = self.seed(&rule, cell);
+                if !next.seeded.contains(&seed) {
+                    next.maybe_seeded.insert(seed);
+                }
+            }
+        }
+        match verdict {
+            Verdict::Seed(rule, _) if seen.is_some() => {
+                let seed = self.seed(rule, cell);
+                next.maybe_seeded.remove(&seed);
+                next.seeded.insert(seed);
+            }
+            // A copy of the other strategies is written again, and the record goes.
+            Verdict::Wanted(rules, _) => {
+                for rule in rules {
+                    let seed = self.seed(rule, cell);
+                    next.maybe_seeded.remove(&seed);
+                    next.seeded.remove(&seed);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Memory {
+    /// Whether nothing that people did before hinders this copy.
+    pub fn is_plain(&self, cell: &Cell, round: &Round) -> bool {
+        let uid = self.copies.get(cell).map(|held| &held.object.uid);
+        let tampered = |uid: &String| {
+            self.tainted.contains(uid)
+                || self.tampered.contains(uid)
+                || round.tampered.contains(uid)
+        };
+        !self.lagging.contains(cell) && !uid.is_some_and(tampered)
+    }
+
+    /// Whether a copy in a namespace can't be written, perhaps.
+    pub fn is_rough(&self, namespace: &str, round: &Round) -> bool {
+        self.copies
+            .keys()
+            .chain(&self.lagging)
+            .any(|cell| cell.namespace == namespace && !self.is_plain(cell, round))
+    }
+}

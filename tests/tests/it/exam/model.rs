@@ -1,0 +1,573 @@
+//! The model: which copies the documents promise, computed from the objects that exist.
+//!
+//! It follows docs/api.md and docs/guarantees.md and shares no code with the engine. [`World`]
+//! holds what people made. [`World::verdict`] says what becomes of one cell, given the copy that it
+//! holds. Where the documents leave a result open, the verdict is [`Verdict::Open`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Labels, annotations, or data.
+pub type Map = BTreeMap<String, String>;
+
+/// A value that only Mimeo knows: it must be there, with any content.
+pub const OPAQUE: &str = "(any)";
+
+/// Long enough to outlast the exam.
+pub const LONG_GRACE: u32 = 3600;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    ConfigMap,
+    Secret,
+}
+
+pub const KINDS: [Kind; 2] = [Kind::ConfigMap, Kind::Secret];
+
+/// A place for one object.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Cell {
+    pub namespace: String,
+    pub kind: Kind,
+    pub name: String,
+}
+
+/// Which rule. A `ClusterReplication` has no home and ranks before every `Replication`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct RuleId {
+    pub home: Option<String>,
+    pub name: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Content {
+    pub data: Map,
+    pub labels: Map,
+    pub annotations: Map,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Targets {
+    /// Namespaces with the label `team`, but not those with this value of the label `tier`.
+    Team(&'static str, Option<&'static str>),
+    Names(BTreeSet<String>),
+    /// The Replication's own namespace.
+    Own,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Strategy {
+    Apply,
+    Replace,
+    CreateOnce,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Conflict {
+    Report,
+    Adopt,
+    Overwrite,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gate {
+    BestEffort,
+    Required,
+    None,
+}
+
+/// What stays: true is Retain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retention {
+    pub rule: bool,
+    pub unmatched: bool,
+    pub source: bool,
+    pub grace: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Transform {
+    /// Key `extra` is left out.
+    pub exclude: bool,
+    /// Key `text` becomes `renamed`.
+    pub rename: bool,
+    /// Label `app` is left out.
+    pub unlabel: bool,
+    /// A label with the namespace's name, and an annotation with this number.
+    pub set: Option<u64>,
+}
+
+#[allow(clippy::struct_excessive_bools)] // As in the API.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Spec {
+    pub sources: BTreeSet<Cell>,
+    pub targets: Targets,
+    /// The copies' names begin with the rule's own word, or with one that other rules use as well.
+    pub shared: bool,
+    pub transform: Transform,
+    pub strategy: Strategy,
+    pub conflict: Conflict,
+    pub deny: bool,
+    pub retention: Retention,
+    pub gate: Gate,
+    pub suspend: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// Counts up: which rule is older.
+    pub born: usize,
+    pub spec: Spec,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Namespace {
+    pub uid: String,
+    pub labels: Map,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+/// An object of somebody else's under a name that copies have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foreign {
+    pub uid: String,
+    pub version: String,
+}
+
+/// What people made, as of one moment.
+#[derive(Clone, Default, Debug)]
+pub struct World {
+    pub namespaces: BTreeMap<String, Namespace>,
+    pub sources: BTreeMap<Cell, Content>,
+    pub rules: BTreeMap<RuleId, Rule>,
+    /// By the namespace that grants.
+    pub grants: BTreeMap<(String, Access), BTreeSet<Kind>>,
+    pub foreign: BTreeMap<Cell, Foreign>,
+}
+
+/// Whose copy a cell holds, as far as that matters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    pub rule: RuleId,
+    pub source: Cell,
+    /// What the copy may say of the end of its rule: true is Retain. Two values if it was rewritten
+    /// meanwhile.
+    pub kept: BTreeSet<bool>,
+    /// Its rule was away since the copy was last written.
+    pub orphan: bool,
+    /// Its namespace may remember that it was created once.
+    pub once: bool,
+}
+
+/// What becomes of a cell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The copy of one of these rules, of this source.
+    Wanted(BTreeSet<RuleId>, Cell),
+    /// What this rule creates once.
+    Seed(RuleId, Cell),
+    /// A copy stays as it is; where there is none, none is made.
+    Stays,
+    Goes,
+    /// The documents don't say.
+    Open,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+        }
+    }
+}
+
+impl RuleId {
+    /// As on copies.
+    pub fn mark(&self) -> String {
+        match &self.home {
+            None => format!("ClusterReplication/{}", self.name),
+            Some(home) => format!("Replication/{home}/{}", self.name),
+        }
+    }
+
+    /// What the copies' names begin with, unless they are shared.
+    pub fn word(&self) -> &str {
+        self.name.rsplit('-').next().unwrap_or_default()
+    }
+}
+
+impl Spec {
+    /// What a copy of this source is called.
+    pub fn copy_name(&self, rule: &RuleId, source: &Cell) -> String {
+        format!(
+            "{}-{}",
+            if self.shared { "shared" } else { rule.word() },
+            source.name
+        )
+    }
+
+    /// What is written on copies of the rule's end.
+    fn kept(&self) -> bool {
+        self.strategy == Strategy::CreateOnce || self.retention.rule
+    }
+
+    fn retains(&self) -> bool {
+        self.kept() || self.retention.unmatched || self.retention.source
+    }
+
+    fn targets(&self, rule: &RuleId, namespace: &str, labels: &Map) -> bool {
+        match &self.targets {
+            Targets::Team(team, but) => {
+                let of = |key: &str| labels.get(key).map(String::as_str);
+                of("team") == Some(*team) && (but.is_none() || of("tier") != *but)
+            }
+            Targets::Names(names) => names.contains(namespace),
+            Targets::Own => rule.home.as_deref() == Some(namespace),
+        }
+    }
+
+    /// A copy as it must be.
+    pub fn render(
+        &self,
+        rule: &RuleId,
+        source: &Cell,
+        content: &Content,
+        namespace: &str,
+    ) -> Content {
+        let Transform {
+            exclude,
+            rename,
+            unlabel,
+            set,
+        } = self.transform;
+        let mut copy = Content::default();
+        for (key, value) in content
+            .data
+            .iter()
+            .filter(|(key, _)| !(exclude && *key == "extra"))
+        {
+            let key = if rename && key == "text" {
+                "renamed"
+            } else {
+                key
+            };
+            copy.data.insert(key.to_owned(), value.clone());
+        }
+        // Marks of GitOps tools and kubectl are never carried.
+        let carried = |key: &&String| {
+            !key.starts_with("argocd.argoproj.io/") && !key.starts_with("kubectl.kubernetes.io/")
+        };
+        let labels = content
+            .labels
+            .iter()
+            .filter(|(key, _)| carried(key) && !(unlabel && *key == "app"));
+        copy.labels
+            .extend(labels.map(|(key, value)| (key.clone(), value.clone())));
+        let annotations = content.annotations.iter().filter(|(key, _)| carried(key));
+        copy.annotations
+            .extend(annotations.map(|(key, value)| (key.clone(), value.clone())));
+        if let Some(number) = set {
+            copy.labels
+                .insert("exam/where".to_owned(), namespace.to_owned());
+            copy.annotations
+                .insert("exam/set".to_owned(), number.to_string());
+        }
+        let mut label =
+            |key: &str, value: &str| drop(copy.labels.insert(key.to_owned(), value.to_owned()));
+        label("app.kubernetes.io/managed-by", "mimeo");
+        match &rule.home {
+            None => label("mimeo.dev/cluster-replication", &rule.name),
+            Some(home) => label("mimeo.dev/replication", &format!("{home}.{}", rule.name)),
+        }
+        if self.deny {
+            label("mimeo.dev/drift", "deny");
+        }
+        let mut annotate = |key: &str, value: &str| {
+            drop(
+                copy.annotations
+                    .insert(format!("mimeo.dev/{key}"), value.to_owned()),
+            );
+        };
+        annotate("rule", &rule.mark());
+        annotate(
+            "source",
+            &format!(
+                "v1/{}/{}/{}",
+                source.kind.name(),
+                source.namespace,
+                source.name
+            ),
+        );
+        annotate("checksum", OPAQUE);
+        annotate("cluster", OPAQUE);
+        if self.retains() {
+            annotate("retention", OPAQUE);
+        }
+        if self.strategy == Strategy::Replace {
+            annotate("strategy", OPAQUE);
+        }
+        copy
+    }
+}
+
+impl World {
+    fn may(&self, rule: &RuleId, access: Access, namespace: &str, kind: Kind) -> bool {
+        let own = rule.home.as_ref().is_none_or(|home| home == namespace);
+        own || self
+            .grants
+            .get(&(namespace.to_owned(), access))
+            .is_some_and(|kinds| kinds.contains(&kind))
+    }
+
+    /// The cells that a rule wants in a namespace, each with its source.
+    fn claims_in(&self, id: &RuleId, namespace: &str) -> Vec<(Cell, Cell)> {
+        let (Some(Rule { spec, .. }), Some(Namespace { labels, .. })) =
+            (self.rules.get(id), self.namespaces.get(namespace))
+        else {
+            return Vec::new();
+        };
+        if !spec.targets(id, namespace, labels) {
+            return Vec::new();
+        }
+        let may = |source: &&Cell| {
+            self.may(id, Access::Read, &source.namespace, source.kind)
+                && self.may(id, Access::Write, namespace, source.kind)
+        };
+        let claim = |source: &Cell| {
+            let name = spec.copy_name(id, source);
+            (
+                Cell {
+                    namespace: namespace.to_owned(),
+                    kind: source.kind,
+                    name,
+                },
+                source.clone(),
+            )
+        };
+        spec.sources.iter().filter(may).map(claim).collect()
+    }
+
+    /// The rules that want a cell, each with its source.
+    pub fn claims(&self, cell: &Cell) -> BTreeMap<RuleId, Cell> {
+        let claim = |id: &RuleId| {
+            let claims = self.claims_in(id, &cell.namespace);
+            claims
+                .into_iter()
+                .find(|(claimed, _)| claimed == cell)
+                .map(|(_, source)| (id.clone(), source))
+        };
+        self.rules.keys().filter_map(claim).collect()
+    }
+
+    /// All cells that rules want.
+    pub fn claimed(&self) -> BTreeSet<Cell> {
+        let pairs = self
+            .rules
+            .keys()
+            .flat_map(|id| self.namespaces.keys().map(move |namespace| (id, namespace)));
+        pairs
+            .flat_map(|(id, namespace)| self.claims_in(id, namespace))
+            .map(|(cell, _)| cell)
+            .collect()
+    }
+
+    /// What becomes of a cell that holds nothing, or this copy.
+    pub fn verdict(&self, cell: &Cell, holder: Option<&Holder>) -> Verdict {
+        if !self.namespaces.contains_key(&cell.namespace) {
+            return Verdict::Goes;
+        }
+        let mut claims = self.claims(cell);
+        let all = claims.len();
+        if claims.keys().any(|id| id.home.is_none()) {
+            claims.retain(|id, _| id.home.is_none());
+        }
+        let held = holder.filter(|holder| claims.contains_key(&holder.rule));
+        if let Some(held) = held {
+            claims.retain(|id, _| *id == held.rule);
+        }
+        let Some((first, source)) = claims.first_key_value() else {
+            return holder.map_or(Verdict::Goes, |holder| self.fate(cell, holder));
+        };
+        let suspended = |id: &RuleId| self.rules[id].spec.suspend;
+        if claims.keys().any(suspended) {
+            // Whether a suspended rule keeps a name from another that has no copy there yet, isn't
+            // said.
+            let alone = all == 1 && holder.is_none();
+            return if alone || claims.len() == 1 && held.is_some() {
+                Verdict::Stays
+            } else {
+                Verdict::Open
+            };
+        }
+        if let Some(former) = holder.filter(|_| held.is_none()) {
+            // A copy passes from rule to rule in place. From a suspended one, or to a Replication
+            // one that would be retained: open.
+            let rests = self
+                .rules
+                .get(&former.rule)
+                .is_some_and(|rule| rule.spec.suspend);
+            let passes = first.home.is_none()
+                || former.rule.home.is_some()
+                || self.fate(cell, former) == Verdict::Goes;
+            if rests || !passes || former.orphan {
+                return Verdict::Open;
+            }
+        }
+        if !self.sources.contains_key(source) {
+            return match (held, holder) {
+                (Some(held), _) => self.fate(cell, held),
+                (None, None) => Verdict::Goes,
+                (None, Some(_)) => Verdict::Open,
+            };
+        }
+        let once = |id: &RuleId| self.rules[id].spec.strategy == Strategy::CreateOnce;
+        match claims.len() {
+            1 if once(first) => Verdict::Seed(first.clone(), source.clone()),
+            _ if claims.keys().any(once) => Verdict::Open,
+            _ => Verdict::Wanted(claims.keys().cloned().collect(), source.clone()),
+        }
+    }
+
+    /// What becomes of a copy that no rule writes, by the rule that wrote it last.
+    fn fate(&self, cell: &Cell, holder: &Holder) -> Verdict {
+        match self.fate_of_kept(cell, holder) {
+            // Whether what was created once goes for a rule that has another strategy since, isn't
+            // said.
+            Verdict::Goes if holder.once => Verdict::Open,
+            fate => fate,
+        }
+    }
+
+    fn fate_of_kept(&self, cell: &Cell, holder: &Holder) -> Verdict {
+        let ended = match holder.kept.iter().collect::<Vec<_>>()[..] {
+            [true] => Verdict::Stays,
+            [false] => Verdict::Goes,
+            _ => Verdict::Open,
+        };
+        let Some(Rule { spec, .. }) = self.rules.get(&holder.rule) else {
+            return ended;
+        };
+        let fate = self.fate_by(cell, holder, spec);
+        // A rule that was away and came back: either end may have been reached.
+        if holder.orphan && fate != ended {
+            Verdict::Open
+        } else {
+            fate
+        }
+    }
+
+    fn fate_by(&self, cell: &Cell, Holder { rule, source, .. }: &Holder, spec: &Spec) -> Verdict {
+        let keep = |retain: bool| {
+            if retain {
+                Verdict::Stays
+            } else {
+                Verdict::Goes
+            }
+        };
+        if spec.suspend || spec.strategy == Strategy::CreateOnce {
+            return Verdict::Stays;
+        }
+        let claims = self.claims_in(rule, &cell.namespace);
+        let Retention {
+            unmatched,
+            source: lost,
+            grace,
+            ..
+        } = spec.retention;
+        if let Some((_, wanted)) = claims.iter().find(|(claimed, _)| claimed == cell) {
+            return if wanted == source {
+                keep(lost || grace == LONG_GRACE)
+            } else {
+                Verdict::Open
+            };
+        }
+        let Some(Namespace { labels, .. }) = self.namespaces.get(&cell.namespace) else {
+            return Verdict::Goes;
+        };
+        let granted = self.may(rule, Access::Read, &source.namespace, source.kind)
+            && self.may(rule, Access::Write, &cell.namespace, cell.kind);
+        if !spec.targets(rule, &cell.namespace, labels) || !granted {
+            return keep(unmatched);
+        }
+        // The rule wants another name or another source here. The copy goes once the rule has
+        // these, which nothing may hinder.
+        let free = |(claimed, from): &(Cell, Cell)| {
+            self.sources.contains_key(from)
+                && !self.foreign.contains_key(claimed)
+                && self.claims(claimed).len() == 1
+        };
+        if !unmatched && !claims.is_empty() && claims.iter().all(free) {
+            Verdict::Goes
+        } else {
+            Verdict::Open
+        }
+    }
+
+    /// What a copy says of the rule's end, if the rule writes it.
+    pub fn kept(&self, rule: &RuleId, cell: &Cell) -> Option<bool> {
+        let spec = &self.rules.get(rule)?.spec;
+        let source = self.claims(cell).remove(rule)?;
+        (!spec.suspend && self.sources.contains_key(&source)).then(|| spec.kept())
+    }
+
+    /// Whether a rule wants the cell and creates it once.
+    pub fn once_by(&self, rule: &RuleId, cell: &Cell) -> bool {
+        let once = self
+            .rules
+            .get(rule)
+            .is_some_and(|rule| rule.spec.strategy == Strategy::CreateOnce);
+        once && self.claims(cell).contains_key(rule)
+    }
+
+    /// Whether a rule wants the cell and doesn't create it once.
+    pub fn kept_by(&self, rule: &RuleId, cell: &Cell) -> bool {
+        let once = self
+            .rules
+            .get(rule)
+            .is_some_and(|rule| rule.spec.strategy == Strategy::CreateOnce);
+        !once && self.claims(cell).contains_key(rule)
+    }
+
+    /// The copies that a pod in a namespace comes after, each with its rule and source: all that
+    /// can be written.
+    pub fn awaited(&self, namespace: &str) -> Vec<(Cell, RuleId, Cell)> {
+        let gated = |id: &&RuleId| {
+            let spec = &self.rules[*id].spec;
+            id.home.is_none()
+                && spec.gate != Gate::None
+                && !spec.suspend
+                && spec.strategy != Strategy::CreateOnce
+        };
+        let ids = self.rules.keys().filter(gated);
+        let all = ids.flat_map(|id| {
+            let claims = self.claims_in(id, namespace).into_iter();
+            claims.map(move |(cell, source)| (cell, id.clone(), source))
+        });
+        let writable = |(cell, _, source): &(Cell, RuleId, Cell)| {
+            self.sources.contains_key(source)
+                && !self.foreign.contains_key(cell)
+                && self.claims(cell).len() == 1
+        };
+        all.filter(writable).collect()
+    }
+
+    /// Whether pods may be denied in a namespace: a copy that its rule requires cannot be written.
+    pub fn may_deny(&self, namespace: &str) -> bool {
+        let mut required = self
+            .rules
+            .iter()
+            .filter(|(_, rule)| rule.spec.gate == Gate::Required && !rule.spec.suspend);
+        required.any(|(id, _)| {
+            let mut claims = self.claims_in(id, namespace).into_iter();
+            claims.any(|(cell, source)| {
+                let alone = self.claims(&cell).len() == 1;
+                !self.sources.contains_key(&source) || self.foreign.contains_key(&cell) || !alone
+            })
+        })
+    }
+}

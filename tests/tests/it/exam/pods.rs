@@ -1,0 +1,187 @@
+//! Pods that are created at once in new and relabelled namespaces, and whether any was admitted
+//! before its copies.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use kube::{Api, Client};
+use mimeo_tests::traffic::{pod, revision};
+use tokio::task::JoinHandle;
+
+use super::cluster::{Chronicle, create};
+use super::judge::Round;
+use super::memory::Memory;
+use super::model::{Cell, Gate, RuleId, World};
+
+/// A pod, and the copies that it comes after.
+pub struct Pod {
+    namespace: String,
+    name: String,
+    generated: bool,
+    /// The state of the round that it was created in.
+    from: usize,
+    awaited: Vec<(Cell, RuleId, Cell)>,
+}
+
+/// What became of a pod, and in which state of the round.
+struct Outcome {
+    until: usize,
+    /// The revision at which it was stored, or the refusal.
+    stored: Result<u64, String>,
+}
+
+#[derive(Default)]
+pub struct Pods {
+    asked: Vec<(Pod, JoinHandle<Result<Outcome>>)>,
+    pub admitted: usize,
+    pub denied: usize,
+    /// Copies that were looked for before a pod.
+    pub checked: usize,
+}
+
+impl Pod {
+    pub fn new(namespace: &str, name: &str, generated: bool, round: &Round, world: &World) -> Self {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let (from, awaited) = (round.states.len() - 1, world.awaited(&namespace));
+        Self {
+            namespace,
+            name,
+            generated,
+            from,
+            awaited,
+        }
+    }
+}
+
+impl Pods {
+    /// Creates a pod while others go on.
+    pub fn spawn(&mut self, client: &Client, asked: Pod, steps: Arc<AtomicUsize>) {
+        let api = Api::namespaced(client.clone(), &asked.namespace);
+        let mut wanted = pod(&asked.name);
+        if asked.generated {
+            (wanted.metadata.name, wanted.metadata.generate_name) = (None, Some("pod-".to_owned()));
+        }
+        let creation = async move {
+            let outcome = create(&api, &wanted).await?;
+            let stored = match outcome {
+                Ok(stored) => Ok(revision(&stored)?),
+                Err(status) => Err(format!("{} {}", status.code, status.message)),
+            };
+            Ok(Outcome {
+                until: steps.load(Ordering::SeqCst),
+                stored,
+            })
+        };
+        self.asked.push((asked, tokio::spawn(creation)));
+    }
+
+    /// Whether pods are awaited still.
+    pub async fn join(
+        &mut self,
+        round: &Round,
+        memory: &Memory,
+        force: &BTreeSet<RuleId>,
+        chronicle: &Chronicle,
+    ) -> Result<Vec<String>> {
+        let mut misses = Vec::new();
+        let mut ended = Vec::new();
+        for (pod, outcome) in self.asked.drain(..) {
+            ended.push((pod, outcome.await.context("a pod's task")??));
+        }
+        chronicle.catch_up().await?;
+        for (pod, Outcome { until, stored }) in ended {
+            // An edit may be stored before it is noted.
+            let last = (until + 1).min(round.states.len() - 1);
+            let states = &round.states[..=last];
+            let now = &round.states[round.states.len() - 1];
+            match stored {
+                Ok(revision) => {
+                    self.admitted += 1;
+                    for (cell, ..) in pod.sure(states, round, memory, force) {
+                        self.checked += 1;
+                        if !chronicle.had(cell, revision) {
+                            let history = chronicle.tell(cell);
+                            let told = format!(
+                                "admitted at revision {revision} before {cell:?}: {history:?}"
+                            );
+                            misses.push(format!("POD {}/{}: {told}", pod.namespace, pod.name));
+                        }
+                    }
+                }
+                Err(refusal) => {
+                    self.denied += 1;
+                    if now.namespaces.contains_key(&pod.namespace)
+                        && !pod.may_be_denied(round, memory)
+                    {
+                        misses.push(format!(
+                            "POD {}/{}: refused: {refusal}",
+                            pod.namespace, pod.name
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(misses)
+    }
+}
+
+impl Pod {
+    /// Those of its copies that nothing in the round hindered before it was stored.
+    fn sure<'a>(
+        &'a self,
+        states: &'a [World],
+        round: &'a Round,
+        memory: &'a Memory,
+        force: &'a BTreeSet<RuleId>,
+    ) -> impl Iterator<Item = &'a (Cell, RuleId, Cell)> {
+        let labels = |state: &World| state.namespaces.get(&self.namespace).cloned();
+        let same = states[self.from..]
+            .iter()
+            .all(|state| labels(state) == labels(&states[self.from]));
+        let steady = move |(cell, rule, source): &&(Cell, RuleId, Cell)| {
+            let of = |state: &World| {
+                (
+                    state.rules.get(rule).cloned(),
+                    state.sources.get(source).cloned(),
+                )
+            };
+            let first = of(&states[0]);
+            let alone = |state: &World| state.claims(cell).into_keys().all(|id| id == *rule);
+            same && force.contains(rule)
+                && states.iter().all(|state| {
+                    of(state) == first && alone(state) && !state.foreign.contains_key(cell)
+                })
+                && !round.deleted.contains(cell)
+                && memory.is_plain(cell, round)
+        };
+        self.awaited.iter().filter(steady)
+    }
+
+    fn may_be_denied(&self, round: &Round, memory: &Memory) -> bool {
+        let hindered = round
+            .states
+            .iter()
+            .any(|state| state.may_deny(&self.namespace));
+        // A rule that requires its copies and was changed, or was not in force yet, may deny for a
+        // moment.
+        let required = |state: &World| -> BTreeSet<RuleId> {
+            let rules = state
+                .rules
+                .iter()
+                .filter(|(_, rule)| rule.spec.gate == Gate::Required);
+            rules.map(|(id, _)| id.clone()).collect()
+        };
+        let changed = round.states.iter().any(|state| {
+            let rules = required(state);
+            rules.iter().any(|id| {
+                round
+                    .states
+                    .iter()
+                    .any(|other| other.rules.get(id) != state.rules.get(id))
+            })
+        });
+        hindered || changed || memory.is_rough(&self.namespace, round)
+    }
+}

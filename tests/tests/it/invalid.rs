@@ -1,0 +1,308 @@
+//! Rules that the webhook would have refused, stored while it was away: the reconciler refuses
+//! them, too, and keeps what there is.
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use mimeo_api::{ClusterReplication, ClusterReplicationStatus, Replication};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, any, condition, create, forget_the_hooks, of, put, rule, uid,
+    value, version, wait_for,
+};
+use mimeo_tests::traffic::{pod, stubbornly};
+use mimeo_tests::{ControlPlane, Pair, eventually};
+use serde_json::{Value, json};
+
+const REGISTRY: &str = "registry";
+
+/// The rules of the scene: the name of each is that of its copies.
+/// A pattern that API servers would evaluate.
+const LARGE: &str = "(.*a.{9}){9}";
+
+struct Rules {
+    patterned: RuleSpec,
+    transformed: RuleSpec,
+    pace: RuleSpec,
+}
+
+impl Rules {
+    fn new(scene: &Scene<'_>) -> Self {
+        let named =
+            |name: &str| rule(&format!("{}-{name}", scene.tag)).secret(&scene.home, REGISTRY);
+        let of_scene = |name: &str| named(name).to_label("scene", &scene.tag).named(name);
+        let pattern = json!({"namespacePattern": format!("{}-[0-9a-f]+-[0-9]+", scene.tag), "copyName": "patterned"});
+        Self {
+            patterned: named("patterned").target(pattern),
+            transformed: of_scene("transformed"),
+            pace: of_scene("pace"),
+        }
+    }
+
+    /// What the schema takes, and nobody can carry out; and words of what is told.
+    fn bad(&self) -> [(RuleSpec, [&'static str; 2]); 2] {
+        let patterned = self
+            .patterned
+            .clone()
+            .set("targets", json!([{"namespacePattern": LARGE}]));
+        let set = json!({"annotations": {"set": {"note": "$(namespace.uid)"}}});
+        let transformed = self.transformed.clone().set("transform", set);
+        [
+            (
+                patterned,
+                [
+                    "spec.targets[0].namespacePattern: not a regular expression",
+                    "fits into",
+                ],
+            ),
+            (
+                transformed,
+                ["spec.transform.annotations.set[note]", "$(namespace.uid)"],
+            ),
+        ]
+    }
+}
+
+/// Waits until the rule says that it is invalid, of its present generation; returns that.
+async fn wait_invalid(client: &Client, name: &str, words: &[&str]) -> Result<i64> {
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    eventually(SOON, format!("{name} invalid"), || async {
+        let rule = rules.get(name).await?;
+        let (generation, status) = (rule.metadata.generation, rule.status.unwrap_or_default());
+        if status.observed_generation != generation {
+            bail!("{status:#?}");
+        }
+        is_invalid(&status, generation, words)?;
+        Ok(Some(generation.unwrap_or_default()))
+    })
+    .await
+}
+
+fn is_invalid(
+    status: &ClusterReplicationStatus,
+    generation: Option<i64>,
+    words: &[&str],
+) -> Result<()> {
+    for (type_, is) in [("Ready", "False"), ("Stalled", "True")] {
+        let Condition {
+            status,
+            reason,
+            message,
+            observed_generation,
+            ..
+        } = condition(status, type_).with_context(|| format!("no {type_}"))?;
+        ensure!(
+            (&**status, &**reason, *observed_generation) == (is, "InvalidSpec", generation),
+            "{status} {reason}"
+        );
+        ensure!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    ensure!(
+        status.conditions.len() == 2 && status.copies.is_none() && status.failures.is_empty(),
+        "{status:#?}"
+    );
+    Ok(())
+}
+
+/// Gives a rule a spec past the webhook.
+async fn store(client: &Client, rule: &RuleSpec) -> Result<()> {
+    eventually(SOON, format!("{} stored", rule.name), || async {
+        Ok(Some(rule.replace(client).await?))
+    })
+    .await
+}
+
+async fn copies(client: &Client, namespace: &str) -> Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for name in ["patterned", "transformed"] {
+        let copy = of::<Secret>(client, namespace).get(name).await?;
+        found.push((uid(&copy), version(&copy)));
+    }
+    Ok(found)
+}
+
+#[tokio::test]
+async fn an_invalid_rule_says_so_keeps_its_copies_and_works_once_it_is_mended() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    let (rules, tag, home, old) = {
+        let scene = setting.scene("invalid").await?;
+        scene.secret(REGISTRY, &[("token", "one")]).await?;
+        let old = scene.namespace().await?;
+        let rules = Rules::new(&scene);
+        for rule in [&rules.patterned, &rules.transformed, &rules.pace] {
+            rule.create(&client).await?;
+            scene.wait_counts(&rule.name, [1, 1, 0]).await?;
+        }
+        (rules, scene.tag.clone(), scene.home.clone(), old)
+    };
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+    let kept = copies(&client, &old).await?;
+    for (bad, words) in &rules.bad() {
+        store(&client, bad).await?;
+        assert_eq!(wait_invalid(&client, &bad.name, words).await?, 2);
+    }
+
+    // Neither a rotation nor a restart changes a copy, and no new one is made; others go on.
+    put(&of(&client, &home), REGISTRY, &[("token", "two")]).await?;
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    setting.pair.start_reconciler().await?;
+    setting.pair.start_webhook().await?;
+    let scene = Scene {
+        setting: &setting,
+        client: client.clone(),
+        tag: tag.clone(),
+        home: home.clone(),
+    };
+    scene
+        .wait_condition(&rules.pace.name, "PodGateActive", "True", "Active")
+        .await?;
+    let new = scene.namespace().await?;
+    for namespace in [&old, &new] {
+        scene
+            .wait_secret(namespace, "pace", |copy| {
+                value(copy, "token").as_deref() == Some("two")
+            })
+            .await?;
+    }
+    let pods: Api<Pod> = of(&client, &new);
+    stubbornly(|| async { pods.create(&PostParams::default(), &pod("first")).await }).await?;
+    scene.wait_counts(&rules.pace.name, [2, 2, 0]).await?;
+    assert_eq!(copies(&client, &old).await?, kept);
+    for name in ["patterned", "transformed"] {
+        assert!(scene.secrets(&new).get_opt(name).await?.is_none(), "{name}");
+    }
+    for (bad, words) in &rules.bad() {
+        wait_invalid(&client, &bad.name, words).await?;
+        // By now there is a webhook that refuses the next one like it.
+        let other = RuleSpec {
+            name: format!("{}-again", bad.name),
+            ..bad.clone()
+        };
+        let refused = other
+            .create(&client)
+            .await
+            .err()
+            .context("it was accepted")?;
+        ensure!(
+            words
+                .iter()
+                .all(|word| format!("{refused:#}").contains(word)),
+            "{refused:#}"
+        );
+    }
+
+    // Mended, with the webhook there: the same copies, with what is new.
+    for rule in [&rules.patterned, &rules.transformed] {
+        rule.replace(&client).await?;
+        let status = scene.wait_synced(&rule.name).await?;
+        assert_eq!(status.observed_generation, Some(3));
+        assert!(condition(&status, "Stalled").is_none(), "{status:#?}");
+        scene.wait_counts(&rule.name, [2, 2, 0]).await?;
+    }
+    for (name, (uid_before, _)) in ["patterned", "transformed"].iter().zip(&kept) {
+        let copy = scene.secrets(&old).get(name).await?;
+        assert_eq!(
+            (&uid(&copy), value(&copy, "token").as_deref()),
+            (uid_before, Some("two"))
+        );
+        scene.secrets(&new).get(name).await?;
+    }
+    Ok(())
+}
+
+/// As much of a namespace's own rule, and of a grant.
+#[tokio::test]
+async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    let (home, team) = {
+        let scene = setting.scene("tenants").await?;
+        scene.secret(REGISTRY, &[("token", "one")]).await?;
+        (scene.home.clone(), scene.namespace().await?)
+    };
+    let object = |kind: &str, namespace: &str, spec: &Value| {
+        let metadata = json!({"namespace": namespace, "name": "r"});
+        json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "namespace": home, "name": REGISTRY});
+    let spec = json!({"sources": [secret]});
+    let grant = json!({"grantees": [{"namespaces": [team]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
+    create(
+        &client,
+        &format!("namespaces/{home}/replicationgrants"),
+        &object("ReplicationGrant", &home, &grant),
+    )
+    .await?;
+    create(
+        &client,
+        &format!("namespaces/{team}/replications"),
+        &object("Replication", &team, &spec),
+    )
+    .await?;
+    let copies: Api<Secret> = of(&client, &team);
+    let before = wait_for(copies.clone(), REGISTRY.to_owned(), |_| true).await?;
+    let replications: Api<Replication> = of(&client, &team);
+    let told = async |is: &dyn Fn(&Replication) -> Result<()>| {
+        eventually(SOON, "the Replication's status", || async {
+            let rule = replications.get("r").await?;
+            is(&rule)?;
+            Ok(Some(()))
+        })
+        .await
+    };
+    let reason = |rule: &Replication, type_: &str, reason: &str| -> Result<()> {
+        let status = rule.status.clone().unwrap_or_default();
+        ensure!(
+            status.observed_generation == rule.metadata.generation,
+            "{status:#?}"
+        );
+        ensure!(
+            condition(&status, type_).is_some_and(|one| one.reason == reason),
+            "{status:#?}"
+        );
+        Ok(())
+    };
+    told(&|rule| reason(rule, "Ready", "Synced")).await?;
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+
+    let store = async |kind: &str, namespace: &str, spec: &Value| {
+        let api = any(&client, "mimeo.dev/v1alpha1", kind, Some(namespace))?;
+        let patch: Patch<()> = Patch::Json(serde_json::from_value(
+            json!([{"op": "replace", "path": "/spec", "value": spec}]),
+        )?);
+        eventually(SOON, format!("{kind} stored"), || async {
+            Ok(Some(api.patch("r", &PatchParams::default(), &patch).await?))
+        })
+        .await
+    };
+    let mut bad = spec.clone();
+    bad["transform"] = json!({"jsonPatch": [{"op": "remove", "path": "/metadata/name"}]});
+    store("Replication", &team, &bad).await?;
+    let words = ["spec.transform.jsonPatch[0].path"];
+    told(&|rule| {
+        is_invalid(
+            &rule.status.clone().unwrap_or_default(),
+            rule.metadata.generation,
+            &words,
+        )
+    })
+    .await?;
+    store("Replication", &team, &spec).await?;
+    told(&|rule| reason(rule, "Ready", "Synced")).await?;
+
+    // A grant that nobody understands grants nothing: what came by it is no longer wanted.
+    let mut bad = grant.clone();
+    bad["grantees"] = json!([{"namespacePattern": LARGE}]);
+    store("ReplicationGrant", &home, &bad).await?;
+    told(&|rule| reason(rule, "Authorized", "NotGranted")).await?;
+    store("ReplicationGrant", &home, &grant).await?;
+    told(&|rule| reason(rule, "Ready", "Synced")).await?;
+    let after = wait_for(copies, REGISTRY.to_owned(), |_| true).await?;
+    assert_eq!(value(&after, "token"), value(&before, "token"));
+    Ok(())
+}

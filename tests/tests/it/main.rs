@@ -1,0 +1,59 @@
+//! The scenarios: Mimeo's programs and manifests on real control planes, told from outside.
+//!
+//! All of them are one program, so that they share control planes. Each module says in its first
+//! lines which promises it is about.
+
+mod alerts;
+mod authority;
+mod authors;
+mod budgets;
+mod chaos;
+mod chart;
+mod commands;
+mod control_plane;
+mod copies;
+mod counts;
+mod default_roles;
+mod definitions;
+mod docs;
+mod drift;
+mod events;
+mod exam;
+mod flood;
+mod flow_control;
+mod forged;
+mod guarded_labels;
+mod guarded_writes;
+mod harm;
+mod inline;
+mod invalid;
+mod logs;
+mod manifests;
+mod other_systems;
+mod outage;
+mod ownership;
+mod page;
+mod planted;
+mod pod_gate;
+mod races;
+mod refusals;
+mod release;
+mod replication_authors;
+mod replications;
+mod replications_whole;
+mod restored;
+mod restricted;
+mod rights;
+mod runbook;
+mod selected;
+mod slow;
+mod stages;
+mod strategies;
+mod tenants;
+mod tenants_refused;
+mod terminating;
+mod undecodable;
+mod unreadable;
+mod warnings;
+mod watched;
+mod webhook_smoke;

@@ -1,0 +1,815 @@
+//! What fails around Mimeo, and what of it: webhooks, API servers, etcd, patience. Nothing is lost,
+//! nothing written twice.
+
+mod certificates;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures::{TryStreamExt, future::join_all};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
+use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, Client};
+use mimeo_model::names::{CLUSTER_REPLICATION, MARK};
+use mimeo_tests::scenario::{
+    SOON, Scene, Setting, condition, delete, label, merge, of, put, relabel, value, wait_for,
+    wait_gone,
+};
+use mimeo_tests::traffic::{create_namespaces, create_patiently, pod, precedes, revision};
+use mimeo_tests::{
+    AuditEvent, AuditMark, Component, ControlPlane, NAMESPACE, Pair, create_namespace,
+    create_secret, eventually, unique,
+};
+use serde_json::json;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard, OnceCell};
+use tokio::task::JoinHandle;
+
+const REGISTRY: &str = "registry";
+/// Webhooks that are told to end do so; there is one address for all of them, which has learnt of
+/// it by then.
+const AT_ONCE: [&str; 2] = ["--shutdown-delay", "100ms"];
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// How long Mimeo waits for an answer where servers stop.
+const IMPATIENT: &str = "2s";
+const IMPATIENCE: SignedDuration = SignedDuration::from_secs(2);
+/// In which a server that is killed may have told its log of an answer that it never sent.
+const LAST_MOMENT: SignedDuration = SignedDuration::from_millis(50);
+
+/// A stage that each test has for itself while it lasts, and leaves as it was.
+struct Exclusive(
+    OnceCell<Result<AsyncMutex<Setting>, String>>,
+    fn() -> (mimeo_tests::Builder, mimeo_tests::PairBuilder),
+);
+
+impl Exclusive {
+    const fn new(what: fn() -> (mimeo_tests::Builder, mimeo_tests::PairBuilder)) -> Self {
+        Self(OnceCell::const_new(), what)
+    }
+
+    async fn get(&'static self) -> Result<MutexGuard<'static, Setting>> {
+        let start = || async {
+            let (control_plane, pair) = (self.1)();
+            let started = Setting::start(control_plane, pair).await;
+            started
+                .map(AsyncMutex::new)
+                .map_err(|error| format!("{error:#}"))
+        };
+        let started = self
+            .0
+            .get_or_init(start)
+            .await
+            .as_ref()
+            .map_err(|error| anyhow!("{error}"))?;
+        Ok(started.lock().await)
+    }
+}
+
+/// For what happens to Mimeo's own programs.
+static PROGRAMS: Exclusive = Exclusive::new(|| {
+    let lease = [
+        "--lease-duration",
+        "3s",
+        "--lease-renew-deadline",
+        "2s",
+        "--lease-retry-period",
+        "300ms",
+    ];
+    (
+        ControlPlane::builder().audit(true),
+        Pair::builder().webhook_args(AT_ONCE).reconciler_args(lease),
+    )
+});
+
+/// For what happens to servers. Mimeo speaks to the first API server; who wants to see all, to the
+/// second. The leader stays it while its server is away.
+static SERVERS: Exclusive = Exclusive::new(|| {
+    let lease = ["--lease-duration", "120s", "--lease-renew-deadline", "100s"];
+    let impatient = ["--request-timeout", IMPATIENT];
+    let pair = Pair::builder().reconciler_args(lease.into_iter().chain(impatient));
+    (ControlPlane::builder().api_servers(2).audit(true), pair)
+});
+
+/// Every state in which the copies of one rule were stored, seen from an API server that stays.
+struct Chronicle {
+    states: Arc<Mutex<BTreeMap<String, Vec<State>>>>,
+    reading: JoinHandle<()>,
+}
+
+/// One stored state of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    revision: u64,
+    text: String,
+}
+
+impl Chronicle {
+    async fn begin(scene: &Scene<'_>) -> Result<Self> {
+        let client = steady(scene.setting).await?;
+        let selector = format!("{CLUSTER_REPLICATION}={}", scene.tag);
+        let secrets: Api<Secret> = Api::all(client);
+        let list = secrets
+            .list(&ListParams::default().labels(&selector))
+            .await?;
+        let states = Arc::default();
+        list.items.iter().for_each(|copy| enter(&states, copy));
+        let (into, mut version) = (
+            Arc::clone(&states),
+            list.metadata.resource_version.unwrap_or_default(),
+        );
+        let reading = tokio::spawn(async move {
+            // A watch that breaks goes on where it was; what it cannot tell would fail the test as
+            // a copy that is lost.
+            loop {
+                let _ = follow(&secrets, &selector, &mut version, &into).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Ok(Self { states, reading })
+    }
+
+    fn states(&self) -> BTreeMap<String, Vec<State>> {
+        self.states
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// How many copies have been stored with this text.
+    fn written(&self, text: &str) -> usize {
+        self.states()
+            .values()
+            .filter(|states| states.iter().any(|state| state.text == text))
+            .count()
+    }
+
+    /// Waits until so many were.
+    async fn reaches(&self, text: &str, count: usize) -> Result<()> {
+        eventually(SOON, format!("{count} copies with {text:?}"), || async {
+            let written = self.written(text);
+            if written >= count {
+                Ok(Some(()))
+            } else {
+                bail!("{written} copies")
+            }
+        })
+        .await
+    }
+
+    /// That each of these copies was stored with these texts, in this order and once each.
+    fn assert_texts(&self, namespaces: &[String], want: &[&str]) {
+        let states = self.states();
+        for namespace in namespaces {
+            let states = states
+                .get(&format!("{namespace}/{REGISTRY}"))
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            let texts: Vec<&str> = states.iter().map(|state| &*state.text).collect();
+            assert_eq!(texts, want, "{namespace}: {states:#?}");
+        }
+    }
+}
+
+impl Drop for Chronicle {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+async fn follow(
+    secrets: &Api<Secret>,
+    selector: &str,
+    version: &mut String,
+    into: &Mutex<BTreeMap<String, Vec<State>>>,
+) -> Result<()> {
+    let params = WatchParams::default().labels(selector);
+    let mut events = std::pin::pin!(secrets.watch(&params, version).await?);
+    while let Some(event) = events.try_next().await? {
+        match event {
+            WatchEvent::Added(copy) | WatchEvent::Modified(copy) => {
+                enter(into, &copy);
+                *version = copy.metadata.resource_version.unwrap_or_default();
+            }
+            WatchEvent::Deleted(copy) => {
+                *version = copy.metadata.resource_version.unwrap_or_default();
+            }
+            WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
+            WatchEvent::Error(status) if status.code == 410 => {
+                let list = secrets
+                    .list(&ListParams::default().labels(selector))
+                    .await?;
+                list.items.iter().for_each(|copy| enter(into, copy));
+                *version = list.metadata.resource_version.unwrap_or_default();
+                return Ok(());
+            }
+            WatchEvent::Error(status) => bail!("{status:?}"),
+        }
+    }
+    Ok(())
+}
+
+fn enter(into: &Mutex<BTreeMap<String, Vec<State>>>, copy: &Secret) {
+    let meta = &copy.metadata;
+    let state = State {
+        revision: revision(copy).unwrap_or_default(),
+        text: value(copy, "password").unwrap_or_default(),
+    };
+    let name = format!(
+        "{}/{}",
+        meta.namespace.as_deref().unwrap_or_default(),
+        meta.name.as_deref().unwrap_or_default()
+    );
+    let mut into = into.lock().unwrap_or_else(PoisonError::into_inner);
+    let states = into.entry(name).or_default();
+    if states
+        .last()
+        .is_none_or(|last| last.revision < state.revision)
+    {
+        states.push(state);
+    }
+}
+
+/// That Mimeo wrote none of these copies a second time since the mark. An apply that changes
+/// nothing leaves no trace in the copy, so what counts is the writes that the API servers answered
+/// with success; but for those of which it holds that Mimeo never heard the answer: what they came
+/// to is unknown to it, and to write again is right.
+async fn assert_nothing_twice(
+    setting: &Setting,
+    mark: &AuditMark,
+    namespaces: &[String],
+    unheard: impl Fn(&AuditEvent) -> bool,
+) -> Result<()> {
+    let events = setting.control_plane.audit_since(mark).await?;
+    let done: Vec<&AuditEvent> = events
+        .iter()
+        .filter(|event| {
+            setting.is_ours(event) && event.is_write() && matches!(event.code, 200 | 201)
+        })
+        .filter(|event| {
+            event.resource == "secrets"
+                && event.name == REGISTRY
+                && namespaces.contains(&event.namespace)
+        })
+        .collect();
+    assert!(
+        done.len() >= namespaces.len() / 2,
+        "{} writes of {} copies",
+        done.len(),
+        namespaces.len()
+    );
+    for namespace in namespaces {
+        let here: Vec<_> = done
+            .iter()
+            .filter(|event| event.namespace == *namespace && !unheard(event))
+            .collect();
+        assert!(here.len() <= 1, "{namespace}: {here:#?}");
+    }
+    Ok(())
+}
+
+/// Nobody's answers get lost.
+fn none(_: &AuditEvent) -> bool {
+    false
+}
+
+/// Answered when Mimeo was no longer waiting, or not surely.
+fn late(event: &AuditEvent) -> bool {
+    event.at.duration_since(event.received) > IMPATIENCE - SignedDuration::from_millis(500)
+}
+
+/// A client of the last API server, which stays.
+async fn steady(setting: &Setting) -> Result<Client> {
+    let control_plane = &setting.control_plane;
+    match control_plane.client_for(1).await {
+        Ok(second) => Ok(second),
+        Err(_) => control_plane.client().await,
+    }
+}
+
+/// A rule of the scene with one source, whose text is `text`.
+async fn one_source(scene: &Scene<'_>, text: &str) -> Result<()> {
+    scene.secret(REGISTRY, &[("password", text)]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await
+}
+
+/// The same, its copies in so many namespaces, and a chronicle of them.
+async fn filled(scene: &Scene<'_>, count: usize) -> Result<(Vec<String>, Chronicle)> {
+    let names = create_namespaces(&scene.client, count, ("scene", &scene.tag)).await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    one_source(scene, "first").await?;
+    scene.wait_synced(&scene.tag).await?;
+    assert_nothing_twice(scene.setting, &mark, &names, none).await?;
+    let chronicle = Chronicle::begin(scene).await?;
+    chronicle.reaches("first", count).await?;
+    Ok((names, chronicle))
+}
+
+/// Gives the source another text.
+async fn rotate(scene: &Scene<'_>, text: &str) -> Result<()> {
+    let client = steady(scene.setting).await?;
+    put(&of(&client, &scene.home), REGISTRY, &[("password", text)]).await?;
+    Ok(())
+}
+
+/// Ends the webhooks and starts so many with these flags.
+async fn with_webhooks(pair: &mut Pair, count: usize, args: &[&str]) -> Result<()> {
+    pair.stop_webhooks().await?;
+    pair.set_webhook_args(AT_ONCE.iter().chain(args).copied());
+    pair.start_webhooks(count).await
+}
+
+// --- No webhook ---
+
+async fn marked(client: &Client, namespace: &str) -> Result<bool> {
+    let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await?;
+    Ok(label(&namespace, MARK).is_some())
+}
+
+/// A pod that is admitted at the first attempt.
+async fn admitted(client: &Client, namespace: &str) -> Result<()> {
+    let created = of::<Pod>(client, namespace)
+        .create(&PostParams::default(), &pod(&unique("pod")))
+        .await;
+    created.with_context(|| format!("a pod was refused in {namespace}"))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let scene = setting.scene("absent").await?;
+    one_source(&scene, "first").await?;
+    let waiting = setting.scene("waiting").await?;
+    let required = waiting
+        .rule()
+        .secret(&waiting.home, REGISTRY)
+        .set("podGate", json!("Required"));
+    required.create(&waiting.client).await?;
+    for scene in [&scene, &waiting] {
+        scene
+            .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+            .await?;
+    }
+    let (old, pending) = (scene.namespace().await?, waiting.namespace().await?);
+    scene.wait_secret(&old, REGISTRY, |_| true).await?;
+    eventually(SOON, "no mark", || async {
+        Ok((!marked(&scene.client, &old).await?).then_some(()))
+    })
+    .await?;
+    assert!(
+        marked(&waiting.client, &pending).await?,
+        "its source is missing"
+    );
+    let (client, tag, waiting_tag, home) = (
+        scene.client.clone(),
+        scene.tag.clone(),
+        waiting.tag.clone(),
+        waiting.home.clone(),
+    );
+    drop((scene, waiting));
+    for mut replica in setting.pair.webhooks.drain(..) {
+        replica.program.kill()?;
+    }
+
+    let new = unique(&tag);
+    create_namespace(&client, &new, &[("scene", &tag)]).await?;
+    admitted(&client, &new).await.context("it is not pending")?;
+    admitted(&client, &old)
+        .await
+        .context("it is not pending any more")?;
+    wait_for(of::<Secret>(&client, &new), REGISTRY.to_owned(), |_| true).await?;
+    let refused = of::<Pod>(&client, &pending)
+        .create(&PostParams::default(), &pod("early"))
+        .await;
+    let refused = refused
+        .expect_err("a pending namespace stays closed")
+        .to_string();
+    assert!(refused.contains("pods.mimeo.dev"), "{refused}");
+
+    create_secret(&client, &home, REGISTRY, &[("password", "late")]).await?;
+    eventually(
+        SOON,
+        "the reconciler to finish a pending namespace",
+        || async { Ok((!marked(&client, &pending).await?).then_some(())) },
+    )
+    .await?;
+    wait_for(of::<Secret>(&client, &pending), REGISTRY.to_owned(), |_| {
+        true
+    })
+    .await?;
+    eventually(
+        SOON,
+        "the mark's removal to reach the API server",
+        || async { admitted(&client, &pending).await.map(Some) },
+    )
+    .await?;
+    for tag in [&tag, &waiting_tag] {
+        pod_gate_is(&client, tag, "False", "WebhookUnavailable").await?;
+    }
+    // One that starts later than the rules has them in force all the same.
+    setting.pair.start_webhook().await?;
+    for tag in [&tag, &waiting_tag] {
+        pod_gate_is(&client, tag, "True", "Active").await?;
+    }
+    for tag in [&tag, &waiting_tag] {
+        let next = unique(tag);
+        create_namespace(&client, &next, &[("scene", tag)]).await?;
+        let (pod, _) = create_patiently(&of(&client, &next), &pod("first")).await?;
+        assert!(
+            precedes(&of::<Secret>(&client, &next).get(REGISTRY).await?, &pod)?,
+            "{next}: the copy is late"
+        );
+    }
+    Ok(())
+}
+
+async fn pod_gate_is(client: &Client, rule: &str, status: &str, reason: &str) -> Result<()> {
+    let rules = Api::<mimeo_api::ClusterReplication>::all(client.clone());
+    wait_for(rules, rule.to_owned(), |rule| {
+        let told = rule
+            .status
+            .as_ref()
+            .and_then(|status| condition(status, "PodGateActive"));
+        told.is_some_and(|told| (told.status.as_str(), told.reason.as_str()) == (status, reason))
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_webhook_strict_mode_refuses_namespaces_and_nothing_else() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let client = setting.control_plane.client().await?;
+    let old = unique("strict");
+    create_namespace(&client, &old, &[]).await?;
+    with_webhooks(
+        &mut setting.pair,
+        1,
+        &["--namespaces-failure-policy", "Fail"],
+    )
+    .await?;
+    create_namespace(&client, &unique("strict"), &[])
+        .await
+        .context("a webhook runs")?;
+    setting.pair.stop_webhooks().await?;
+
+    let refused = create_namespace(&client, &unique("strict"), &[]).await;
+    let refused = format!("{:#}", refused.expect_err("it could not be marked"));
+    assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
+    create_namespace(&client, &format!("kube-{}", unique("strict")), &[])
+        .await
+        .context("exempt by its name")?;
+    // Who changes anything of a namespace may have changed its labels, for all that the API server
+    // can tell.
+    let namespaces = Api::<Namespace>::all(client.clone());
+    let annotation = json!({"metadata": {"annotations": {"example.com/seen": "yes"}}});
+    let refused = merge(&namespaces, &old, annotation.clone()).await;
+    let refused = format!(
+        "{:#}",
+        refused.expect_err("its labels could not be looked at")
+    );
+    assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
+    merge(&namespaces, "kube-system", annotation)
+        .await
+        .context("exempt by its name")?;
+    admitted(&client, &old).await?;
+    create_secret(&client, &old, "own", &[]).await?;
+
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    create_namespace(&client, &unique("strict"), &[]).await?;
+    Ok(())
+}
+
+// --- Leaders ---
+
+async fn holder(client: &Client) -> Result<Option<String>> {
+    let lease = of::<Lease>(client, NAMESPACE)
+        .get("mimeo-reconciler")
+        .await?;
+    Ok(lease
+        .spec
+        .and_then(|spec| spec.holder_identity)
+        .filter(|holder| !holder.is_empty()))
+}
+
+async fn led_by_another_than(client: &Client, former: Option<&str>) -> Result<String> {
+    eventually(SOON, "another leader", || async {
+        match holder(client).await? {
+            Some(now) if Some(&*now) != former => Ok(Some(now)),
+            now => bail!("led by {now:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_leader_that_dies_is_followed_by_the_next_and_one_that_ends_lets_go() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let client = setting.control_plane.client().await?;
+    let first = led_by_another_than(&client, None).await?;
+    let mut leader = setting
+        .pair
+        .reconciler
+        .take()
+        .context("no reconciler runs")?;
+    setting.pair.start_reconciler().await?;
+    let mut standby = setting.pair.reconciler.take();
+
+    let scene = setting.scene("leader").await?;
+    let (names, chronicle) = filled(&scene, 30).await?;
+    assert_eq!(
+        holder(&client).await?.as_ref(),
+        Some(&first),
+        "a standby waits"
+    );
+    let mark = setting.control_plane.audit_mark().await?;
+    // The times in managedFields are whole seconds. Two writes in one second leave the same entry,
+    // and whoever made neither can't tell that Mimeo made the second: it would write once more to
+    // be sure.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 5).await?;
+    leader.program.kill()?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    put(&of(&client, &names[1]), REGISTRY, &[("password", "edited")]).await?;
+    let second = led_by_another_than(&client, Some(&first)).await?;
+    for name in &names {
+        scene
+            .wait_secret(name, REGISTRY, |copy| {
+                value(copy, "password").as_deref() == Some("second")
+            })
+            .await?;
+    }
+    scene.wait_synced(&scene.tag).await?;
+    // Who follows reads what was written, heard of or not.
+    assert_nothing_twice(&setting, &mark, &names[2..], none).await?;
+    chronicle.assert_texts(&names[2..], &["first", "second"]);
+    drop(chronicle);
+    let tag = scene.tag.clone();
+    drop(scene);
+
+    let mut leader = standby.take().context("the standby leads")?;
+    assert!(leader.program.stop(STOPPING).await?.success());
+    assert_eq!(
+        holder(&client).await?,
+        None,
+        "{second} has let go of the lease"
+    );
+    setting.pair.start_reconciler().await?;
+    let third = led_by_another_than(&client, Some(&second)).await?;
+    assert_ne!(third, first);
+    let late = unique(&tag);
+    create_namespace(&client, &late, &[("scene", &tag)]).await?;
+    wait_for(of::<Secret>(&client, &late), REGISTRY.to_owned(), |_| true).await?;
+    Ok(())
+}
+
+// --- Servers ---
+
+#[tokio::test]
+async fn an_api_server_killed_under_load_loses_nothing_and_doubles_nothing() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("api-server").await?;
+    let (names, chronicle) = filled(&scene, 150).await?;
+    let mark = setting.control_plane.audit_mark().await?;
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 20).await?;
+    let killing = Timestamp::now();
+    setting.control_plane.kill(Component::ApiServer(0))?;
+    let killed = Timestamp::now();
+    // Others go on meanwhile, at the server that is left.
+    let client = steady(&setting).await?;
+    let new = create_namespaces(&client, 10, ("scene", &scene.tag)).await?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    setting
+        .control_plane
+        .start_again(Component::ApiServer(0))
+        .await?;
+
+    chronicle.reaches("second", names.len() + new.len()).await?;
+    scene
+        .wait_secret(&names[0], REGISTRY, |copy| {
+            value(copy, "password").as_deref() == Some("second")
+        })
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    // The server tells its log of an answer before it sends it.
+    let unsent =
+        |event: &AuditEvent| late(event) || (killing - LAST_MOMENT..killed).contains(&event.at);
+    assert_nothing_twice(&setting, &mark, &names[1..], unsent).await?;
+    assert_nothing_twice(&setting, &mark, &new, unsent).await?;
+    chronicle.assert_texts(&names[1..], &["first", "second"]);
+    for name in &new {
+        create_patiently(&of(&client, name), &pod("late")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_etcd_that_stops_for_a_while_loses_nothing_and_doubles_nothing() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("etcd").await?;
+    let (names, chronicle) = filled(&scene, 150).await?;
+    let mark = setting.control_plane.audit_mark().await?;
+    rotate(&scene, "second").await?;
+    chronicle.reaches("second", 20).await?;
+    setting.control_plane.pause(Component::Etcd)?;
+    // The outage itself: longer than Mimeo waits for an answer.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    setting.control_plane.resume(Component::Etcd)?;
+    chronicle.reaches("second", names.len()).await?;
+    scene.wait_synced(&scene.tag).await?;
+    assert_nothing_twice(&setting, &mark, &names, late).await?;
+    chronicle.assert_texts(&names, &["first", "second"]);
+
+    let mark = setting.control_plane.audit_mark().await?;
+    eventually(SOON, "the API server to write again", || async {
+        rotate(&scene, "third").await.map(Some)
+    })
+    .await?;
+    chronicle.reaches("third", 20).await?;
+    setting.control_plane.restart(Component::Etcd).await?;
+    chronicle.reaches("third", names.len()).await?;
+    scene.wait_synced(&scene.tag).await?;
+    assert_nothing_twice(&setting, &mark, &names, late).await?;
+    chronicle.assert_texts(&names, &["first", "second", "third"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_happened_while_a_watch_expired_is_noticed() -> Result<()> {
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("expired").await?;
+    let (names, chronicle) = filled(&scene, 40).await?;
+    let gone = setting.scene("expired-rule").await?;
+    one_source(&gone, "first").await?;
+    let orphan = gone.namespace().await?;
+    gone.wait_secret(&orphan, REGISTRY, |_| true).await?;
+    gone.wait_synced(&gone.tag).await?;
+    let client = steady(&setting).await?;
+
+    let mark = setting.control_plane.audit_mark().await?;
+    setting.control_plane.kill(Component::ApiServer(0))?;
+    rotate(&scene, "second").await?;
+    delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
+    put(&of(&client, &names[1]), REGISTRY, &[("password", "edited")]).await?;
+    relabel(&client, &names[2], "scene", None).await?;
+    delete(&Api::<Namespace>::all(client.clone()), &names[3]).await?;
+    delete(
+        &Api::<mimeo_api::ClusterReplication>::all(client.clone()),
+        &gone.tag,
+    )
+    .await?;
+    let new = unique(&scene.tag);
+    create_namespace(&client, &new, &[("scene", &scene.tag)]).await?;
+    // A server that has just started remembers nothing of what was before.
+    setting
+        .control_plane
+        .start_again(Component::ApiServer(0))
+        .await?;
+
+    for name in names
+        .iter()
+        .filter(|name| **name != names[2] && **name != names[3])
+        .chain([&new])
+    {
+        wait_for(of::<Secret>(&client, name), REGISTRY.to_owned(), |copy| {
+            value(copy, "password").as_deref() == Some("second")
+        })
+        .await?;
+    }
+    wait_gone(of::<Secret>(&client, &names[2]), REGISTRY).await?;
+    wait_gone(of::<Secret>(&client, &orphan), REGISTRY).await?;
+    assert_nothing_twice(&setting, &mark, &names[4..], none).await?;
+    chronicle.assert_texts(&names[4..], &["first", "second"]);
+
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let of_namespaces = |event: &&AuditEvent| {
+        event.verb == "watch"
+            && event.resource == "namespaces"
+            && event.user == setting.pair.reconciler_user().name()
+    };
+    let watches: Vec<&str> = events
+        .iter()
+        .filter(of_namespaces)
+        .map(|event| &*event.uri)
+        .collect();
+    let resumed = watches
+        .iter()
+        .position(|uri| uri.contains("resourceVersion="));
+    let listed = watches
+        .iter()
+        .rposition(|uri| uri.contains("sendInitialEvents=true"));
+    assert!(
+        resumed.is_some() && resumed < listed,
+        "it went on from where it was, and then listed anew: {watches:#?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_says_not_now_is_obeyed() -> Result<()> {
+    const COPIES: usize = 200;
+    let setting = SERVERS.get().await?;
+    let scene = setting.scene("busy").await?;
+    let names = create_namespaces(&scene.client, COPIES, ("scene", &scene.tag)).await?;
+    let (levels, schemas): (Api<PriorityLevelConfiguration>, Api<FlowSchema>) = (
+        Api::all(scene.client.clone()),
+        Api::all(scene.client.clone()),
+    );
+    // None of the server's seats, and no queue: the API server carries out one request at a time
+    // and turns away what comes meanwhile.
+    let level = json!({
+        "metadata": {"name": scene.tag},
+        "spec": {"type": "Limited", "limited": {
+            "nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0,
+            "limitResponse": {"type": "Reject"},
+        }},
+    });
+    levels
+        .create(&PostParams::default(), &serde_json::from_value(level)?)
+        .await?;
+    let here: Vec<&String> = names.iter().chain([&scene.home]).collect();
+    let schema = json!({
+        "metadata": {"name": scene.tag},
+        "spec": {
+            "priorityLevelConfiguration": {"name": scene.tag},
+            "matchingPrecedence": 2,
+            "rules": [{
+                "subjects": [{"kind": "User", "user": {"name": setting.pair.reconciler_user().name()}}],
+                "resourceRules": [{
+                    "verbs": ["patch"], "apiGroups": [""], "resources": ["secrets"], "namespaces": here,
+                }],
+            }],
+        },
+    });
+    schemas
+        .create(&PostParams::default(), &serde_json::from_value(schema)?)
+        .await?;
+    let reconciler = setting.pair.reconciler_user().name();
+    let probe: Api<Secret> = of(&setting.pair.reconciler_user().client().await?, &scene.home);
+    eventually(SOON, "a server that is too busy", || async {
+        let (patch, params) = (Patch::Merge(json!({})), PatchParams::default());
+        let answers = join_all((0..64).map(|_| probe.patch("none", &params, &patch))).await;
+        let busy =
+            |answer: &kube::Result<Secret>| matches!(answer, Err(kube::Error::Api(status)) if status.code == 429);
+        Ok(answers.iter().any(busy).then_some(()))
+    })
+    .await?;
+    let mark = setting.control_plane.audit_mark().await?;
+    one_source(&scene, "first").await?;
+    let chronicle = Chronicle::begin(&scene).await?;
+    eventually(SOON, "writes that are turned away", || async {
+        let events = setting.control_plane.audit_since(&mark).await?;
+        Ok(events
+            .iter()
+            .any(|event| event.user == reconciler && event.code == 429)
+            .then_some(()))
+    })
+    .await?;
+    delete(&schemas, &scene.tag).await?;
+    delete(&levels, &scene.tag).await?;
+    chronicle.reaches("first", COPIES).await?;
+    scene.wait_synced(&scene.tag).await?;
+
+    chronicle.assert_texts(&names, &["first"]);
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let patches: Vec<&AuditEvent> = events
+        .iter()
+        .filter(|event| {
+            event.user == reconciler && event.verb == "patch" && event.resource == "secrets"
+        })
+        .collect();
+    let told = patches.iter().filter(|event| event.code == 429).count();
+    assert!(told > 0, "the server was never too busy");
+    let mut of_copy: BTreeMap<&str, Vec<&AuditEvent>> = BTreeMap::new();
+    patches
+        .iter()
+        .for_each(|event| of_copy.entry(&event.namespace).or_default().push(event));
+    for attempts in of_copy.values() {
+        assert_eq!(
+            attempts.iter().filter(|event| event.code < 300).count(),
+            1,
+            "{attempts:#?}"
+        );
+        for pair in attempts.windows(2) {
+            // The server asks for whole seconds; its log's times are of the arrival and of the
+            // answer.
+            let pause = pair[1].received.duration_since(pair[0].at);
+            assert!(
+                pause.as_millis() >= 900,
+                "it came back after {pause:?}, told to wait for a second: {pair:#?}"
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,383 @@
+//! Certificates that change, of whatever origin: nobody who comes meanwhile notices.
+
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use mimeo_tests::scenario::{SOON, Scene, Setting, of, value};
+use mimeo_tests::traffic::{create_patiently, pod, precedes};
+use mimeo_tests::{NAMESPACE, Pair, create_namespace, eventually, unique};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::{AT_ONCE, PROGRAMS, REGISTRY, with_webhooks};
+
+/// Namespaces with a pod each, one after another, until told to stop: the pod comes after its copy.
+/// In strict mode not even a single call of a webhook may fail; a pod may be told to come again, as
+/// it may anywhere. Returns how many.
+async fn come_and_go(client: &Client, tag: &str, stop: &AtomicBool) -> Result<usize> {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let name = unique(tag);
+        create_namespace(client, &name, &[("scene", tag)]).await?;
+        let (pod, _) = create_patiently(&of(client, &name), &pod("first"))
+            .await
+            .context("a pod was refused")?;
+        let copy = of::<Secret>(client, &name).get(REGISTRY).await?;
+        assert!(precedes(&copy, &pod)?, "{name}: the copy is late");
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// A rule in force that is required, for [`come_and_go`].
+async fn required(scene: &Scene<'_>) -> Result<()> {
+    scene.secret(REGISTRY, &[("password", "first")]).await?;
+    let rule = scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .set("podGate", json!("Required"));
+    rule.create(&scene.client).await?;
+    scene
+        .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+        .await?;
+    Ok(())
+}
+
+/// The certificates by which the API server knows the webhook, in PEM.
+async fn trusted(client: &Client) -> Result<Vec<String>> {
+    let configuration = Api::<MutatingWebhookConfiguration>::all(client.clone())
+        .get("mimeo")
+        .await?;
+    let hook = configuration
+        .webhooks
+        .unwrap_or_default()
+        .into_iter()
+        .next()
+        .context("no hook")?;
+    let bundle = String::from_utf8(hook.client_config.ca_bundle.context("no caBundle")?.0)?;
+    let end = "-----END CERTIFICATE-----";
+    Ok(bundle
+        .split_inclusive(end)
+        .map(|pem| pem.trim().to_owned())
+        .filter(|pem| pem.ends_with(end))
+        .collect())
+}
+
+/// A new connection to the webhooks' address by somebody who trusts these certificates and no
+/// other.
+async fn handshake(url: &str, trusted: &[String]) -> Result<()> {
+    let der = |pem: &String| -> Result<Vec<u8>> {
+        let base64: String = pem
+            .lines()
+            .filter(|line| !line.starts_with("-----"))
+            .collect();
+        Ok(serde_json::from_value::<ByteString>(json!(base64))?.0)
+    };
+    let mut config = kube::Config::new(url.parse()?);
+    config.root_cert = Some(trusted.iter().map(der).collect::<Result<_>>()?);
+    config.default_retry = false;
+    let answer = Client::try_from(config)?
+        .request_text(http::Request::get("/").body(Vec::new())?)
+        .await;
+    match answer {
+        // Whatever it answers: it was trusted.
+        Ok(_) | Err(kube::Error::Api(_)) => Ok(()),
+        Err(error) => Err(error).context("no connection"),
+    }
+}
+
+/// Runs requests while `turning` does.
+async fn under_requests(
+    client: &Client,
+    tag: &str,
+    turning: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let turning = async {
+        let turned = turning.await;
+        stop.store(true, Ordering::Relaxed);
+        turned
+    };
+    let (count, turned) = tokio::join!(come_and_go(client, tag, &stop), turning);
+    turned?;
+    assert!(count? > 0, "nobody came");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_certificate_is_rotated_while_requests_run() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let short_lived = [
+        ["--tls-secret", "short-lived"],
+        ["--ca-validity", "12s"],
+        ["--certificate-validity", "12s"],
+        ["--ca-overlap", "1s"],
+        ["--namespaces-failure-policy", "Fail"],
+    ];
+    with_webhooks(&mut setting.pair, 2, &short_lived.concat()).await?;
+    let scene = setting.scene("rotated").await?;
+    required(&scene).await?;
+    let rotating = another_ca(&scene.client, setting.pair.url());
+    let rotated = Box::pin(under_requests(&scene.client, &scene.tag, rotating)).await;
+    drop(scene);
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    rotated
+}
+
+/// Waits until another CA is trusted alone. Until then, who has yet to see the newest bundle is
+/// served, too.
+async fn another_ca(client: &Client, url: String) -> Result<()> {
+    let until = Instant::now() + SOON;
+    // What the webhooks before were known by goes first.
+    let first = eventually(SOON, "one CA", || async {
+        let now = trusted(client).await?;
+        Ok((now.len() == 1).then_some(now))
+    })
+    .await?;
+    let (mut before, mut overlapped) = (first.clone(), false);
+    loop {
+        handshake(&url, &before).await?;
+        let now = trusted(client).await?;
+        overlapped |= now.len() == 2;
+        if now.len() == 1 && now != first {
+            assert!(overlapped, "both are trusted for a while");
+            return handshake(&url, &now).await;
+        }
+        ensure!(Instant::now() < until, "no other CA came");
+        before = now;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn replicas_that_start_at_once_without_a_ca_agree_on_one() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let agreed = agree(&mut setting).await;
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    agreed
+}
+
+async fn agree(setting: &mut Setting) -> Result<()> {
+    let client = setting.control_plane.client().await?;
+    let url = setting.pair.url();
+    // Who is first is a matter of luck, and so is whether the other has looked before.
+    for _ in 0..3 {
+        let secret = unique("new-ca");
+        let mark = setting.control_plane.audit_mark().await?;
+        with_webhooks(
+            &mut setting.pair,
+            2,
+            &["--tls-secret", &secret, "--ca-overlap", "1s"],
+        )
+        .await?;
+        let stored = of::<Secret>(&client, NAMESPACE).get(&secret).await?;
+        let trusted = [value(&stored, "ca.crt").context("no CA")?];
+        bundle_becomes(&client, &trusted).await?;
+        // New connections take the replicas in turn.
+        for _ in 0..4 {
+            handshake(&url, &trusted).await?;
+        }
+        let events = setting.control_plane.audit_since(&mark).await?;
+        let written: Vec<_> = events
+            .iter()
+            .filter(|event| {
+                setting.is_ours(event) && event.is_write() && event.resource == "secrets"
+            })
+            .filter(|event| event.name == secret)
+            .map(|event| (event.verb.as_str(), event.code))
+            .collect();
+        eprintln!("{secret}: {written:?}");
+        assert_eq!(
+            written.iter().filter(|(_, code)| *code < 300).count(),
+            1,
+            "{written:?}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let mounted = Mounted::new()?;
+    let (old, new) = (Authority::new("old")?, Authority::new("new")?);
+    let (old_leaf, new_leaf) = (old.serving()?, new.serving()?);
+    let both = [old.pem(), new.pem()];
+    mounted.swap(&old_leaf, &both[..1])?;
+    let folder = mounted.folder.path().display().to_string();
+    let args = [
+        "--cert-dir",
+        &folder,
+        "--ca-overlap",
+        "2s",
+        "--namespaces-failure-policy",
+        "Fail",
+    ];
+    with_webhooks(&mut setting.pair, 2, &args).await?;
+    let scene = setting.scene("mounted").await?;
+    required(&scene).await?;
+    let url = setting.pair.url();
+    let swapping = async {
+        mounted.swap(&old_leaf, &both)?;
+        bundle_becomes(&scene.client, &both).await?;
+        mounted.swap(&new_leaf, &both)?;
+        eventually(SOON, "the new certificate to be served by both", || async {
+            // New connections take the replicas in turn.
+            for _ in 0..4 {
+                handshake(&url, &both[1..]).await?;
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        mounted.swap(&new_leaf, &both[1..])?;
+        bundle_becomes(&scene.client, &both[1..]).await
+    };
+    let swapped = Box::pin(under_requests(&scene.client, &scene.tag, swapping)).await;
+    drop(scene);
+    with_webhooks(&mut setting.pair, 1, &[]).await?;
+    swapped
+}
+
+/// As `helm upgrade` does it with another `webhook.tls.mode`: replicas of before, which serve
+/// certificates of the other origin, are still there, and know nothing of the new ones' CA.
+#[tokio::test]
+async fn a_certificate_of_another_origin_takes_over_while_requests_run() -> Result<()> {
+    let mut setting = PROGRAMS.get().await?;
+    let strict = ["--ca-overlap", "3s", "--namespaces-failure-policy", "Fail"];
+    with_webhooks(&mut setting.pair, 1, &strict).await?;
+    let (client, tag) = {
+        let scene = setting.scene("origin").await?;
+        required(&scene).await?;
+        (scene.client.clone(), scene.tag.clone())
+    };
+    let (authority, mounted) = (Authority::new("mounted")?, Mounted::new()?);
+    mounted.swap(&authority.serving()?, &[authority.pem()])?;
+    let folder = mounted.folder.path().display().to_string();
+    let issued = [&AT_ONCE[..], &strict].concat();
+    let given = [&issued[..], &["--cert-dir", &folder]].concat();
+    let secrets = of::<Secret>(&client, NAMESPACE);
+    let secret = secrets.get("mimeo-webhook-tls").await?;
+    let (theirs, ours) = (authority.pem(), value(&secret, "ca.crt").context("no CA")?);
+    bundle_becomes(&client, std::slice::from_ref(&ours)).await?;
+
+    for (args, new, old) in [(given, &theirs, &ours), (issued, &ours, &theirs)] {
+        let taking_over = take_over(&mut setting.pair, &client, args, [new.clone(), old.clone()]);
+        let under_requests = Box::pin(under_requests(&client, &tag, taking_over));
+        under_requests
+            .await
+            .with_context(|| format!("to what trusts\n{new}"))?;
+    }
+    // It waited for its use, as it was.
+    assert_eq!(
+        secrets
+            .get("mimeo-webhook-tls")
+            .await?
+            .metadata
+            .resource_version,
+        secret.metadata.resource_version
+    );
+    with_webhooks(&mut setting.pair, 1, &[]).await
+}
+
+/// A rollout of one replica with other flags, by which it serves certificates of the first of these
+/// CAs.
+async fn take_over(
+    pair: &mut Pair,
+    client: &Client,
+    args: Vec<&str>,
+    cas: [String; 2],
+) -> Result<()> {
+    pair.set_webhook_args(args);
+    pair.start_webhook().await?;
+    // New connections take the replicas in turn.
+    for _ in 0..4 {
+        handshake(&pair.url(), &trusted(client).await?).await?;
+    }
+    bundle_becomes(client, &cas).await?;
+    let mut former = pair.webhooks.remove(0);
+    former.program.terminate()?;
+    former.program.wait(SOON).await?;
+    bundle_becomes(client, &cas[..1]).await
+}
+
+async fn bundle_becomes(client: &Client, want: &[String]) -> Result<()> {
+    eventually(SOON, format!("a bundle of {}", want.len()), || async {
+        let now = trusted(client).await?;
+        let same = now
+            .iter()
+            .map(String::as_str)
+            .eq(want.iter().map(|pem| pem.trim()));
+        if same {
+            Ok(Some(()))
+        } else {
+            bail!("it has {}", now.len())
+        }
+    })
+    .await
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Ok(Self(CertifiedIssuer::self_signed(
+            params,
+            KeyPair::generate()?,
+        )?))
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Certificate and key for the webhooks' address, in PEM.
+    fn serving(&self) -> Result<[String; 2]> {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate()?;
+        Ok([params.signed_by(&key, &self.0)?.pem(), key.serialize_pem()])
+    }
+}
+
+/// A folder as the kubelet mounts a Secret: the files are links through a link, and only that one
+/// is replaced.
+struct Mounted {
+    folder: TempDir,
+}
+
+impl Mounted {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for name in ["tls.crt", "tls.key", "ca.crt"] {
+            symlink(format!("..data/{name}"), folder.path().join(name))?;
+        }
+        Ok(Self { folder })
+    }
+
+    fn swap(&self, [certificate, key]: &[String; 2], bundle: &[String]) -> Result<()> {
+        let version = unique("..version");
+        let within = self.folder.path().join(&version);
+        std::fs::create_dir(&within)?;
+        std::fs::write(within.join("tls.crt"), certificate)?;
+        std::fs::write(within.join("tls.key"), key)?;
+        std::fs::write(within.join("ca.crt"), bundle.concat())?;
+        let link = self.folder.path().join("..data_tmp");
+        symlink(version, &link)?;
+        Ok(std::fs::rename(link, self.folder.path().join("..data"))?)
+    }
+}

@@ -1,0 +1,890 @@
+//! The reconciler's page, on a real API server: what its stream tells, to whom, and what a real
+//! browser makes of it.
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ObjectMeta, PostParams},
+};
+use mimeo_tests::{
+    Browser, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually,
+    follower::{FAILED, Follower, SYNCED},
+    install_crd,
+    scenario::{SOON, Setting, any, apply, delete, kubectl, of, rule, wait_gone},
+};
+use serde_json::{Value, json};
+
+const ADMISSION: &str = "admissionregistration.k8s.io/v1";
+
+/// With the page, and nothing that isn't needed for it.
+async fn setting() -> Result<Setting> {
+    let pair = Pair::builder().reconciler_args(["--ui"]);
+    Setting::start(ControlPlane::builder().controller_manager(false), pair).await
+}
+
+fn reconciler(pair: &Pair) -> Result<&Replica> {
+    pair.reconciler.as_ref().context("there is no reconciler")
+}
+
+/// Waits until a rule stands so in a namespace.
+fn wait_place(
+    follower: &mut Follower,
+    rule: &str,
+    namespace: &str,
+    state: u64,
+    reason: Option<&str>,
+) -> Result<()> {
+    let is = |told: &Follower| {
+        told.place(rule, namespace)
+            .is_some_and(|place| place.state == state && place.reason.as_deref() == reason)
+    };
+    follower.until(
+        SOON,
+        &format!("{rule} in {namespace}: {state} {reason:?}"),
+        is,
+    )
+}
+
+#[tokio::test]
+async fn the_stream_tells_how_copies_stand_and_what_changes() -> Result<()> {
+    let setting = setting().await?;
+    let scene = setting.scene("page").await?;
+    let page = reconciler(&setting.pair)?;
+    let names = scene.namespaces(3).await?;
+    create_secret(&scene.client, &names[2], "registry", &[("token", "theirs")]).await?;
+    scene.secret("registry", &[("token", "hunter2")]).await?;
+    let mut follower = page.follow()?;
+    scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .create(&scene.client)
+        .await?;
+
+    for name in &names[..2] {
+        wait_place(&mut follower, &scene.tag, name, SYNCED, None)?;
+        ensure!(
+            follower
+                .place(&scene.tag, name)
+                .is_some_and(|place| place.since > 0),
+            "it was written some time"
+        );
+    }
+    wait_place(
+        &mut follower,
+        &scene.tag,
+        &names[2],
+        FAILED,
+        Some("Conflict"),
+    )?;
+    ensure!(
+        follower.place(&scene.tag, &scene.home).is_none(),
+        "the rule has nothing there"
+    );
+    let counted = |told: &Follower| {
+        told.rule(&scene.tag)
+            .is_some_and(|rule| rule["copies"]["failed"] == 1)
+    };
+    follower.until(SOON, "the rule's status", counted)?;
+    let rule = follower.rule(&scene.tag).cloned().unwrap_or_default();
+    ensure!(
+        rule["failures"][0]["namespace"] == names[2].as_str(),
+        "{rule:#}"
+    );
+    ensure!(
+        rule["copies"] == json!({"desired": 3, "synced": 2, "failed": 1}),
+        "{rule:#}"
+    );
+
+    let query = format!(
+        "/ui/copies?rule=ClusterReplication/{}&namespace={}",
+        scene.tag, names[2]
+    );
+    let copies = page.ask("GET", &query, None, "")?;
+    ensure!(
+        copies.contains("an object that Mimeo didn't write has the copy's name"),
+        "{copies}"
+    );
+    ensure!(
+        page.ask("GET", "/ui/copies?rule=Pod/x&namespace=y", None, "")?
+            .starts_with("HTTP/1.1 400")
+    );
+
+    // What is in the way goes, and so does the failure.
+    delete(&of::<Secret>(&scene.client, &names[2]), "registry").await?;
+    wait_place(&mut follower, &scene.tag, &names[2], SYNCED, None)?;
+    scene
+        .rule()
+        .secret(&scene.home, "registry")
+        .delete(&scene.client)
+        .await?;
+    follower.until(SOON, "the end of the rule", |told| {
+        told.rule(&scene.tag).is_none()
+    })?;
+    let told = follower.text + &copies;
+    for secret in ["hunter2", "theirs", "checksum"] {
+        ensure!(!told.contains(secret), "{secret} is told: {told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_the_flag_there_is_no_page() -> Result<()> {
+    let control_plane = ControlPlane::builder()
+        .controller_manager(false)
+        .start()
+        .await?;
+    let pair = Pair::builder().webhooks(0).start(&control_plane).await?;
+    for path in ["/ui/", "/ui/page.js", "/ui/stream", "/ui/copies"] {
+        ensure!(
+            reconciler(&pair)?
+                .ask("GET", path, None, "")?
+                .starts_with("HTTP/1.1 404"),
+            "{path}"
+        );
+    }
+    Ok(())
+}
+
+/// A page that asks for tokens: one of somebody who may see it, and one of somebody who may not.
+async fn with_tokens() -> Result<(Setting, [String; 2])> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let kubectl = |command: &str| kubectl(&control_plane, command.split(' '));
+    let account = format!("--serviceaccount={NAMESPACE}:mimeo-reconciler");
+    kubectl(&format!(
+        "create clusterrolebinding mimeo-tokens --clusterrole=system:auth-delegator {account}"
+    ))?;
+    kubectl(
+        "create clusterrole mimeo-page --verb=get --non-resource-url=/ui/stream --non-resource-url=/ui/copies",
+    )?;
+    let token = |name: &str| {
+        kubectl(&format!("create serviceaccount {name} -n default"))?;
+        anyhow::Ok(
+            kubectl(&format!("create token {name} -n default"))?
+                .trim()
+                .to_owned(),
+        )
+    };
+    let tokens = [token("viewer")?, token("stranger")?];
+    kubectl(
+        "create clusterrolebinding mimeo-page --clusterrole=mimeo-page --serviceaccount=default:viewer",
+    )?;
+    let pair = Pair::builder()
+        .shipped_rights()
+        .reconciler_args(["--ui", "--ops-auth", "token"]);
+    let pair = pair.start(&control_plane).await?;
+    Ok((
+        Setting {
+            pair,
+            control_plane,
+        },
+        tokens,
+    ))
+}
+
+/// Waits until a token is for the data.
+async fn lets_in(page: &Replica, token: &str) -> Result<()> {
+    eventually(SOON, "what the viewer sees", || async {
+        let answer = page.ask(
+            "GET",
+            "/ui/copies?rule=ClusterReplication/x&namespace=y",
+            Some(token),
+            "",
+        )?;
+        if answer.starts_with("HTTP/1.1 200") {
+            Ok(Some(()))
+        } else {
+            bail!("{answer}")
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn its_data_is_for_those_whom_rbac_lets() -> Result<()> {
+    let (setting, [viewer, stranger]) = with_tokens().await?;
+    let page = reconciler(&setting.pair)?;
+    let code = |path: &str, token: Option<&str>| {
+        let answer = page.ask("GET", path, token, "")?;
+        ensure!(
+            answer.contains("content-security-policy: default-src 'none'"),
+            "{answer}"
+        );
+        anyhow::Ok(answer.split(' ').nth(1).unwrap_or_default().to_owned())
+    };
+    for path in [
+        "/ui/",
+        "/ui/page.js",
+        "/ui/held.js",
+        "/ui/elements.js",
+        "/ui/style.css",
+    ] {
+        ensure!(code(path, None)? == "200", "{path} holds nothing");
+    }
+    let copies = "/ui/copies?rule=ClusterReplication/x&namespace=y";
+    lets_in(page, &viewer).await?;
+    for path in [copies, "/ui/stream"] {
+        ensure!(
+            code(path, None)? == "401" && code(path, Some(&stranger))? == "403",
+            "{path}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_standby_names_the_leader_until_it_leads() -> Result<()> {
+    let mut setting = setting().await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "home", &[]).await?;
+    create_namespace(&client, "team", &[]).await?;
+    create_secret(&client, "home", "registry", &[]).await?;
+    rule("registry")
+        .secret("home", "registry")
+        .target(json!({"namespaces": ["team"]}))
+        .create(&client)
+        .await?;
+    setting.wait_synced(&client, "registry").await?;
+    let mut first = setting
+        .pair
+        .reconciler
+        .take()
+        .context("there is no reconciler")?;
+    setting.pair.start_reconciler().await?;
+    let second = reconciler(&setting.pair)?;
+    let mut follower = second.follow()?;
+    let leader = first.name.clone();
+    follower.until(SOON, "the leader's name", |told| {
+        told.replica["leader"] == leader.as_str()
+    })?;
+    ensure!(follower.replica["leads"] == false && follower.replica["name"] == second.name.as_str());
+    ensure!(
+        follower.rule("registry").is_none(),
+        "what a standby doesn't know it doesn't tell"
+    );
+    let refused = second.ask(
+        "GET",
+        "/ui/copies?rule=ClusterReplication/registry&namespace=team",
+        None,
+        "",
+    )?;
+    ensure!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+
+    first.program.stop(SOON).await?;
+    follower.until(SOON, "leadership", |told| told.replica["leads"] == true)?;
+    wait_place(&mut follower, "registry", "team", SYNCED, None)
+}
+
+#[tokio::test]
+async fn only_so_many_look_on_at_once_and_who_takes_nothing_is_cut_off() -> Result<()> {
+    let control_plane = ControlPlane::builder()
+        .controller_manager(false)
+        .start()
+        .await?;
+    let pair = Pair::builder()
+        .webhooks(0)
+        .reconciler_args(["--ui"])
+        .start(&control_plane)
+        .await?;
+    let page = reconciler(&pair)?;
+    let mut followers = (0..16).map(|_| page.follow()).collect::<Result<Vec<_>>>()?;
+    let refused = page.ask("GET", "/ui/stream", None, "")?;
+    ensure!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    ensure!(
+        page.ask("GET", "/readyz", None, "")?
+            .starts_with("HTTP/1.1 200"),
+        "probes have room"
+    );
+    // Whoever takes what comes is kept for as long as they like: longer than any other answer may
+    // take.
+    let beats = |told: &Follower| told.text.matches(":\n").count() >= 3;
+    followers[0].until(SOON, "three signs of life", beats)?;
+    drop(followers);
+    eventually(SOON, "room for one more", || async {
+        page.follow().map(Some)
+    })
+    .await?;
+    Ok(())
+}
+
+/// An admission policy against `ConfigMaps` in a namespace, whose message is an attack on whoever
+/// shows it.
+async fn deny_with(client: &Client, namespace: &str, message: &str) -> Result<()> {
+    let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}]);
+    let validations = json!([{"expression": "false", "message": message}]);
+    let spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules}, "validations": validations});
+    let name = "closed.example.com";
+    let policy = json!({"apiVersion": ADMISSION, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec});
+    apply(client, &policy).await?;
+    let only =
+        json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    let spec = json!({"policyName": name, "validationActions": ["Deny"], "matchResources": only});
+    let kind = "ValidatingAdmissionPolicyBinding";
+    apply(
+        client,
+        &json!({"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": name}, "spec": spec}),
+    )
+    .await?;
+    let probe = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe"}});
+    let probe = serde_json::from_value(probe)?;
+    let maps = any(client, "v1", "ConfigMap", Some(namespace))?;
+    eventually(SOON, "the refusal", || async {
+        match maps
+            .create(
+                &PostParams {
+                    dry_run: true,
+                    ..PostParams::default()
+                },
+                &probe,
+            )
+            .await
+        {
+            Ok(_) => bail!("not refused yet"),
+            Err(_) => Ok(Some(())),
+        }
+    })
+    .await
+}
+
+async fn source(client: &Client, name: &str) -> Result<()> {
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "platform"}, "data": {"a": "b"}});
+    apply(client, &map).await?;
+    Ok(())
+}
+
+/// So many namespaces, many at a time.
+async fn namespaces(client: &Client, count: usize) -> Result<()> {
+    use futures::{StreamExt, TryStreamExt};
+    let all: Api<Namespace> = Api::all(client.clone());
+    let create = |number: usize| {
+        let metadata = ObjectMeta {
+            name: Some(format!("team-{number:05}")),
+            ..ObjectMeta::default()
+        };
+        let (all, namespace) = (
+            all.clone(),
+            Namespace {
+                metadata,
+                ..Namespace::default()
+            },
+        );
+        async move {
+            all.create(&PostParams::default(), &namespace)
+                .await
+                .map(drop)
+        }
+    };
+    futures::stream::iter((0..count).map(create))
+        .buffer_unordered(64)
+        .try_collect::<()>()
+        .await?;
+    Ok(())
+}
+
+const LABEL: &str = "document.activeElement.getAttribute('aria-label')";
+const SYNCED_ONES: &str = "[...document.querySelectorAll('#states button')].at(-1).textContent";
+const DOWN: &str = "\u{e015}";
+const RIGHT: &str = "\u{e014}";
+const ENTER: &str = "\u{e007}";
+const ESCAPE: &str = "\u{e00c}";
+const TAB: &str = "\u{e004}";
+const TAB_KEY: char = '\u{e004}';
+const SHIFT: char = '\u{e008}';
+const CONTROL: char = '\u{e009}';
+const HOME: char = '\u{e011}';
+const END: char = '\u{e010}';
+
+fn type_into(browser: &Browser, field: &str, text: &str) -> Result<()> {
+    let script = "const field = document.getElementById(arguments[0][0]); field.value = arguments[0][1]; \
+                  field.dispatchEvent(new Event('input', {bubbles: true}))";
+    browser.run(script, &json!([field, text]))?;
+    Ok(())
+}
+
+fn value(browser: &Browser, expression: &str) -> Result<Value> {
+    browser.run(&format!("return {expression}"), &Value::Null)
+}
+
+#[tokio::test]
+async fn a_browser_shows_it_live_and_by_keyboard_and_takes_no_text_for_anything_else() -> Result<()>
+{
+    let browser = Browser::start().await?;
+    let setting = setting().await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 40).await?;
+    let attack =
+        "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
+    deny_with(&client, "team-00001", attack).await?;
+    for name in ["defaults", "trust-bundle"] {
+        source(&client, name).await?;
+        let rule = rule(name).source("v1", "ConfigMap", "platform", name);
+        rule.target(json!({"namespaces": ["team-*"]}))
+            .create(&client)
+            .await?;
+    }
+    browser.open(&reconciler(&setting.pair)?.url("/ui/"))?;
+    browser
+        .wait("document.getElementById('live').textContent === 'Live'")
+        .await?;
+    browser
+        .wait(&format!("{SYNCED_ONES} === 'Synced78'"))
+        .await?;
+
+    it_filters_by_rule_reason_and_state(&browser).await?;
+    type_into(&browser, "by-namespace", "team-")?;
+    // By keyboard alone: into the grid, to the failure, into its details, and back.
+    value(
+        &browser,
+        "document.querySelector('#grid [tabindex=\"0\"]').focus()",
+    )?;
+    browser.press(&format!("{DOWN}{DOWN}{RIGHT}"))?;
+    browser
+        .wait(&format!(
+            "{LABEL} === 'defaults in team-00001: Failed AdmissionDenied'"
+        ))
+        .await?;
+    browser.press(ENTER)?;
+    let shown = "document.getElementById('details').textContent";
+    browser
+        .wait(&format!("{shown}.includes(\"<img src=x onerror=\")"))
+        .await?;
+    let made = value(
+        &browser,
+        "document.querySelectorAll('img, #details script').length",
+    )?;
+    ensure!(
+        made == 0 && value(&browser, "document.title")? == "Mimeo",
+        "text became a document"
+    );
+    browser.press(ESCAPE)?;
+    browser
+        .wait(&format!(
+            "{LABEL} === 'defaults in team-00001: Failed AdmissionDenied'"
+        ))
+        .await?;
+
+    // Live: what is in the way goes, and the cell says so by itself, under the keyboard.
+    for kind in [
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingAdmissionPolicy",
+    ] {
+        delete(&any(&client, ADMISSION, kind, None)?, "closed.example.com").await?;
+    }
+    browser
+        .wait(&format!("{LABEL} === 'defaults in team-00001: Synced'"))
+        .await?;
+
+    let dark = "getComputedStyle(document.body).backgroundColor";
+    let switch = |theme| {
+        let script = format!(
+            "for (let n = 0; n < 3 && document.documentElement.dataset.theme !== '{theme}'; n++) document.getElementById('theme').click()"
+        );
+        browser.run(&script, &Value::Null)
+    };
+    switch("light")?;
+    let light = value(&browser, dark)?;
+    switch("dark")?;
+    ensure!(value(&browser, dark)? != light, "dark is not light");
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+/// Whoever has no pointer: is asked for a token, told why one isn't taken, and sees where they are
+/// wherever they go.
+#[tokio::test]
+async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alone() -> Result<()> {
+    let browser = Browser::start().await?;
+    let (setting, [viewer, stranger]) = with_tokens().await?;
+    let (client, page) = (
+        setting.control_plane.client().await?,
+        reconciler(&setting.pair)?,
+    );
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 2).await?;
+    source(&client, "defaults").await?;
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    lets_in(page, &viewer).await?;
+
+    browser.open(&page.url("/ui/"))?;
+    let at = async |id: &str| {
+        let found = browser
+            .wait(&format!("document.activeElement.id === '{id}'"))
+            .await;
+        found.with_context(|| {
+            format!(
+                "{:?}",
+                value(&browser, "document.activeElement.outerHTML.slice(0, 200)")
+            )
+        })
+    };
+    let asked = async |why: &str| {
+        let told = format!("document.getElementById('ask-why').textContent.includes('{why}')");
+        browser
+            .wait(&format!("document.getElementById('ask').open && {told}"))
+            .await?;
+        at("token").await
+    };
+    asked("to those who may see it").await.context("at first")?;
+    browser.press(TAB)?;
+    browser
+        .wait("document.activeElement.matches('#ask button:focus-visible')")
+        .await?;
+    browser.press_with(SHIFT, TAB_KEY)?;
+    at("token").await.context("back from the button")?;
+    browser.press(&format!("none{ENTER}"))?;
+    asked("not accepted").await?;
+    browser.press(&format!("{stranger}{ENTER}"))?;
+    asked("may not see it").await?;
+    browser.press(&format!("{viewer}{ENTER}"))?;
+    browser
+        .wait("document.getElementById('live').textContent === 'Live'")
+        .await?;
+    browser
+        .wait(&format!("{SYNCED_ONES} === 'Synced2'"))
+        .await?;
+    // Where it might stay: in the field, in what outlives the tab, or goes along with requests by
+    // itself.
+    let kept = "JSON.stringify([document.getElementById('token').value, localStorage, sessionStorage, document.cookie])";
+    let kept = value(&browser, kept)?;
+    ensure!(
+        kept.as_str()
+            .is_some_and(|kept| !kept.contains(&viewer[..20])),
+        "the token is kept"
+    );
+    ensure!(
+        value(&browser, "document.getElementById('ask').open")? == false,
+        "it is asked for again"
+    );
+
+    // One stop for each thing to be used, in the order in which they are seen; the grid is one.
+    value(&browser, "document.getElementById('theme').focus()")?;
+    let states = value(
+        &browser,
+        "document.querySelectorAll('#states button').length",
+    )?
+    .as_u64()
+    .context("no states")?;
+    let states = (0..states).map(|_| "states");
+    let place = "document.activeElement.id || document.activeElement.closest('#states, #grid')?.id";
+    let shown = "document.activeElement.matches(':focus-visible') && getComputedStyle(document.activeElement).outlineStyle === 'solid'";
+    let stops: Vec<&str> = ["by-namespace", "by-rule", "by-reason"]
+        .into_iter()
+        .chain(states)
+        .chain(["grid"])
+        .collect();
+    for stop in &stops {
+        browser.press(TAB)?;
+        let found = value(&browser, &format!("[{place}, {shown}]"))?;
+        ensure!(found == json!([stop, true]), "{found} instead of {stop}");
+    }
+    for stop in stops.iter().rev().skip(1) {
+        browser.press_with(SHIFT, TAB_KEY)?;
+        let found = value(&browser, &format!("[{place}, {shown}]"))?;
+        ensure!(
+            found == json!([stop, true]),
+            "{found} instead of {stop}, on the way back"
+        );
+    }
+    value(
+        &browser,
+        "document.querySelector('#grid [tabindex=\"0\"]').focus()",
+    )?;
+    browser.press("/")?;
+    at("by-namespace").await?;
+    // That nobody is let in without a token the browser says, too.
+    let complaints = browser.complaints()?;
+    ensure!(
+        complaints
+            .iter()
+            .all(|line| line.contains("401") || line.contains("403")),
+        "{complaints:#?}"
+    );
+    Ok(())
+}
+
+/// Of 40 teams that two rules select, neither can write into team-00001.
+async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
+    let matches = async |text: &str| {
+        browser
+            .wait(&format!(
+                "document.getElementById('matches').textContent === '{text}'"
+            ))
+            .await
+    };
+    let names = async |names: &str| {
+        let shown =
+            "[...document.querySelectorAll('#rows .name')].map((name) => name.textContent).join()";
+        browser.wait(&format!("{shown} === '{names}'")).await
+    };
+    let press = |state: &str| {
+        let buttons = "[...document.querySelectorAll('#states button')]";
+        browser.run(
+            &format!("{buttons}.find((one) => one.textContent.startsWith('{state}')).click()"),
+            &Value::Null,
+        )
+    };
+
+    type_into(browser, "by-reason", "admissionD")?;
+    matches("1 namespace, 2 rules").await?;
+    names("team-00001").await?;
+    type_into(browser, "by-rule", "TRUST")?;
+    matches("1 namespace, 1 rule").await?;
+    let heads = "[...document.querySelectorAll('#head .cell')].map((head) => head.getAttribute('aria-label').split(':')[0]).join()";
+    browser
+        .wait(&format!(
+            "{heads} === 'Namespace,ClusterReplication trust-bundle'"
+        ))
+        .await?;
+    type_into(browser, "by-rule", "no such rule")?;
+    matches("0 namespaces, 0 rules").await?;
+    for field in ["by-rule", "by-reason"] {
+        type_into(browser, field, "")?;
+    }
+    matches("").await?;
+
+    press("Failed")?;
+    matches("1 namespace, 2 rules").await?;
+    names("team-00001").await?;
+    // Either of two.
+    press("Synced")?;
+    matches("40 namespaces, 2 rules").await?;
+    press("Failed")?;
+    matches("39 namespaces, 2 rules").await?;
+    press("Synced")?;
+    matches("").await
+}
+
+#[tokio::test]
+async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
+    let browser = Browser::start().await?;
+    let control_plane = ControlPlane::builder()
+        .controller_manager(false)
+        .start()
+        .await?;
+    let client = control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 10_000).await?;
+    let pair = Pair::builder()
+        .reconciler_args(["--ui"])
+        .start(&control_plane)
+        .await?;
+    source(&client, "defaults").await?;
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    browser.open(&reconciler(&pair)?.url("/ui/"))?;
+    browser
+        .wait(&format!("{SYNCED_ONES} === 'Synced10,000'"))
+        .await?;
+
+    let few = "document.querySelectorAll('.row').length < 100";
+    browser.wait(few).await?;
+    value(
+        &browser,
+        "document.getElementById('grid').scrollTop = 9_000_000",
+    )?;
+    browser.wait("[...document.querySelectorAll('.name')].some((name) => name.textContent === 'team-09999')").await?;
+    browser.wait(few).await?;
+    value(
+        &browser,
+        "document.querySelector('#grid [tabindex=\"0\"]').focus()",
+    )?;
+    browser.press_with(CONTROL, HOME)?;
+    browser.wait(&format!("{LABEL} === 'Namespace'")).await?;
+    browser.press_with(CONTROL, END)?;
+    browser
+        .wait(&format!("{LABEL} === 'defaults in team-09999: Synced'"))
+        .await?;
+
+    type_into(&browser, "by-namespace", "TEAM-0777")?;
+    browser
+        .wait("document.querySelectorAll('#rows .row').length === 10")
+        .await?;
+    browser
+        .wait("document.getElementById('matches').textContent.startsWith('10 namespaces')")
+        .await?;
+    type_into(&browser, "by-namespace", "none of them")?;
+    browser
+        .wait("!document.getElementById('nothing').hidden")
+        .await?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_the_command_that_lets_it_go()
+-> Result<()> {
+    let pair = Pair::builder().reconciler_args(["--ui", "--deletion-delay", "1s"]);
+    let setting = Setting::start(ControlPlane::builder().controller_manager(false), pair).await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, 5).await?;
+    source(&client, "defaults").await?;
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    setting.wait_synced(&client, "defaults").await?;
+    let page = reconciler(&setting.pair)?;
+    let mut follower = page.follow()?;
+    follower.until(SOON, "that nothing is held", |told| {
+        told.held == json!({"deletions": [], "more": 0})
+    })?;
+
+    // Lost with its definition, which comes back without it.
+    let crd = mimeo_api::crds()
+        .into_iter()
+        .find(|crd| crd.spec.names.kind == "ClusterReplication")
+        .context("no CRD")?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    delete(&definitions, &crd.name_any()).await?;
+    wait_gone(definitions, &crd.name_any()).await?;
+    install_crd(&client, &crd).await?;
+    follower.until(SOON, "the held deletion", |told| {
+        told.held["deletions"][0]["copies"] == 5
+    })?;
+    let held = &follower.held["deletions"][0];
+    ensure!(held["rule"] == "ClusterReplication/defaults", "{held}");
+    ensure!(
+        held["places"] == "5 namespaces, first team-00000, team-00001, team-00002",
+        "{held}"
+    );
+    ensure!(
+        held["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("lost with its definition")),
+        "{held}"
+    );
+
+    let nonce = held["nonce"].as_str().context("no nonce")?;
+    let mut command = format!(
+        "kubectl -n {NAMESPACE} annotate --overwrite configmap mimeo-kinds mimeo.dev/confirm-deletion={nonce}"
+    );
+    let browser = Browser::start().await?;
+    let notice = "document.getElementById('held')";
+    browser.open(&page.url("/ui/"))?;
+    let gone = "ClusterReplication/defaults is gone5 copies in 5 namespaces";
+    browser
+        .wait(&format!("{notice}.textContent.includes('{gone}')"))
+        .await?;
+    let shown = value(
+        &browser,
+        &format!("{notice}.querySelector('pre').textContent"),
+    )?;
+    ensure!(shown == command.as_str(), "another command");
+    kubectl(
+        &setting.control_plane,
+        command.split_off("kubectl ".len()).split(' '),
+    )?;
+    follower.until(SOON, "that nothing is held any more", |told| {
+        told.held["deletions"] == json!([])
+    })?;
+    for number in 0..5 {
+        wait_gone(
+            of::<ConfigMap>(&client, &format!("team-{number:05}")),
+            "defaults",
+        )
+        .await?;
+    }
+    browser.wait(&format!("{notice}.hidden")).await?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+/// Draws docs/images: `make screenshots`.
+#[tokio::test]
+#[ignore = "writes docs/images"]
+async fn screenshots() -> Result<()> {
+    let browser = Browser::start().await?;
+    let setting = setting().await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    let teams = [
+        "accounts", "billing", "catalog", "checkout", "delivery", "fraud", "identity", "ledger",
+        "search", "stock",
+    ];
+    for (number, team) in teams.iter().enumerate() {
+        for stage in ["dev", "prod", "test"] {
+            let tier = if number % 3 == 0 { "gold" } else { "silver" };
+            create_namespace(
+                &client,
+                &format!("{team}-{stage}"),
+                &[("tier", tier), ("stage", stage)],
+            )
+            .await?;
+        }
+    }
+    let everywhere = json!({"namespaceSelector": {}});
+    let gold = json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+    let production = json!({"namespaceSelector": {"matchLabels": {"stage": "prod"}}});
+    let rules = [
+        ("registry-credentials", &everywhere),
+        ("trust-bundle", &everywhere),
+        ("network-defaults", &everywhere),
+        ("observability", &production),
+        ("smtp-relay", &gold),
+        ("wildcard-tls", &production),
+    ];
+    for name in ["fraud-test", "search-dev"] {
+        let own = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "network-defaults", "namespace": name}});
+        apply(&client, &own).await?;
+    }
+    for (name, target) in rules {
+        let mut rule = rule(name)
+            .source("v1", "ConfigMap", "platform", name)
+            .target(target.clone());
+        if *target == everywhere {
+            rule = rule.set(
+                "exclude",
+                json!([{"namespaces": ["default", "platform", "mimeo-system"]}]),
+            );
+        }
+        match name {
+            "wildcard-tls" => {}
+            "smtp-relay" => {
+                source(&client, name).await?;
+                rule = rule.set("suspend", json!(true));
+            }
+            _ => source(&client, name).await?,
+        }
+        rule.create(&client).await?;
+    }
+    browser.open(&reconciler(&setting.pair)?.url("/ui/"))?;
+    browser
+        .wait("document.querySelectorAll('#head .sign.failed').length === 2")
+        .await?;
+    browser
+        .wait("document.querySelectorAll('#head .sign.suspended').length === 1")
+        .await?;
+    // A failure, with what it means.
+    browser.run(
+        "document.querySelector('.cell.failed').click()",
+        &Value::Null,
+    )?;
+    browser
+        .wait("document.getElementById('details').textContent.includes('conflictPolicy')")
+        .await?;
+    for theme in ["light", "dark"] {
+        browser.run(
+            "while (document.documentElement.dataset.theme !== arguments[0]) document.getElementById('theme').click()",
+            &json!(theme),
+        )?;
+        let picture: k8s_openapi::ByteString =
+            serde_json::from_value(json!(browser.screenshot()?))?;
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/images");
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(format!("page-{theme}.png")), picture.0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,1386 @@
+//! The pod gate: no pod before its namespace's copies, whatever people do and whatever happens to
+//! the webhook.
+//!
+//! A miss is a pod that was stored before one of its rule's copies was, or without one: etcd's
+//! revisions decide it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use futures::future::try_join_all;
+use futures::try_join;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Pod, ResourceQuota, Secret};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::Status;
+use kube::{Api, Client};
+use mimeo_model::names::MARK;
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, label, of, put, relabel, rule,
+    uid, value, wait_for, wait_gone,
+};
+use mimeo_tests::traffic::{
+    create_namespaces, create_patiently, pod, precedes, retry_after, stubbornly,
+};
+use mimeo_tests::{
+    ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, unique,
+};
+use serde_json::{Value, json};
+use tokio::sync::{OnceCell, RwLock};
+
+use crate::stages::LOAD;
+
+/// Two API servers, two webhook replicas. Who disturbs them holds the lock for writing, and leaves
+/// all as it was.
+static STAGE: OnceCell<Result<RwLock<Setting>, String>> = OnceCell::const_new();
+
+/// Drained quickly: the balancer notices within 50 ms.
+const ORDINARY: [&str; 2] = ["--shutdown-delay", "500ms"];
+const STRICT: [&str; 4] = [
+    "--shutdown-delay",
+    "500ms",
+    "--namespaces-failure-policy",
+    "Fail",
+];
+/// A time budget that a test can wait for. The reconciler keeps the default: it only takes marks
+/// off later.
+const BRIEF: [&str; 6] = [
+    "--shutdown-delay",
+    "500ms",
+    "--pod-gate-budget",
+    "6s",
+    "--pod-gate-wait",
+    "3s",
+];
+/// How long one request is held with these.
+const HELD_FOR: Duration = Duration::from_secs(3);
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// A pod in a new namespace costs an API server up to 100 ms of waiting for its own caches: queues
+/// don't load it.
+const QUEUES: usize = 6;
+
+async fn stage() -> Result<&'static RwLock<Setting>> {
+    let start = || async {
+        let control_plane = ControlPlane::builder().api_servers(2).audit(true);
+        let started = Setting::start(
+            control_plane,
+            Pair::builder().webhooks(2).webhook_args(ORDINARY),
+        )
+        .await;
+        started
+            .map(RwLock::new)
+            .map_err(|error| format!("{error:#}"))
+    };
+    STAGE
+        .get_or_init(start)
+        .await
+        .as_ref()
+        .map_err(|error| anyhow!("{error}"))
+}
+
+// --- No pod before its copies ---
+
+const REGISTRY: &str = "registry";
+const SETTINGS: &str = "settings";
+
+/// People who create namespaces under a rule that is in force, each with a pod at once.
+struct Crowd {
+    clients: [Client; 2],
+    tag: String,
+    /// Whether they come back whatever they are told.
+    stubborn: bool,
+    done: AtomicUsize,
+}
+
+impl Crowd {
+    /// Writes the rule, `podGate: Required` with two sources, and returns once it is in force.
+    async fn gather(setting: &Setting, about: &str) -> Result<Self> {
+        let scene = setting.scene(about).await?;
+        two_sources(&scene).await?;
+        let rule = required(&scene);
+        rule.create(&scene.client).await?;
+        in_force(&scene, &rule).await?;
+        let clients = [
+            scene.client.clone(),
+            setting.control_plane.client_for(1).await?,
+        ];
+        Ok(Self {
+            clients,
+            tag: scene.tag.clone(),
+            stubborn: false,
+            done: AtomicUsize::new(0),
+        })
+    }
+
+    /// 300 in so many queues, in each one after another, and 100 at once. Returns the misses.
+    async fn come(&self, queues: usize) -> Result<Vec<String>> {
+        let mut misses = self.queue(300, queues).await?;
+        misses.extend(self.queue(100, 100).await?);
+        Ok(misses)
+    }
+
+    async fn queue(&self, count: usize, queues: usize) -> Result<Vec<String>> {
+        let queue = async |first| {
+            let mut misses = Vec::new();
+            for number in (first..count).step_by(queues) {
+                misses.extend(self.one(number).await?);
+            }
+            Ok::<_, anyhow::Error>(misses)
+        };
+        Ok(try_join_all((0..queues).map(queue)).await?.concat())
+    }
+
+    /// A namespace and a pod in it, by every way of naming and every pair of API servers in turn.
+    /// Returns the miss if it was one.
+    async fn one(&self, number: usize) -> Result<Option<String>> {
+        let (first, second) = (&self.clients[number % 2], &self.clients[number / 2 % 2]);
+        let name = unique(&self.tag);
+        let labels = [("scene".to_owned(), self.tag.clone())].into();
+        let mut namespace = Namespace {
+            metadata: ObjectMeta {
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        if (number / 4).is_multiple_of(2) {
+            namespace.metadata.name = Some(name);
+        } else {
+            namespace.metadata.generate_name = Some(format!("{name}-"));
+        }
+        let namespaces: Api<Namespace> = Api::all(first.clone());
+        let namespace = self
+            .create(&namespaces, &namespace)
+            .await
+            .context("a namespace was refused")?;
+        let namespace = namespace
+            .metadata
+            .name
+            .context("a namespace without a name")?;
+        let admitted = self
+            .create(&of(second, &namespace), &pod("first"))
+            .await
+            .context("a pod was refused")?;
+        let miss = missed(second, &namespace, &admitted).await?;
+        self.done.fetch_add(1, Ordering::Relaxed);
+        Ok(miss)
+    }
+
+    async fn create<K>(&self, api: &Api<K>, object: &K) -> Result<K>
+    where
+        K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + serde::Serialize,
+    {
+        if self.stubborn {
+            let params = PostParams::default();
+            let (created, _) = stubbornly(|| api.create(&params, object)).await?;
+            return Ok(created);
+        }
+        Ok(create_patiently(api, object).await?.0)
+    }
+
+    /// Returns once so many have come.
+    async fn have_come(&self, count: usize) -> Result<()> {
+        eventually(SOON * 2, format!("{count} to have come"), || async {
+            Ok((self.done.load(Ordering::Relaxed) >= count).then_some(()))
+        })
+        .await
+    }
+}
+
+/// [`Crowd::gather`], for who needs the stage alone only then.
+async fn gather(about: &str) -> Result<Crowd> {
+    let setting = stage().await?.read().await;
+    Crowd::gather(&setting, about).await
+}
+
+async fn two_sources(scene: &Scene<'_>) -> Result<()> {
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    let map = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(SETTINGS.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some([("proxy".to_owned(), "none".to_owned())].into()),
+        ..ConfigMap::default()
+    };
+    of(&scene.client, &scene.home)
+        .create(&PostParams::default(), &map)
+        .await?;
+    Ok(())
+}
+
+/// Of the scene, for both sources, `podGate: Required`.
+fn required(scene: &Scene<'_>) -> RuleSpec {
+    let rule =
+        scene
+            .rule()
+            .secret(&scene.home, REGISTRY)
+            .source("v1", "ConfigMap", &scene.home, SETTINGS);
+    rule.set("podGate", json!("Required"))
+}
+
+async fn in_force(scene: &Scene<'_>, rule: &RuleSpec) -> Result<()> {
+    scene
+        .wait_condition(&rule.name, "PodGateActive", "True", "Active")
+        .await?;
+    Ok(())
+}
+
+/// Says what was not there when the pod was admitted.
+async fn missed(client: &Client, namespace: &str, admitted: &Pod) -> Result<Option<String>> {
+    let secret = of::<Secret>(client, namespace).get_opt(REGISTRY).await?;
+    let map = of::<ConfigMap>(client, namespace).get_opt(SETTINGS).await?;
+    let (Some(secret), Some(map)) = (&secret, &map) else {
+        let there = (secret.is_some(), map.is_some());
+        return Ok(Some(format!(
+            "{namespace}: Secret and ConfigMap are there: {there:?}"
+        )));
+    };
+    if precedes(secret, admitted)? && precedes(map, admitted)? {
+        return Ok(None);
+    }
+    let versions = [&secret.metadata, &map.metadata, &admitted.metadata]
+        .map(|meta| meta.resource_version.clone());
+    Ok(Some(format!(
+        "{namespace}: Secret, ConfigMap and Pod were stored at {versions:?}"
+    )))
+}
+
+#[track_caller]
+fn assert_none(misses: &[String]) {
+    assert!(misses.is_empty(), "{} misses: {misses:#?}", misses.len());
+}
+
+#[tokio::test]
+async fn a_pod_right_after_its_namespace_finds_its_copies() -> Result<()> {
+    let _turn = LOAD.lock().await;
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "prompt").await?;
+    assert_none(&crowd.come(1).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_right_after_its_namespace_finds_its_copies_while_no_reconciler_runs() -> Result<()> {
+    let _turn = LOAD.lock().await;
+    let crowd = gather("alone").await?;
+    let mut setting = stage().await?.write().await;
+    let reconciler = setting.pair.reconciler.take();
+    reconciler
+        .context("no reconciler runs")?
+        .program
+        .stop(STOPPING)
+        .await?;
+    let misses = crowd.come(QUEUES).await?;
+    setting.pair.start_reconciler().await?;
+    assert_none(&misses);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_right_after_its_namespace_finds_its_copies_while_a_replica_shuts_down() -> Result<()>
+{
+    let _turn = LOAD.lock().await;
+    let crowd = gather("drained").await?;
+    let mut setting = stage().await?.write().await;
+    let pair = &mut setting.pair;
+    let shut_down = async {
+        crowd.have_come(150).await?;
+        // It counts as a replica until it has ended.
+        let ended = pair.webhooks[0].program.stop(STOPPING).await?;
+        pair.webhooks.remove(0);
+        Ok::<_, anyhow::Error>(ended)
+    };
+    let (misses, ended) = tokio::join!(crowd.come(QUEUES), shut_down);
+    setting.pair.start_webhook().await?;
+    assert!(ended?.success(), "a drained replica ends well");
+    assert_none(&misses?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_right_after_its_namespace_finds_its_copies_in_strict_mode_while_a_replica_is_killed()
+-> Result<()> {
+    let _turn = LOAD.lock().await;
+    let mut crowd = gather("killed").await?;
+    crowd.stubborn = true;
+    let mut setting = stage().await?.write().await;
+    with_webhooks(&mut setting.pair, &STRICT).await?;
+    let pair = &mut setting.pair;
+    let kill = async {
+        crowd.have_come(150).await?;
+        let mut victim = pair.webhooks.remove(0);
+        victim.program.kill()?;
+        Ok::<_, anyhow::Error>(victim.name.clone())
+    };
+    let (misses, killed) = tokio::join!(crowd.come(QUEUES), kill);
+    with_webhooks(&mut setting.pair, &ORDINARY).await?;
+    // Until its Lease expires it counts as a replica, and other tests' rules would wait for it.
+    delete(
+        &of::<Lease>(&crowd.clients[0], NAMESPACE),
+        &format!("mimeo-webhook-{}", killed?),
+    )
+    .await?;
+    assert_none(&misses?);
+    Ok(())
+}
+
+/// Replaces all webhooks by two with these flags.
+async fn with_webhooks(pair: &mut Pair, args: &[&str]) -> Result<()> {
+    pair.stop_webhooks().await?;
+    pair.set_webhook_args(args.iter().copied());
+    pair.start_webhooks(2).await
+}
+
+#[tokio::test]
+async fn a_pod_right_after_its_namespace_was_labelled_finds_its_copies() -> Result<()> {
+    let _turn = LOAD.lock().await;
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "labelled").await?;
+    let client = &crowd.clients[0];
+    let names = create_namespaces(client, 300, ("not-yet", &crowd.tag)).await?;
+    let queue = async |queue| {
+        let mut misses = Vec::new();
+        for number in (queue..names.len()).step_by(QUEUES) {
+            let (name, second) = (&names[number], &crowd.clients[number / 2 % 2]);
+            relabel(&crowd.clients[number % 2], name, "scene", Some(&crowd.tag)).await?;
+            let (admitted, _) = create_patiently(&of(second, name), &pod("first")).await?;
+            misses.extend(missed(second, name, &admitted).await?);
+        }
+        Ok::<_, anyhow::Error>(misses)
+    };
+    let misses = try_join_all((0..QUEUES).map(queue)).await?.concat();
+    assert_none(&misses);
+    Ok(())
+}
+
+// --- The ways around ---
+
+/// A pod at once, patiently. Returns the miss if it was one.
+async fn try_pod(client: &Client, namespace: &str) -> Result<Option<String>> {
+    let (admitted, _) = create_patiently(&of(client, namespace), &pod(&unique("pod"))).await?;
+    missed(client, namespace, &admitted).await
+}
+
+#[tokio::test]
+async fn no_label_of_its_creators_exempts_a_namespace() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "exempt").await?;
+    let client = &crowd.clients[0];
+    let labels = [
+        ("mimeo.dev/exempt", "true"),
+        ("mimeo.dev/ignore", "true"),
+        ("kubernetes.io/metadata.name", "kube-system"),
+        ("app.kubernetes.io/managed-by", "mimeo"),
+        ("control-plane", "true"),
+        ("pod-security.kubernetes.io/enforce", "privileged"),
+    ];
+    for (key, value) in labels {
+        let namespace = unique(&crowd.tag);
+        create_namespace(client, &namespace, &[("scene", &crowd.tag), (key, value)]).await?;
+        assert_none(try_pod(client, &namespace).await?.as_slice());
+    }
+    Ok(())
+}
+
+async fn mark(client: &Client, namespace: &str) -> Result<Option<String>> {
+    let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await?;
+    Ok(label(&namespace, MARK).map(str::to_owned))
+}
+
+/// A namespace whose pods wait: its rule is in force, and a source is missing.
+async fn pending(scene: &Scene<'_>, pod_gate: &str) -> Result<String> {
+    let rule = scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .set("podGate", json!(pod_gate));
+    rule.create(&scene.client).await?;
+    in_force(scene, &rule).await?;
+    scene.namespace().await
+}
+
+/// The refusal of a pod, which is final.
+async fn refusal(client: &Client, namespace: &str) -> Result<String> {
+    match create_patiently(&of(client, namespace), &pod(&unique("pod"))).await {
+        Ok(_) => bail!("a pod was admitted into {namespace}"),
+        Err(kube::Error::Api(status))
+            if (400..500).contains(&status.code) && status.code != 429 =>
+        {
+            Ok(status.message)
+        }
+        Err(error) => Err(error).context("a refusal that is no answer"),
+    }
+}
+
+async fn put_finalize(
+    namespaces: &Api<Namespace>,
+    namespace: &Namespace,
+) -> kube::Result<Namespace> {
+    let name = namespace.metadata.name.as_deref().unwrap_or_default();
+    namespaces
+        .replace_subresource("finalize", name, &PostParams::default(), namespace)
+        .await
+}
+
+#[tokio::test]
+async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let scene = setting.scene("unmarked").await?;
+    let namespace = pending(&scene, "Required").await?;
+    let namespaces: Api<Namespace> = Api::all(scene.client.clone());
+    let token = mark(&scene.client, &namespace)
+        .await?
+        .context("a pending namespace has no mark")?;
+    let untouched = || async {
+        assert_eq!(
+            mark(&scene.client, &namespace).await?.as_ref(),
+            Some(&token)
+        );
+        let refusal = refusal(&scene.client, &namespace).await?;
+        assert!(refusal.contains(REGISTRY), "{refusal}");
+        Ok::<_, anyhow::Error>(())
+    };
+    untouched().await?;
+
+    relabel(&scene.client, &namespace, MARK, None).await?;
+    untouched().await.context("by a merge patch")?;
+
+    relabel(&scene.client, &namespace, MARK, Some("done")).await?;
+    untouched().await.context("by another value")?;
+
+    let path = format!("/metadata/labels/{}", MARK.replace('/', "~1"));
+    let remove: Patch<()> = Patch::Json(serde_json::from_value(
+        json!([{"op": "remove", "path": path}]),
+    )?);
+    namespaces
+        .patch(&namespace, &PatchParams::default(), &remove)
+        .await?;
+    untouched().await.context("by a JSON patch")?;
+
+    let without = || async {
+        let mut object = namespaces.get(&namespace).await?;
+        object
+            .metadata
+            .labels
+            .as_mut()
+            .and_then(|labels| labels.remove(MARK))
+            .context("it has no mark")?;
+        Ok::<_, anyhow::Error>(object)
+    };
+    namespaces
+        .replace(&namespace, &PostParams::default(), &without().await?)
+        .await?;
+    untouched().await.context("by a PUT")?;
+
+    namespaces
+        .replace_status(&namespace, &PostParams::default(), &without().await?)
+        .await?;
+    untouched().await.context("through status")?;
+
+    put_finalize(&namespaces, &without().await?).await?;
+    untouched().await.context("through finalize")?;
+
+    // Mimeo does, once there is nothing more to wait for.
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    mark_gone(&scene.client, &namespace).await?;
+    scene.wait_secret(&namespace, REGISTRY, |_| true).await?;
+    create_patiently(&of(&scene.client, &namespace), &pod("last")).await?;
+    Ok(())
+}
+
+async fn mark_gone(client: &Client, namespace: &str) -> Result<()> {
+    eventually(SOON, format!("{namespace} without a mark"), || async {
+        match mark(client, namespace).await? {
+            None => Ok(Some(())),
+            Some(token) => bail!("its mark is {token}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_mark_set_in_advance_changes_nothing() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "forged").await?;
+    let client = &crowd.clients[0];
+    for forged in ["", "done", "0"] {
+        let namespace = unique(&crowd.tag);
+        create_namespace(client, &namespace, &[("scene", &crowd.tag), (MARK, forged)]).await?;
+        assert_none(try_pod(client, &namespace).await?.as_slice());
+        mark_gone(client, &namespace).await?;
+    }
+    // Where no rule matches it is no reason to wait, and does not stay.
+    let created = unique("unmatched");
+    create_namespace(client, &created, &[(MARK, "forged")]).await?;
+    let labelled = unique("unmatched");
+    create_namespace(client, &labelled, &[]).await?;
+    relabel(client, &labelled, MARK, Some("forged")).await?;
+    for namespace in [created, labelled] {
+        create_patiently(&of(client, &namespace), &pod("first")).await?;
+        mark_gone(client, &namespace).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn labels_given_through_a_subresource_count() -> Result<()> {
+    let _turn = LOAD.lock().await;
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "subresource").await?;
+    let client = &crowd.clients[0];
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let mut misses = Vec::new();
+    for number in 0..60 {
+        let name = unique(&crowd.tag);
+        let mut namespace = create_namespace(client, &name, &[]).await?;
+        let labels = namespace.metadata.labels.get_or_insert_default();
+        labels.insert("scene".to_owned(), crowd.tag.clone());
+        // The service account controller and others may have been here since.
+        namespace.metadata.resource_version = None;
+        match number % 3 {
+            0 => {
+                let labels = json!({"metadata": {"labels": {"scene": crowd.tag}}});
+                namespaces
+                    .patch_status(&name, &PatchParams::default(), &Patch::Merge(labels))
+                    .await?;
+            }
+            1 => {
+                namespaces
+                    .replace_status(&name, &PostParams::default(), &namespace)
+                    .await?;
+            }
+            _ => {
+                put_finalize(&namespaces, &namespace).await?;
+            }
+        }
+        misses.extend(try_pod(&crowd.clients[number % 2], &name).await?);
+    }
+    assert_none(&misses);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dry_run_has_no_effects() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "dry").await?;
+    let client = &crowd.clients[0];
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let existing = create_namespace(client, &unique(&crowd.tag), &[])
+        .await?
+        .metadata
+        .name
+        .context("no name")?;
+    let waiting = setting.scene("dry-pending").await?;
+    let pending = pending(&waiting, "Required").await?;
+    let marked = mark(client, &pending).await?;
+
+    let audit = setting.control_plane.audit_mark().await?;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let labels = [("scene".to_owned(), crowd.tag.clone())].into();
+    let name = unique(&crowd.tag);
+    let namespace = Namespace {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
+    };
+    namespaces.create(&dry_run, &namespace).await?;
+    let dry_patch = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let labels = |labels: Value| Patch::Merge(json!({"metadata": {"labels": labels}}));
+    namespaces
+        .patch(&existing, &dry_patch, &labels(json!({"scene": crowd.tag})))
+        .await?;
+    namespaces
+        .patch(&pending, &dry_patch, &labels(json!({MARK: null})))
+        .await?;
+    let refused = of::<Pod>(client, &pending)
+        .create(&dry_run, &pod("dry"))
+        .await;
+    assert!(
+        refused.is_err(),
+        "a dry run says what would be: the pod is refused"
+    );
+
+    // Whatever they had set off would have been written before this one's copies.
+    let real = unique(&crowd.tag);
+    create_namespace(client, &real, &[("scene", &crowd.tag)]).await?;
+    assert_none(try_pod(client, &real).await?.as_slice());
+    mark_gone(client, &real).await?;
+    let events = setting.control_plane.audit_since(&audit).await?;
+    let dry: BTreeSet<&str> = [&*name, &*existing, &*pending].into();
+    let touches = |event: &mimeo_tests::AuditEvent| {
+        dry.contains(&*event.namespace)
+            || (event.resource == "namespaces" && dry.contains(&*event.name))
+    };
+    let ours: Vec<_> = events
+        .iter()
+        .filter(|event| setting.is_ours(event) && event.is_write() && touches(event))
+        .collect();
+    assert!(ours.is_empty(), "{ours:#?}");
+    assert!(namespaces.get_opt(&name).await?.is_none());
+    assert!(
+        of::<Secret>(client, &existing)
+            .get_opt(REGISTRY)
+            .await?
+            .is_none()
+    );
+    assert_eq!(
+        (
+            mark(client, &existing).await?,
+            mark(client, &pending).await?
+        ),
+        (None, marked)
+    );
+
+    create_namespace(client, &name, &[("scene", &crowd.tag)]).await?;
+    assert_none(try_pod(client, &name).await?.as_slice());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_namespace_created_again_under_its_name_is_a_new_one() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let crowd = Crowd::gather(&setting, "again").await?;
+    let lives = (0..10).map(async |_| {
+        let (client, name) = (&crowd.clients[0], unique(&crowd.tag));
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let mut misses = Vec::new();
+        let mut before = String::new();
+        for _ in 0..4 {
+            let created = create_namespace(client, &name, &[("scene", &crowd.tag)]).await?;
+            ensure!(uid(&created) != before, "it was not created again");
+            before = uid(&created);
+            misses.extend(try_pod(client, &name).await?);
+            delete(&namespaces, &name).await?;
+            wait_gone(namespaces.clone(), &name).await?;
+        }
+        Ok::<_, anyhow::Error>(misses)
+    });
+    assert_none(&try_join_all(lives).await?.concat());
+    Ok(())
+}
+
+// --- Copies that can't be written ---
+
+/// `kubectl run`, which prints what the server warns of.
+fn kubectl_run(setting: &Setting, namespace: &str) -> Result<String> {
+    let name = unique("pod");
+    kubectl(
+        &setting.control_plane,
+        [
+            "run",
+            &name,
+            "--image=example.com/app:1",
+            "--namespace",
+            namespace,
+        ],
+    )
+}
+
+#[tokio::test]
+async fn pods_wait_for_a_missing_source_if_that_is_required_and_are_warned_if_not() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let (required, best_effort) = (
+        setting.scene("required").await?,
+        setting.scene("best-effort").await?,
+    );
+    let (denied, excused) = try_join!(
+        pending(&required, "Required"),
+        pending(&best_effort, "BestEffort")
+    )?;
+
+    let told = kubectl_run(&setting, &excused)?;
+    assert!(
+        told.contains("Warning:") && told.contains(REGISTRY) && told.contains("created"),
+        "{told}"
+    );
+    let refusal = refusal(&required.client, &denied).await?;
+    assert!(
+        refusal.contains(REGISTRY) && refusal.contains("Secret"),
+        "{refusal}"
+    );
+    let told = kubectl_run(&setting, &denied)
+        .expect_err("the copy is required")
+        .to_string();
+    assert!(told.contains(REGISTRY), "{told}");
+
+    for (scene, namespace) in [(&required, &denied), (&best_effort, &excused)] {
+        scene.secret(REGISTRY, &[("password", "example")]).await?;
+        mark_gone(&scene.client, namespace).await?;
+        scene.wait_secret(namespace, REGISTRY, |_| true).await?;
+        let told = kubectl_run(&setting, namespace)?;
+        assert!(!told.contains("Warning:"), "{told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn pods_wait_for_a_copy_in_conflict_if_that_is_required_and_are_warned_if_not() -> Result<()>
+{
+    let setting = stage().await?.read().await;
+    try_join!(
+        in_conflict(&setting, "Required"),
+        in_conflict(&setting, "BestEffort")
+    )?;
+    Ok(())
+}
+
+async fn in_conflict(setting: &Setting, pod_gate: &str) -> Result<()> {
+    let scene = setting.scene("conflict").await?;
+    let namespace = pending(&scene, pod_gate).await?;
+    let foreign = create_secret(
+        &scene.client,
+        &namespace,
+        REGISTRY,
+        &[("password", "their own")],
+    )
+    .await?;
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    scene
+        .wait_condition(&scene.tag, "Ready", "False", "CopiesFailed")
+        .await?;
+    if pod_gate == "Required" {
+        let refusal = refusal(&scene.client, &namespace).await?;
+        assert!(
+            refusal.contains(REGISTRY) && refusal.contains("Conflict"),
+            "{refusal}"
+        );
+        // Out of the way, the copy is written and the pods go on.
+        delete(&scene.secrets(&namespace), REGISTRY).await?;
+        mark_gone(&scene.client, &namespace).await?;
+        let copy = scene.wait_secret(&namespace, REGISTRY, |_| true).await?;
+        assert_eq!(value(&copy, "password").as_deref(), Some("example"));
+        create_patiently(&of(&scene.client, &namespace), &pod("last")).await?;
+    } else {
+        let told = kubectl_run(setting, &namespace)?;
+        assert!(
+            told.contains("Warning:") && told.contains(REGISTRY) && told.contains("Conflict"),
+            "{told}"
+        );
+        let now = scene.secrets(&namespace).get(REGISTRY).await?;
+        assert_eq!(
+            now.metadata.resource_version,
+            foreign.metadata.resource_version
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_in_the_way_where_labels_come_to_match_is_named() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let scene = setting.scene("in-the-way").await?;
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    let rule = scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .set("podGate", json!("Required"));
+    rule.create(&scene.client).await?;
+    in_force(&scene, &rule).await?;
+    let namespace = unique(&scene.tag);
+    create_namespace(&scene.client, &namespace, &[]).await?;
+    create_secret(
+        &scene.client,
+        &namespace,
+        REGISTRY,
+        &[("password", "their own")],
+    )
+    .await?;
+    relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
+    let refusal = refusal(&scene.client, &namespace).await?;
+    assert!(
+        refusal.contains(REGISTRY) && refusal.contains("Conflict"),
+        "{refusal}"
+    );
+    let left = scene.secrets(&namespace).get(REGISTRY).await?;
+    assert_eq!(value(&left, "password").as_deref(), Some("their own"));
+    delete(&scene.secrets(&namespace), REGISTRY).await?;
+    mark_gone(&scene.client, &namespace).await?;
+    scene
+        .wait_secret(&namespace, REGISTRY, |copy| {
+            value(copy, "password").as_deref() == Some("example")
+        })
+        .await?;
+    create_patiently(&of(&scene.client, &namespace), &pod("last")).await?;
+    Ok(())
+}
+
+/// The API server names a quota in the conflict about a copy as it does where the counting for a
+/// quota races.
+#[tokio::test]
+async fn a_quota_in_the_way_is_a_conflict_and_one_that_is_the_copy_holds_no_pods() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let scene = setting.scene("quota").await?;
+    let quota = |namespace: &str, most: &str| {
+        let metadata = json!({"name": "limits", "namespace": namespace});
+        json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"count/jobs.batch": most}}})
+    };
+    apply(&scene.client, &quota(&scene.home, "70")).await?;
+    let rule = scene
+        .rule()
+        .source("v1", "ResourceQuota", &scene.home, "limits")
+        .set("podGate", json!("Required"));
+    let rule = rule.set("retentionPolicy", json!({"whenUnmatched": "Retain"}));
+    rule.create(&scene.client).await?;
+    in_force(&scene, &rule).await?;
+    let namespace = unique(&scene.tag);
+    create_namespace(&scene.client, &namespace, &[]).await?;
+    apply(&scene.client, &quota(&namespace, "7")).await?;
+
+    relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
+    let refusal = refusal(&scene.client, &namespace).await?;
+    assert!(
+        refusal.contains("limits") && refusal.contains("Conflict"),
+        "{refusal}"
+    );
+    let status = scene.wait_counts(&scene.tag, [1, 0, 1]).await?;
+    assert_eq!(
+        status.failures[0].reason, "Conflict",
+        "{:?}",
+        status.failures
+    );
+    rule.set("conflictPolicy", json!("Overwrite"))
+        .replace(&scene.client)
+        .await?;
+    mark_gone(&scene.client, &namespace).await?;
+    let most = of::<ResourceQuota>(&scene.client, &namespace)
+        .get("limits")
+        .await?
+        .spec
+        .and_then(|spec| spec.hard);
+    assert_eq!(json!(most), json!({"count/jobs.batch": "70"}));
+
+    // Retained, it is there when the label comes back.
+    relabel(&scene.client, &namespace, "scene", None).await?;
+    scene.wait_counts(&scene.tag, [0, 0, 0]).await?;
+    relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
+    create_patiently(&of(&scene.client, &namespace), &pod("last")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn pods_of_system_priority_classes_pass() -> Result<()> {
+    let setting = stage().await?.read().await;
+    let scene = setting.scene("system").await?;
+    let namespace = pending(&scene, "Required").await?;
+    refusal(&scene.client, &namespace).await?;
+    for class in ["system-cluster-critical", "system-node-critical"] {
+        let mut critical = pod(class);
+        critical.spec.get_or_insert_default().priority_class_name = Some(class.to_owned());
+        of::<Pod>(&scene.client, &namespace)
+            .create(&PostParams::default(), &critical)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Where jobs wait, too.
+static JOBS: Stage = Stage::new(ControlPlane::builder, || {
+    Pair::builder().webhook_args(["--pod-gate-resources", "batch/v1/jobs"])
+});
+
+fn job(name: &str) -> Result<Job> {
+    let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example.com/app:1"}]}});
+    Ok(serde_json::from_value(
+        json!({"metadata": {"name": name}, "spec": {"template": template}}),
+    )?)
+}
+
+/// What is named waits besides pods: these wait whatever is named.
+#[tokio::test]
+async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
+    let scene = JOBS.scene("jobs").await?;
+    let namespace = pending(&scene, "Required").await?;
+    let job = job("first")?;
+    let jobs: Api<Job> = of(&scene.client, &namespace);
+    match create_patiently(&jobs, &job).await {
+        Err(kube::Error::Api(status)) if status.message.contains(REGISTRY) => {}
+        outcome => bail!(
+            "{:?}",
+            outcome.map(|_| "a job was admitted without its copies")
+        ),
+    }
+    let told = refusal(&scene.client, &namespace).await?;
+    ensure!(told.contains(REGISTRY), "{told}");
+    // What isn't named doesn't wait.
+    of::<ConfigMap>(&scene.client, &namespace)
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(json!({"metadata": {"name": "a"}}))?,
+        )
+        .await?;
+    scene.secret(REGISTRY, &[("password", "example")]).await?;
+    let params = PostParams::default();
+    let (admitted, _) = stubbornly(|| jobs.create(&params, &job)).await?;
+    let copy = scene.secrets(&namespace).get(REGISTRY).await?;
+    ensure!(precedes(&copy, &admitted)?, "the copy is late");
+    Ok(())
+}
+
+/// Of the rules that want something in a namespace the strictest counts, whichever was first, and
+/// for whatever waits; the others' copies are warned of once it is content.
+#[tokio::test]
+async fn of_several_rules_the_strictest_is_waited_for() -> Result<()> {
+    for order in [["BestEffort", "Required"], ["Required", "BestEffort"]] {
+        let scene = JOBS.scene("strictest").await?;
+        let rules = order.map(|pod_gate| {
+            let rule = rule(&unique(&scene.tag))
+                .to_label("scene", &scene.tag)
+                .secret(&scene.home, &source_of(pod_gate));
+            rule.set("podGate", json!(pod_gate))
+        });
+        for rule in &rules {
+            rule.create(&scene.client).await?;
+        }
+        for rule in &rules {
+            in_force(&scene, rule).await?;
+        }
+        let namespace = scene.namespace().await?;
+        let jobs: Api<Job> = of(&scene.client, &namespace);
+        let cell = format!("Secret {} (", source_of("Required"));
+        let denied =
+            |told: &str| told.contains(&cell) && told.contains("podGate Required): SourceNotFound");
+        match create_patiently(&jobs, &job("first")?).await {
+            Err(kube::Error::Api(status)) if status.code == 403 && denied(&status.message) => {}
+            outcome => bail!(
+                "{order:?}: {:?}",
+                outcome.map(|_| "a job was admitted without its copies")
+            ),
+        }
+        let told = refusal(&scene.client, &namespace).await?;
+        ensure!(denied(&told), "{order:?}: {told}");
+
+        scene
+            .secret(&source_of("Required"), &[("password", "example")])
+            .await?;
+        let (params, job) = (PostParams::default(), job("first")?);
+        let (admitted, _) = stubbornly(|| jobs.create(&params, &job)).await?;
+        let copy = scene
+            .secrets(&namespace)
+            .get(&source_of("Required"))
+            .await?;
+        ensure!(precedes(&copy, &admitted)?, "{order:?}: the copy is late");
+        let told = kubectl_run(scene.setting, &namespace)?;
+        let (missing, there) = (source_of("BestEffort"), source_of("Required"));
+        ensure!(
+            told.contains("Warning:") && told.contains(&missing) && !told.contains(&there),
+            "{order:?}: {told}"
+        );
+    }
+    Ok(())
+}
+
+/// What a rule of this pod gate copies.
+fn source_of(pod_gate: &str) -> String {
+    format!("for-{}", pod_gate.to_lowercase())
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_rule_that_is_suspended_or_has_no_pod_gate_any_more() -> Result<()> {
+    let setting = stage().await?.read().await;
+    for (about, field, value) in [
+        ("resting", "suspend", json!(true)),
+        ("lifted", "podGate", json!("None")),
+    ] {
+        let scene = setting.scene(about).await?;
+        let namespace = pending(&scene, "Required").await?;
+        refusal(&scene.client, &namespace).await?;
+        let rule = scene
+            .rule()
+            .secret(&scene.home, REGISTRY)
+            .set("podGate", json!("Required"))
+            .set(field, value);
+        rule.replace(&scene.client).await?;
+        scene
+            .wait_condition(&rule.name, "PodGateActive", "False", "Disabled")
+            .await?;
+        mark_gone(&scene.client, &namespace).await?;
+        create_patiently(&of(&scene.client, &namespace), &pod("first")).await?;
+        // Nor in a namespace that comes now.
+        let later = scene.namespace().await?;
+        create_patiently(&of(&scene.client, &later), &pod("first")).await?;
+        ensure!(
+            scene.secrets(&later).get_opt(REGISTRY).await?.is_none(),
+            "there is no source"
+        );
+    }
+    Ok(())
+}
+
+// --- Copies that take long ---
+
+#[tokio::test]
+async fn the_time_budget_ends_the_wait_for_copies_unless_they_are_required() -> Result<()> {
+    let mut setting = stage().await?.write().await;
+    with_webhooks(&mut setting.pair, &BRIEF).await?;
+    let waited = Box::pin(wait_out_the_budget(&setting)).await;
+    with_webhooks(&mut setting.pair, &ORDINARY).await?;
+    waited
+}
+
+async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
+    let (required, excused, early) = try_join!(
+        setting.scene("required"),
+        setting.scene("excused"),
+        setting.scene("early")
+    )?;
+    two_sources(&required).await?;
+    two_sources(&excused).await?;
+    let limits = json!({
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": LIMITS, "namespace": early.home},
+        "spec": {"limits": [{"type": "Container", "default": {"cpu": "500m"}}]},
+    });
+    apply(&early.client, &limits).await?;
+    let best_effort = self::required(&excused).set("podGate", json!("BestEffort"));
+    let limited = early
+        .rule()
+        .source("v1", "LimitRange", &early.home, LIMITS)
+        .set("podGate", json!("Required"));
+    let gates = try_join!(
+        shut_out(&required, self::required(&required)),
+        shut_out(&excused, best_effort),
+        shut_out(&early, limited)
+    )?;
+
+    // The required one's time ends first.
+    let (kept, let_go) = (required.namespace().await?, excused.namespace().await?);
+    let told = try_join!(
+        comes_again(&required.client, &kept),
+        comes_again(&excused.client, &let_go)
+    )?;
+    assert!(
+        told.0.contains(REGISTRY) && told.1.contains(REGISTRY),
+        "{told:?}"
+    );
+    let told = kubectl_run(setting, &let_go)?;
+    assert!(
+        told.contains("Warning:") && told.contains(REGISTRY) && told.contains("created"),
+        "{told}"
+    );
+    assert!(!told.contains(SETTINGS), "that copy is there: {told}");
+    let told = comes_again(&required.client, &kept).await?;
+    assert!(told.contains(REGISTRY), "{told}");
+    gates.0.open().await?;
+    assert_none(try_pod(&required.client, &kept).await?.as_slice());
+    gates.1.open().await?;
+    excused.wait_secret(&let_go, REGISTRY, |_| true).await?;
+    mark_gone(&excused.client, &let_go).await?;
+    nobody_is_held_for_limits(&early, &gates.2).await
+}
+
+/// Writes the rule, and once it is in force lets nobody write its copies.
+async fn shut_out(scene: &Scene<'_>, rule: RuleSpec) -> Result<Gate> {
+    rule.create(&scene.client).await?;
+    in_force(scene, &rule).await?;
+    Gate::shut(scene).await
+}
+
+const LIMITS: &str = "limits";
+
+/// They are read before any webhook is called: a pod that was held would be admitted without having
+/// been judged by them.
+async fn nobody_is_held_for_limits(scene: &Scene<'_>, gate: &Gate) -> Result<()> {
+    let namespace = scene.namespace().await?;
+    let since = Instant::now();
+    let told = comes_again(&scene.client, &namespace).await?;
+    assert!(
+        since.elapsed() < HELD_FOR,
+        "it was held for {:?}",
+        since.elapsed()
+    );
+    assert!(told.contains(LIMITS), "{told}");
+    gate.open().await?;
+    let (admitted, _) = create_patiently(&of(&scene.client, &namespace), &pod("first")).await?;
+    let copy = of::<LimitRange>(&scene.client, &namespace)
+        .get(LIMITS)
+        .await?;
+    assert!(precedes(&copy, &admitted)?, "the copy is late");
+    let container = &admitted.spec.context("no spec")?.containers[0];
+    let limit = container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.limits.as_ref()?.get("cpu"));
+    assert_eq!(
+        limit.map(|limit| limit.0.as_str()),
+        Some("500m"),
+        "the pod was judged by it"
+    );
+    Ok(())
+}
+
+/// What a pod is told that is to come again.
+async fn comes_again(client: &Client, namespace: &str) -> Result<String> {
+    let outcome = of::<Pod>(client, namespace)
+        .create(&PostParams::default(), &pod(&unique("pod")))
+        .await;
+    match outcome {
+        Err(kube::Error::Api(status)) if by_mimeo(&status) => Ok(status.message.clone()),
+        outcome => bail!("{:?}", outcome.map(|_| "a pod was admitted")),
+    }
+}
+
+/// Whether it was Mimeo that said "not now", and not a server that is busy.
+fn by_mimeo(status: &Status) -> bool {
+    status.code == 429 && status.message.contains("pods in ")
+}
+
+#[tokio::test]
+async fn held_pods_come_back_and_hold_up_nobody_else() -> Result<()> {
+    const HELD: usize = 500;
+    let _turn = LOAD.lock().await;
+    let setting = stage().await?.read().await;
+    let scene = setting.scene("held").await?;
+    two_sources(&scene).await?;
+    let rule = required(&scene);
+    rule.create(&scene.client).await?;
+    let (others, ()) = try_join!(Crowd::gather(&setting, "others"), in_force(&scene, &rule))?;
+    let mut elsewhere = create_namespaces(&others.clients[0], 50, ("scene", &others.tag)).await?;
+    for namespace in &elsewhere {
+        mark_gone(&others.clients[0], namespace).await?;
+    }
+    // What it costs Mimeo while nobody is held.
+    work(&setting, &others, &mut elsewhere, "rotated").await?;
+
+    let gate = Gate::shut(&scene).await?;
+    let namespaces = scene.namespaces(5).await?;
+
+    // Not the admin: what the server does for its own masters says nothing of what it does for
+    // people.
+    let person = bound_to_everything(&setting, &scene.tag).await?;
+    let refused = Mutex::new(Vec::new());
+    let told: Vec<AtomicUsize> = (0..HELD).map(|_| AtomicUsize::new(0)).collect();
+    let admitted = AtomicUsize::new(0);
+    let pods = told.iter().enumerate().map(async |(number, told)| {
+        let pods = of::<Pod>(&person, &namespaces[number % namespaces.len()]);
+        let wanted = pod(&format!("held-{number}"));
+        let created = loop {
+            match pods.create(&PostParams::default(), &wanted).await {
+                Ok(created) => break created,
+                Err(error) => {
+                    // Another refusal is told below; the pod comes again, so that all the others
+                    // are seen.
+                    let pause = retry_after(&error).unwrap_or_else(|| {
+                        refused
+                            .lock()
+                            .expect("nobody panics with it")
+                            .push(error.to_string());
+                        Duration::from_secs(1)
+                    });
+                    if matches!(&error, kube::Error::Api(status) if by_mimeo(status)) {
+                        told.fetch_add(1, Ordering::Relaxed);
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        };
+        admitted.fetch_add(1, Ordering::Relaxed);
+        missed(&person, &namespaces[number % namespaces.len()], &created).await
+    });
+    let meanwhile = async {
+        eventually(SOON, "each pod to have been told to come again", || async {
+            let left = told
+                .iter()
+                .filter(|told| told.load(Ordering::Relaxed) == 0)
+                .count();
+            if left == 0 {
+                Ok(Some(()))
+            } else {
+                bail!("{left} were not")
+            }
+        })
+        .await?;
+        // They go on coming and being held, and others' copies are written as ever.
+        work(&setting, &others, &mut elsewhere, "rotated again").await?;
+        let misses = others.queue(20, 1).await?;
+        let early = admitted.load(Ordering::Relaxed);
+        gate.open().await?;
+        eventually(SOON, "each pod to be admitted", || async {
+            let left = HELD - admitted.load(Ordering::Relaxed);
+            if left == 0 {
+                Ok(Some(()))
+            } else {
+                bail!("{left} are not")
+            }
+        })
+        .await?;
+        Ok::<_, anyhow::Error>((misses, early))
+    };
+    // The pods have all the time that the rest takes, and no more.
+    let (held, (misses, early)) = try_join!(try_join_all(pods), meanwhile)?;
+    assert_none(&misses);
+    assert_eq!(
+        early, 0,
+        "pods admitted while their copies could not be written"
+    );
+    let refused = refused.into_inner().expect("nobody panics with it");
+    assert!(refused.is_empty(), "{refused:#?}");
+    assert_eq!(held.len(), HELD);
+    assert_none(&held.into_iter().flatten().collect::<Vec<_>>());
+    Ok(())
+}
+
+/// Has Mimeo rotate a crowd's copies in these namespaces, and fill 20 new ones, which are added to
+/// them. It does so with one write for each copy and one for each mark, and nothing that Mimeo asks
+/// of the API server is answered "not now". Which of the two programs writes is a matter of time:
+/// the reconciler takes over where the webhook takes longer than 2 s, and what either then asks for
+/// in vain writes nothing.
+async fn work(
+    setting: &Setting,
+    crowd: &Crowd,
+    namespaces: &mut Vec<String>,
+    text: &str,
+) -> Result<()> {
+    const NEW: usize = 20;
+    let client = &crowd.clients[0];
+    let audit = setting.control_plane.audit_mark().await?;
+    let home = crowd.tag.clone() + "-home";
+    put(&of(client, &home), REGISTRY, &[("password", text)]).await?;
+    let rotated = |secret: &Secret| value(secret, "password").as_deref() == Some(text);
+    try_join_all(
+        namespaces
+            .iter()
+            .map(|name| wait_for(of(client, name), REGISTRY.to_owned(), rotated)),
+    )
+    .await?;
+    let new = create_namespaces(client, NEW, ("scene", &crowd.tag)).await?;
+    for name in &new {
+        mark_gone(client, name).await?;
+    }
+    let events = setting.control_plane.audit_since(&audit).await?;
+    let busy: Vec<_> = events
+        .iter()
+        .filter(|event| setting.is_ours(event) && event.code == 429)
+        .collect();
+    assert!(busy.is_empty(), "{busy:#?}");
+    let mut done: BTreeMap<_, usize> = BTreeMap::new();
+    for event in events
+        .iter()
+        .filter(|event| setting.is_ours(event) && event.is_write() && event.code < 300)
+    {
+        if event.namespace.starts_with(&crowd.tag) {
+            *done.entry((&*event.resource, event.code)).or_default() += 1;
+        }
+    }
+    let want = [
+        (("secrets", 200), namespaces.len()),
+        (("secrets", 201), NEW),
+        (("configmaps", 201), NEW),
+        (("namespaces", 200), NEW),
+    ];
+    assert_eq!(done, want.into_iter().collect());
+    namespaces.extend(new);
+    Ok(())
+}
+
+/// Lets nobody write Secrets and LimitRanges into the namespaces of a scene: an admission webhook
+/// that nobody answers for.
+struct Gate {
+    client: Client,
+    name: String,
+}
+
+impl Gate {
+    async fn shut(scene: &Scene<'_>) -> Result<Self> {
+        let gate = Self {
+            client: scene.client.clone(),
+            name: scene.tag.clone(),
+        };
+        let configuration = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": gate.name},
+            "webhooks": [{
+                "name": "gate.example.com",
+                // Nothing listens there.
+                "clientConfig": {"url": "https://127.0.0.1:9/"},
+                "rules": [{
+                    "apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets", "limitranges"],
+                    "operations": ["CREATE", "UPDATE"], "scope": "Namespaced",
+                }],
+                "namespaceSelector": {"matchLabels": {"scene": scene.tag}},
+                "failurePolicy": "Fail", "sideEffects": "None", "timeoutSeconds": 1, "admissionReviewVersions": ["v1"],
+            }],
+        });
+        let configuration = serde_json::from_value(configuration)?;
+        gate.configurations()
+            .create(&PostParams::default(), &configuration)
+            .await?;
+        for api_server in 0..2 {
+            let client = scene.setting.control_plane.client_for(api_server).await?;
+            gate.is_shut_for(&client, scene).await?;
+        }
+        Ok(gate)
+    }
+
+    /// Another namespace of the rule, where it would hinder nobody: until a Secret is refused
+    /// there.
+    async fn is_shut_for(&self, client: &Client, scene: &Scene<'_>) -> Result<()> {
+        let namespace = scene.namespace().await?;
+        let dry_run = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some("probe".to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        };
+        eventually(SOON, "the gate to be shut", || async {
+            match of::<Secret>(client, &namespace)
+                .create(&dry_run, &secret)
+                .await
+            {
+                Err(kube::Error::Api(status)) if status.message.contains("gate.example.com") => {
+                    Ok(Some(()))
+                }
+                outcome => bail!("{:?}", outcome.map(|_| "a secret was let through")),
+            }
+        })
+        .await
+    }
+
+    async fn open(&self) -> Result<()> {
+        delete(&self.configurations(), &self.name).await
+    }
+
+    fn configurations(
+        &self,
+    ) -> Api<k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration> {
+        Api::all(self.client.clone())
+    }
+}
+
+/// A client of somebody who may do all, but is not of the API server's masters.
+async fn bound_to_everything(setting: &Setting, name: &str) -> Result<Client> {
+    let user = setting.control_plane.user(name, &[])?;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}],
+    });
+    let bindings: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> =
+        Api::all(setting.control_plane.client().await?);
+    bindings
+        .create(&PostParams::default(), &serde_json::from_value(binding)?)
+        .await?;
+    let client = user.client().await?;
+    eventually(SOON, "the binding to apply", || async {
+        Api::<Namespace>::all(client.clone()).get("default").await?;
+        Ok(Some(client.clone()))
+    })
+    .await
+}

@@ -1,0 +1,1003 @@
+//! The life of a Helm release on an API server that no node belongs to: the pods of its hooks are
+//! run here, by their own words.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::{
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+    apps::v1::Deployment,
+    batch::v1::Job,
+    core::v1::{Pod, Secret},
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client,
+    api::{ListParams, Patch, PatchParams},
+};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::{
+    Component, ControlPlane, NAMESPACE, Pair, Program, create_namespace, create_secret, eventually,
+    scenario::{SOON, create, definitions_of_others, helm, kubectl, merge, rule, value, wait_for},
+};
+use serde_json::{Value, json};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/chart");
+
+struct Cluster {
+    control_plane: ControlPlane,
+    client: Client,
+}
+
+impl Cluster {
+    /// Runs Helm beside the test: it waits for what the test has to do.
+    fn helm(&self, args: &[&str]) -> Result<JoinHandle<Result<String>>> {
+        let mut command = helm()?;
+        command
+            .env("KUBECONFIG", self.control_plane.kubeconfig())
+            .args(["--namespace", NAMESPACE])
+            .args(args);
+        Ok(spawn_blocking(move || {
+            let output = command.output()?;
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            ensure!(
+                output.status.success(),
+                "{command:?}: {}{}",
+                text(&output.stdout),
+                text(&output.stderr)
+            );
+            Ok(text(&output.stdout))
+        }))
+    }
+
+    /// Does as a node would: runs the one container, as its service account.
+    async fn run(&self, pod: &Value) -> Result<()> {
+        let container = &pod["containers"][0];
+        let command: Vec<String> = serde_json::from_value(container["command"].clone())?;
+        let (program, args) = command.split_first().context("no command")?;
+        let account = pod["serviceAccountName"].as_str().context("no account")?;
+        let user = self
+            .control_plane
+            .user(&format!("system:serviceaccount:{NAMESPACE}:{account}"), &[])?;
+        let program = Program::new(program.trim_start_matches('/'));
+        let program = program.env("KUBECONFIG", user.kubeconfig().display().to_string());
+        let mut running = program
+            .args(["--namespace", NAMESPACE])
+            .args(args)
+            .start()?;
+        ensure!(
+            running.wait(SOON).await?.success(),
+            "{command:?}: {}",
+            running.log()?
+        );
+        Ok(())
+    }
+
+    async fn registrations(&self) -> Result<Vec<String>> {
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let mutating = mutating.list_metadata(&ListParams::default()).await?.items;
+        let validating = validating
+            .list_metadata(&ListParams::default())
+            .await?
+            .items;
+        let names = mutating
+            .into_iter()
+            .map(|one| one.metadata)
+            .chain(validating.into_iter().map(|one| one.metadata));
+        Ok(names.filter_map(|metadata| metadata.name).collect())
+    }
+
+    async fn holds(&self, namespace: &str, token: &str) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let is = move |copy: &Secret| value(copy, "token").as_deref() == Some(token);
+        wait_for(secrets, "registry".into(), is).await.map(drop)
+    }
+
+    /// Of what was installed, but for definitions.
+    async fn nothing_is_left(&self) -> Result<()> {
+        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings,\
+                     deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
+        eventually(SOON, "nothing to be left", || async {
+            let left = kubectl(
+                &self.control_plane,
+                ["get", kinds, "--all-namespaces", "--output=name"],
+            )?;
+            let left: Vec<&str> = left.lines().filter(|name| name.contains("mimeo")).collect();
+            if left.is_empty() {
+                Ok(Some(()))
+            } else {
+                bail!("{left:?}")
+            }
+        })
+        .await
+    }
+
+    /// No object of any kind has a finalizer of Mimeo's or is held up, and a namespace goes that
+    /// had copies.
+    fn nothing_is_held_up(&self) -> Result<()> {
+        let kinds = kubectl(
+            &self.control_plane,
+            ["api-resources", "--verbs=list", "--output=name"],
+        )?;
+        let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.contains(' ')).collect();
+        ensure!(kinds.len() > 40, "{kinds:?}");
+        // What is in them is nobody's business.
+        let fields = "{.kind}/{.metadata.name}:{.metadata.finalizers}{.metadata.deletionTimestamp}";
+        let output = format!("--output=jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
+        let all = kubectl(
+            &self.control_plane,
+            ["get", &kinds.join(","), "--all-namespaces", &output],
+        )?;
+        ensure!(all.lines().count() > 100, "{all}");
+        let named = |line: &&str| {
+            line.contains("mimeo")
+                || ["Namespace/", "Secret/"]
+                    .iter()
+                    .any(|kind| line.starts_with(kind))
+        };
+        let held: Vec<&str> = all
+            .lines()
+            .filter(named)
+            .filter(|line| !line.ends_with(':'))
+            .collect();
+        ensure!(held.is_empty(), "{held:?}");
+        kubectl(
+            &self.control_plane,
+            ["delete", "namespace", "team-a", "--timeout=30s"],
+        )
+        .map(drop)
+    }
+
+    /// What stays in Mimeo's namespace, as `docs/operations.md` says, for an installation that may
+    /// follow.
+    async fn only_what_mimeo_knows_is_left(&self) -> Result<()> {
+        let expected = ["configmap/mimeo-kinds", "secret/mimeo-webhook-tls"];
+        // A program that has lost its rights can't take its own away.
+        let is_lease = |name: &&str| name.starts_with("lease.coordination.k8s.io/mimeo-");
+        eventually(SOON, "all else to be gone", || async {
+            let kinds = "configmaps,leases,secrets,services,serviceaccounts,roles,rolebindings,networkpolicies,deployments,jobs";
+            let left = kubectl(&self.control_plane, ["get", kinds, "-n", NAMESPACE, "--output=name"])?;
+            let other = |name: &&str| *name != "serviceaccount/default" && !is_lease(name);
+            let mut left: Vec<&str> = left.lines().filter(other).collect();
+            left.sort_unstable();
+            if left == expected { Ok(Some(())) } else { bail!("{left:?}") }
+        })
+        .await
+    }
+
+    async fn webhook_replicas(&self) -> Result<Option<i32>> {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        Ok(deployments
+            .get("mimeo-webhook")
+            .await?
+            .spec
+            .context("no spec")?
+            .replicas)
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing() -> Result<()> {
+    ensure!(Path::new(CHART).is_dir());
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster {
+        control_plane,
+        client,
+    } = &cluster;
+    cluster
+        .helm(&["install", "mimeo", CHART, "--create-namespace"])?
+        .await??;
+    // The programs in place of the pods, with the release's rights and no others, and strict.
+    let strict = ["--namespaces-failure-policy", "fail"];
+    let mut pair = Pair::builder()
+        .installed_rights()
+        .webhook_args(strict)
+        .start(control_plane)
+        .await?;
+
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["team-*"]}))
+        .create(client)
+        .await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    it_verifies_itself(&cluster).await?;
+    it_is_upgraded_and_rolled_back(&cluster).await?;
+    let sources: Api<Secret> = Api::namespaced(client.clone(), "platform");
+    merge(
+        &sources,
+        "registry",
+        json!({"stringData": {"token": "two"}}),
+    )
+    .await?;
+    cluster.holds("team-a", "two").await?;
+
+    it_is_uninstalled(&cluster).await?;
+    // Not even the webhook that still runs holds anything up, or comes back; nor one that doesn't
+    // run.
+    create_namespace(client, "team-b", &[]).await?;
+    pair.stop_webhooks().await?;
+    create_namespace(client, "team-c", &[]).await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    cluster.holds("team-a", "two").await?;
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    let rule = rules.get("registry").await?;
+    ensure!(
+        rule.metadata.finalizers.is_none(),
+        "{:?}",
+        rule.metadata.finalizers
+    );
+    cluster.nothing_is_held_up()?;
+    cluster.only_what_mimeo_knows_is_left().await?;
+
+    // Over what stayed.
+    cluster.helm(&["install", "mimeo", CHART])?.await??;
+    rules.get("registry").await?;
+    Ok(())
+}
+
+/// Of all that can be in the way of it: a policy that needs the definitions, which go, too; and an
+/// operations port that asks for tokens. Copies go before, as `docs/operations.md` says; the one
+/// that stays is one that its rule leaves.
+#[tokio::test]
+async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster {
+        control_plane,
+        client,
+    } = &cluster;
+    let values = [
+        "guardedLabels.enabled=true",
+        "crds.keep=false",
+        "metrics.auth=Token",
+    ];
+    cluster
+        .helm(&[
+            "install",
+            "mimeo",
+            CHART,
+            "--create-namespace",
+            "--set",
+            &values.join(","),
+        ])?
+        .await??;
+    let token = ["--ops-auth", "token"];
+    let _pair = Pair::builder()
+        .installed_rights()
+        .webhook_args(token)
+        .reconciler_args(token)
+        .start(control_plane)
+        .await?;
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["team-*"]}))
+        .create(client)
+        .await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+
+    let kept = rule("kept")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["kept"]}));
+    kept.set("retentionPolicy", json!({"whenRuleDeleted": "Retain"}))
+        .create(client)
+        .await?;
+    create_namespace(client, "kept", &[]).await?;
+    cluster.holds("kept", "one").await?;
+
+    kubectl(
+        control_plane,
+        [
+            "delete",
+            "clusterreplications,replications",
+            "--all",
+            "--all-namespaces",
+        ],
+    )?;
+    let secrets: Api<Secret> = Api::all(client.clone());
+    let copies = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
+    eventually(SOON, "copies to go", || async {
+        let left = secrets.list_metadata(&copies).await?;
+        let left: Vec<_> = left
+            .items
+            .into_iter()
+            .filter_map(|copy| copy.metadata.namespace)
+            .collect();
+        if left == ["kept"] {
+            Ok(Some(()))
+        } else {
+            bail!("{left:?}")
+        }
+    })
+    .await?;
+    it_is_uninstalled(&cluster).await?;
+    let crds = kubectl(
+        control_plane,
+        ["get", "customresourcedefinitions", "--output=name"],
+    )?;
+    ensure!(!crds.contains("mimeo"), "{crds}");
+    cluster.nothing_is_held_up()?;
+    // An API server that starts now knows of no policy that asks for them.
+    control_plane.restart(Component::ApiServer(0)).await?;
+    eventually(SOON, "namespaces to be created", || async {
+        create_namespace(client, "team-b", &[]).await?;
+        Ok(Some(()))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let kustomization = format!("{CHART}/../kustomize");
+    kubectl(&cluster.control_plane, ["apply", "-k", &kustomization])?;
+    let refused = cluster.helm(&["install", "mimeo", CHART])?.await?;
+    ensure!(refused.is_err(), "nobody asked for that");
+    let take = [
+        "install",
+        "mimeo",
+        CHART,
+        "--take-ownership",
+        "--force-conflicts",
+        "--set",
+        "webhook.replicas=3",
+    ];
+    cluster.helm(&take)?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    // From then on as any release.
+    cluster
+        .helm(&["upgrade", "mimeo", CHART, "--set", "webhook.replicas=2"])?
+        .await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    Ok(())
+}
+
+/// A restored cluster has the definitions before Mimeo: they are nobody's then, and the release's
+/// once it is told so.
+#[tokio::test]
+async fn definitions_that_are_there_before_are_taken_over_or_left_alone() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let definitions = format!("{CHART}/../crds");
+    kubectl(&cluster.control_plane, ["apply", "-k", &definitions])?;
+    let refused = cluster
+        .helm(&["install", "mimeo", CHART, "--create-namespace"])?
+        .await?;
+    ensure!(format!("{:?}", refused.err().context("it was installed")?).contains("ownership"));
+    let alone = [
+        "--set",
+        "crds.enabled=false,webhook.replicas=0,reconciler.replicas=0",
+    ];
+    cluster
+        .helm(
+            &[
+                &["install", "mimeo", CHART, "--create-namespace"][..],
+                &alone,
+            ]
+            .concat(),
+        )?
+        .await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(0));
+    // Once what is to be there before the programs is there.
+    let take = ["--reset-values", "--take-ownership", "--force-conflicts"];
+    cluster
+        .helm(&[&["upgrade", "mimeo", CHART][..], &take].concat())?
+        .await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    let label = "--output=jsonpath={.metadata.labels.app\\.kubernetes\\.io/managed-by}";
+    let definition = "clusterreplications.mimeo.dev";
+    assert_eq!(
+        kubectl(
+            &cluster.control_plane,
+            ["get", "customresourcedefinition", definition, label]
+        )?,
+        "Helm"
+    );
+    Ok(())
+}
+
+/// kubectl takes the field from Helm, which doesn't take it back unasked: as the runbook says.
+#[tokio::test]
+async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherwise() -> Result<()>
+{
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let scale = |replicas: &str| {
+        let deployment = [
+            "scale",
+            "deployment/mimeo-webhook",
+            "--namespace",
+            NAMESPACE,
+            "--replicas",
+        ];
+        kubectl(
+            &cluster.control_plane,
+            [&deployment[..], &[replicas]].concat(),
+        )
+    };
+    let upgrade = async |args: &[&str]| -> Result<Result<String>> {
+        Ok(cluster
+            .helm(&[&["upgrade", "mimeo", CHART][..], args].concat())?
+            .await?)
+    };
+    let refused = |told: Result<String>| -> Result<()> {
+        let told = format!("{:?}", told.err().context("it was done")?);
+        ensure!(
+            told.contains("conflict") && told.contains("kubectl"),
+            "{told}"
+        );
+        Ok(())
+    };
+    cluster
+        .helm(&["install", "mimeo", CHART, "--create-namespace"])?
+        .await??;
+
+    scale("4")?;
+    refused(upgrade(&[]).await?)?;
+    upgrade(&["--reuse-values", "--set", "webhook.replicas=4"]).await??;
+    // Away and back, as in several recipes: the same number is no conflict.
+    scale("0")?;
+    scale("4")?;
+    upgrade(&["--reuse-values"]).await??;
+    scale("3")?;
+    refused(upgrade(&["--reuse-values"]).await?)?;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    upgrade(&["--reuse-values", "--force-conflicts"]).await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(4));
+    upgrade(&["--reuse-values", "--set", "webhook.replicas=2"]).await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    Ok(())
+}
+
+/// A RoleBinding is written where its namespace is, or not at all.
+#[tokio::test]
+async fn a_namespace_that_is_gone_has_to_leave_the_values_before_anything_is_upgraded() -> Result<()>
+{
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let of = |namespaces: &str| format!("rbac.targetNamespaces={{{namespaces}}}");
+    for namespace in ["team-a", "team-b"] {
+        create_namespace(&cluster.client, namespace, &[]).await?;
+    }
+    let both = of("team-a,team-b");
+    cluster
+        .helm(&[
+            "install",
+            "mimeo",
+            CHART,
+            "--create-namespace",
+            "--set",
+            &both,
+        ])?
+        .await??;
+    kubectl(&cluster.control_plane, ["delete", "namespace", "team-b"])?;
+    let refused = cluster
+        .helm(&[
+            "upgrade",
+            "mimeo",
+            CHART,
+            "--set",
+            &format!("{both},webhook.replicas=3"),
+        ])?
+        .await?;
+    let refused = format!("{:?}", refused.err().context("it was upgraded")?);
+    ensure!(
+        refused.contains("namespaces \"team-b\" not found"),
+        "{refused}"
+    );
+    cluster
+        .helm(&[
+            "upgrade",
+            "mimeo",
+            CHART,
+            "--set",
+            &format!("{},webhook.replicas=3", of("team-a")),
+        ])?
+        .await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    let refused = cluster.helm(&["rollback", "mimeo", "1"])?.await?;
+    ensure!(refused.is_err(), "there is no such namespace");
+    Ok(())
+}
+
+/// What the chart's README says of a Job that fails: how to keep Mimeo, and how to go on without
+/// the Job. It has done all its work here, which is the most that can be missing afterwards.
+#[tokio::test]
+async fn an_uninstallation_that_fails_can_be_taken_back_and_gone_on_with() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster { control_plane, .. } = &cluster;
+    let values = [
+        "--set",
+        "guardedLabels.enabled=true,networkPolicy.enabled=true",
+    ];
+    cluster
+        .helm(
+            &[
+                &["install", "mimeo", CHART, "--create-namespace"][..],
+                &values,
+            ]
+            .concat(),
+        )?
+        .await??;
+    let mut pair = Pair::builder()
+        .reconciler(false)
+        .installed_rights()
+        .start(control_plane)
+        .await?;
+    let registered = async || {
+        eventually(SOON, "the registrations", || async {
+            let there = cluster.registrations().await?;
+            if there.len() >= 2 {
+                Ok(Some(()))
+            } else {
+                bail!("{there:?}")
+            }
+        })
+        .await
+    };
+    registered().await?;
+
+    its_job_fails(&cluster).await?;
+    let refused = cluster.helm(&["upgrade", "mimeo", CHART])?.await?;
+    let refused = format!("{:?}", refused.err().context("it was upgraded")?);
+    ensure!(refused.contains("has no deployed releases"), "{refused}");
+    let history = cluster.helm(&["history", "mimeo"])?.await??;
+    ensure!(history.contains("uninstalling"), "{history}");
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    registered().await?;
+    let policy = "validatingadmissionpolicybinding/mimeo-guarded-labels";
+    kubectl(control_plane, ["get", policy])?;
+    cluster
+        .helm(&[&["upgrade", "mimeo", CHART][..], &values].concat())?
+        .await??;
+
+    its_job_fails(&cluster).await?;
+    pair.stop_webhooks().await?;
+    cluster
+        .helm(&["uninstall", "mimeo", "--no-hooks"])?
+        .await??;
+    let left = [
+        "clusterrolebinding,clusterrole",
+        "job,serviceaccount,networkpolicy",
+    ];
+    ensure!(
+        kubectl(
+            control_plane,
+            ["get", left[1], "--namespace", NAMESPACE, "--output=name"]
+        )?
+        .contains("mimeo")
+    );
+    for kinds in left {
+        kubectl(
+            control_plane,
+            [
+                "delete",
+                kinds,
+                "mimeo-unregister",
+                "--namespace",
+                NAMESPACE,
+                "--ignore-not-found",
+            ],
+        )?;
+    }
+    cluster.nothing_is_left().await?;
+    cluster.helm(&["install", "mimeo", CHART])?.await?.map(drop)
+}
+
+/// Uninstalls, and has the Job fail after it has done what it is for.
+async fn its_job_fails(cluster: &Cluster) -> Result<()> {
+    let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
+    let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    // One that failed before is deleted first.
+    let fresh = |job: &Job| {
+        job.status
+            .as_ref()
+            .is_none_or(|status| status.conditions.is_none())
+    };
+    let job = wait_for(jobs.clone(), "mimeo-unregister".into(), fresh).await?;
+    cluster
+        .run(&serde_json::to_value(job.spec)?["template"]["spec"])
+        .await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    ended(&jobs, ["FailureTarget", "Failed"], "failed").await?;
+    let told = format!("{:?}", uninstalling.await?.err().context("it succeeded")?);
+    ensure!(told.contains("mimeo-unregister"), "{told}");
+    Ok(())
+}
+
+/// Says of the Job what its controller would.
+async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()> {
+    let now = jiff::Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .to_string();
+    let conditions =
+        conditions.map(|name| json!({"type": name, "status": "True", "lastTransitionTime": now}));
+    let mut status = json!({"startTime": now, "conditions": conditions, pods: 1});
+    if pods == "succeeded" {
+        status["completionTime"] = json!(now);
+    }
+    let status = Patch::Merge(json!({"status": status}));
+    jobs.patch_status("mimeo-unregister", &PatchParams::default(), &status)
+        .await?;
+    Ok(())
+}
+
+/// As `docs/operations.md` says; copies and namespaces are as before.
+#[tokio::test]
+async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster {
+        control_plane,
+        client,
+    } = &cluster;
+    let file = format!("{CHART}/../install.yaml");
+    kubectl(control_plane, ["apply", "-f", &file])?;
+    // The webhook writes them itself: here for an address, in place of the Service that the file
+    // names.
+    kubectl(
+        control_plane,
+        [
+            "delete",
+            "mutatingwebhookconfiguration,validatingwebhookconfiguration",
+            "mimeo",
+        ],
+    )?;
+    let mut pair = Pair::builder()
+        .installed_rights()
+        .start(control_plane)
+        .await?;
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    rule("registry")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["team-*"]}))
+        .create(client)
+        .await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "labels"},
+        "spec": {
+            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+            "transform": {"labels": {"set": {"c": "d"}}},
+        },
+    });
+    create(client, "transformpolicies", &policy).await?;
+    eventually(SOON, "all registrations", || async {
+        let there = cluster.registrations().await?;
+        if there.len() == 3 {
+            Ok(Some(()))
+        } else {
+            bail!("{there:?}")
+        }
+    })
+    .await?;
+
+    // The programs run on meanwhile, as pods do for a while.
+    kubectl(control_plane, ["delete", "--ignore-not-found", "-f", &file])?;
+    cluster.nothing_is_left().await?;
+    eventually(SOON, "no registration", || async {
+        let left = cluster.registrations().await?;
+        if left.is_empty() {
+            Ok(Some(()))
+        } else {
+            bail!("{left:?}")
+        }
+    })
+    .await?;
+    pair.stop_webhooks().await?;
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    create_namespace(client, "team-b", &[]).await?;
+    cluster.holds("team-a", "one").await
+}
+
+/// As a chart was whose definition of rules had two fields less.
+fn older_chart(folder: &Path) -> Result<String> {
+    let chart = folder.join("chart");
+    let copied = std::process::Command::new("cp")
+        .arg("-r")
+        .arg(CHART)
+        .arg(&chart)
+        .status()?;
+    ensure!(copied.success());
+    let file = chart.join("files/crds/clusterreplications.yaml");
+    let mut definition: Value = serde_yaml::from_str(&std::fs::read_to_string(&file)?)?;
+    let fields = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    for (parent, field) in [("spec", "suspend"), ("status", "plan")] {
+        let fields = fields[parent]["properties"]
+            .as_object_mut()
+            .context("no fields")?;
+        fields.remove(field).context(field)?;
+    }
+    std::fs::write(&file, serde_yaml::to_string(&definition)?)?;
+    Ok(chart.display().to_string())
+}
+
+/// Whether the definition of rules has the field that the older one hasn't.
+async fn knows_suspend(client: &Client) -> Result<bool> {
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    let definition = serde_json::to_value(definitions.get("clusterreplications.mimeo.dev").await?)?;
+    let suspend = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/suspend";
+    Ok(definition.pointer(suspend).is_some())
+}
+
+/// Helm upgrades no definitions that are in its own folder for them; the chart's are among its
+/// objects.
+#[tokio::test]
+async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses_a_rule()
+-> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let older = older_chart(folder.path())?;
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster {
+        control_plane,
+        client,
+    } = &cluster;
+    cluster
+        .helm(&["install", "mimeo", &older, "--create-namespace"])?
+        .await??;
+    ensure!(!knows_suspend(client).await?, "it isn't older");
+    create_namespace(client, "platform", &[]).await?;
+    create_secret(client, "platform", "registry", &[("token", "one")]).await?;
+    // Stored while there is no webhook yet.
+    rule("early")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["none"]}))
+        .create(client)
+        .await?;
+    let rules: Api<ClusterReplication> = Api::all(client.clone());
+    let early = rules.get("early").await?;
+
+    cluster.helm(&["upgrade", "mimeo", CHART])?.await??;
+    ensure!(knows_suspend(client).await?, "the definition is as it was");
+    let still = rules.get("early").await?;
+    assert_eq!(
+        (still.metadata.uid, still.spec),
+        (early.metadata.uid, early.spec)
+    );
+    let mut pair = Pair::builder()
+        .installed_rights()
+        .start(control_plane)
+        .await?;
+    rule("registry")
+        .secret("platform", "registry")
+        .target(json!({"namespaces": ["team-*"]}))
+        .create(client)
+        .await?;
+    create_namespace(client, "team-a", &[]).await?;
+    cluster.holds("team-a", "one").await?;
+    let copies: Api<Secret> = Api::namespaced(client.clone(), "team-a");
+    let (before, copy) = (rules.get("registry").await?, copies.get("registry").await?);
+
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    ensure!(!knows_suspend(client).await?, "the definition is as it was");
+    let sources: Api<Secret> = Api::namespaced(client.clone(), "platform");
+    merge(
+        &sources,
+        "registry",
+        json!({"stringData": {"token": "two"}}),
+    )
+    .await?;
+    cluster.holds("team-a", "two").await?;
+    let after = rules.get("registry").await?;
+    assert_eq!(
+        (after.metadata.uid, after.spec),
+        (before.metadata.uid, before.spec)
+    );
+    assert_eq!(
+        copies.get("registry").await?.metadata.uid,
+        copy.metadata.uid,
+        "it was made anew"
+    );
+
+    cluster.helm(&["upgrade", "mimeo", CHART])?.await??;
+    eventually(SOON, "the rule to be suspended", || async {
+        let suspended = merge(&rules, "registry", json!({"spec": {"suspend": true}})).await?;
+        Ok(suspended.spec.suspend.then_some(()))
+    })
+    .await?;
+    pair.reconciler
+        .as_mut()
+        .context("no reconciler")?
+        .ready()
+        .await
+}
+
+/// The certificate may come from elsewhere, and again from Mimeo: no release has that Secret, and
+/// none takes it away.
+#[tokio::test]
+async fn certificates_of_another_origin_take_the_right_away_and_leave_the_secret() -> Result<()> {
+    let control_plane = ControlPlane::start().await?;
+    let cluster = Cluster {
+        client: control_plane.client().await?,
+        control_plane,
+    };
+    let Cluster {
+        control_plane,
+        client,
+    } = &cluster;
+    for file in definitions_of_others()? {
+        let file = file.display().to_string();
+        kubectl(
+            control_plane,
+            ["apply", "--server-side", "-f", file.as_str()],
+        )?;
+    }
+    cluster
+        .helm(&["install", "mimeo", CHART, "--create-namespace"])?
+        .await??;
+    let mut pair = Pair::builder()
+        .reconciler(false)
+        .installed_rights()
+        .start(control_plane)
+        .await?;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let (secret, hook) = (
+        secrets.get("mimeo-webhook-tls").await?,
+        hooks.get("mimeo").await?,
+    );
+    pair.stop_webhooks().await?;
+
+    let cert_manager = [
+        "webhook.tls.mode=CertManager",
+        "webhook.tls.secretName=theirs",
+    ]
+    .join(",");
+    let mounted = ["webhook.tls.mode=Secret", "webhook.tls.secretName=mine"].join(",");
+    for (values, mounts, certificates, may) in [
+        (cert_manager.as_str(), Some("theirs"), 2, "no"),
+        (&mounted, Some("mine"), 0, "no"),
+        ("webhook.tls.mode=SelfManaged", None, 0, "yes"),
+    ] {
+        cluster
+            .helm(&["upgrade", "mimeo", CHART, "--set", values])?
+            .await??;
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+        let deployment = serde_json::to_value(deployments.get("mimeo-webhook").await?)?;
+        let mounted = deployment
+            .pointer("/spec/template/spec/volumes/0/secret/secretName")
+            .and_then(Value::as_str);
+        assert_eq!(mounted, mounts, "{values}");
+        let listed = kubectl(
+            control_plane,
+            ["get", "certificates", "-n", NAMESPACE, "--output=name"],
+        )?;
+        assert_eq!(listed.lines().count(), certificates, "{values}: {listed}");
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:mimeo-webhook");
+        let question = [
+            "auth",
+            "can-i",
+            "update",
+            "secrets/mimeo-webhook-tls",
+            "-n",
+            NAMESPACE,
+            &account,
+        ];
+        eventually(SOON, format!("{values}: {may}"), || async {
+            // kubectl ends with 1 where the answer is no.
+            let told = control_plane.kubectl()?.args(question).output()?.stdout;
+            Ok((String::from_utf8_lossy(&told).trim() == may).then_some(()))
+        })
+        .await?;
+    }
+    pair.start_webhook().await?;
+    let bundle = |hook: MutatingWebhookConfiguration| {
+        hook.webhooks
+            .unwrap_or_default()
+            .into_iter()
+            .find_map(|one| one.client_config.ca_bundle)
+    };
+    assert_eq!(
+        secrets
+            .get("mimeo-webhook-tls")
+            .await?
+            .metadata
+            .resource_version,
+        secret.metadata.resource_version
+    );
+    assert_eq!(bundle(hooks.get("mimeo").await?), bundle(hook));
+    Ok(())
+}
+
+async fn it_verifies_itself(cluster: &Cluster) -> Result<()> {
+    let testing = cluster.helm(&["test", "mimeo"])?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    let pod = wait_for(pods.clone(), "mimeo-verify".into(), |_: &Pod| true).await?;
+    cluster.run(&serde_json::to_value(pod.spec)?).await?;
+    let succeeded = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    pods.patch_status("mimeo-verify", &PatchParams::default(), &succeeded)
+        .await?;
+    let told = testing.await??;
+    ensure!(told.contains("Succeeded"), "{told}");
+    Ok(())
+}
+
+/// Nothing of it is in the way of what the webhook keeps in the cluster, be it another policy than
+/// the release's.
+async fn it_is_upgraded_and_rolled_back(cluster: &Cluster) -> Result<()> {
+    let before = cluster.registrations().await?;
+    ensure!(!before.is_empty());
+    cluster
+        .helm(&["upgrade", "mimeo", CHART, "--set", "webhook.replicas=3"])?
+        .await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(3));
+    cluster.helm(&["rollback", "mimeo", "1"])?.await??;
+    assert_eq!(cluster.webhook_replicas().await?, Some(2));
+    assert_eq!(cluster.registrations().await?, before);
+    Ok(())
+}
+
+async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
+    let client = &cluster.client;
+    let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
+    let jobs: Api<Job> = Api::namespaced(client.clone(), NAMESPACE);
+    let job = wait_for(jobs.clone(), "mimeo-unregister".into(), |_: &Job| true).await?;
+    let spec = serde_json::to_value(job.spec)?;
+    let pod = &spec["template"]["spec"];
+    cluster.run(pod).await?;
+    // The Job did that and not the garbage collector: the owner is still there. And the webhook,
+    // which runs, has lost the right to undo it.
+    assert_eq!(cluster.registrations().await?, Vec::<String>::new());
+    Api::<ClusterRole>::all(client.clone())
+        .get("mimeo-webhook")
+        .await?;
+    ensure!(
+        Api::<ClusterRoleBinding>::all(client.clone())
+            .get_opt("mimeo-webhook")
+            .await?
+            .is_none(),
+        "it may"
+    );
+    ended(&jobs, ["SuccessCriteriaMet", "Complete"], "succeeded").await?;
+    assert_eq!(
+        kubectl(
+            &cluster.control_plane,
+            ["get", "validatingadmissionpolicybindings", "--output=name"]
+        )?,
+        ""
+    );
+    uninstalling.await??;
+    cluster.nothing_is_left().await
+}

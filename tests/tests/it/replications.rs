@@ -1,0 +1,685 @@
+//! Rules of tenants, and what namespaces grant each other: with users of limited rights, the
+//! hostile ones included.
+
+use anyhow::{Result, bail, ensure};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use mimeo_api::{ClusterReplicationStatus, Replication};
+use mimeo_tests::author::secrets;
+use mimeo_tests::scenario::{
+    SOON, annotation, delete, kubectl, label, merge, of, relabel, rule, wait_gone,
+};
+use mimeo_tests::tenant::{Tenant, consent, copying, has};
+use mimeo_tests::{create_namespace, eventually};
+use serde_json::{Value, json};
+
+use crate::stages::SHIPPED as STAGE;
+
+/// Copies what has the label `copy` in `from` (its own namespace, without) to the rule's own, as
+/// `copy-of-` what it is called.
+fn selecting(from: Option<&str>, home: &str) -> Value {
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let mut spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "selector": labels}],
+        "targets": [{"namespaces": [home], "copyName": "copy-of-$(source.name)"}],
+        "retentionPolicy": {"sourceGracePeriodSeconds": 0},
+    });
+    if let Some(from) = from {
+        spec["sources"][0]["namespace"] = json!(from);
+    }
+    spec
+}
+
+#[tokio::test]
+async fn a_tenant_copies_at_home_what_he_may_read_and_write_there() -> Result<()> {
+    let scene = STAGE.scene("at-home").await?;
+    let tenant = Tenant::new(&scene).await?;
+    tenant.secret("db", "one").await?;
+    let mut spec = copying(None, "db", &[&tenant.home]);
+    spec["targets"][0]["copyName"] = json!("db-copy");
+    tenant
+        .is_refused("replications", "r", &spec, "may not get secrets/db")
+        .await?;
+    tenant.may(&secrets(&["get"])).await?;
+    tenant
+        .is_refused("replications", "r", &spec, "may not create secrets")
+        .await?;
+    tenant
+        .may(&secrets(&["create", "update", "delete"]))
+        .await?;
+    tenant.writes("replications", "r", &spec).await?;
+
+    let copy = scene
+        .wait_secret(&tenant.home, "db-copy", has("one"))
+        .await?;
+    assert_eq!(
+        label(&copy, "mimeo.dev/replication"),
+        Some(&*format!("{}.r", tenant.home))
+    );
+    assert_eq!(
+        annotation(&copy, "mimeo.dev/rule"),
+        Some(&*format!("Replication/{}/r", tenant.home))
+    );
+    let status = tenant.status("r", "Ready", "Synced").await?;
+    assert_eq!(
+        status.copies.map(|copies| (copies.desired, copies.synced)),
+        Some((1, 1))
+    );
+
+    // What he wants no more goes, without waiting for anything.
+    let rules: Api<Replication> = of(&tenant.client, &tenant.home);
+    rules.delete("r", &DeleteParams::default()).await?;
+    wait_gone(scene.secrets(&tenant.home), "db-copy").await
+}
+
+/// He gets a copy only by both sides' will, and learns nothing of the other namespace before: not
+/// even whether there is one.
+#[tokio::test]
+async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
+    let scene = STAGE.scene("consent").await?;
+    let tenant = Tenant::new(&scene).await?;
+    tenant
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    let owner = Tenant::new(&scene).await?;
+    owner.secret("db", "one").await?;
+    tenant
+        .writes(
+            "replications",
+            "pull",
+            &copying(Some(&owner.home), "db", &[]),
+        )
+        .await?;
+    let probe = |namespace: &str, source: &str| {
+        let mut spec = copying(Some(namespace), source, &[namespace]);
+        spec["targets"][0]["copyName"] = json!("probe");
+        spec
+    };
+    tenant
+        .writes("replications", "there", &probe(&owner.home, "db"))
+        .await?;
+    tenant
+        .writes("replications", "empty", &probe(&owner.home, "no"))
+        .await?;
+    let nowhere = format!("{}-x", owner.home);
+    tenant
+        .writes("replications", "nowhere", &probe(&nowhere, "db"))
+        .await?;
+
+    let told = async |rule: &str, namespace: &str, source: &str| -> Result<String> {
+        let status = tenant.status(rule, "Authorized", "NotGranted").await?;
+        let ClusterReplicationStatus {
+            conditions,
+            copies,
+            failures,
+            sources,
+            ..
+        } = status;
+        let conditions: Vec<_> = conditions
+            .iter()
+            .map(|one| (&one.type_, &one.status, &one.reason, &one.message))
+            .collect();
+        let told = format!("{conditions:?} {copies:?} {failures:?} {sources:?}");
+        Ok(told
+            .replace(namespace, "NAMESPACE")
+            .replace(&format!("Secret {source}"), "Secret S")
+            .replace(&format!("name: \"{source}\""), "name: S"))
+    };
+    let there = told("there", &owner.home, "db").await?;
+    assert_eq!(told("empty", &owner.home, "no").await?, there);
+    assert_eq!(told("nowhere", &nowhere, "db").await?, there);
+
+    // The owner can't give what he hasn't got.
+    let read = consent("Read", &tenant.home, &["db"]);
+    owner
+        .is_refused("replicationgrants", "g", &read, "may not get secrets/db")
+        .await?;
+    let one = json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["db"], "verbs": ["get"]});
+    owner.may(&one).await?;
+    owner
+        .is_refused(
+            "replicationgrants",
+            "g",
+            &consent("Read", &tenant.home, &[]),
+            "may not get secrets in",
+        )
+        .await?;
+    owner
+        .is_refused(
+            "replicationgrants",
+            "g",
+            &consent("Write", &tenant.home, &["db"]),
+            "may not create secrets",
+        )
+        .await?;
+    owner.writes("replicationgrants", "g", &read).await?;
+    scene.wait_secret(&tenant.home, "db", has("one")).await?;
+    tenant.status("pull", "Ready", "Synced").await?;
+
+    // And takes it back.
+    delete(
+        &of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home),
+        "g",
+    )
+    .await?;
+    wait_gone(scene.secrets(&tenant.home), "db").await?;
+    tenant.status("pull", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// Whom a grant is for can be said by labels, which are given by whoever may change namespaces: a
+/// tenant can't come under it by himself.
+#[tokio::test]
+async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
+    let scene = STAGE.scene("by-label").await?;
+    let (owner, taker) = (Tenant::editor(&scene).await?, Tenant::editor(&scene).await?);
+    owner.secret("db", "one").await?;
+    let label = json!({"matchLabels": {"trusted-by": owner.home}});
+    let from = json!([{"namespaceSelector": label}]);
+    let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db"]}]);
+    owner
+        .writes(
+            "replicationgrants",
+            "g",
+            &json!({"access": "Read", "grantees": from, "objects": to}),
+        )
+        .await?;
+    taker
+        .writes("replications", "r", &copying(Some(&owner.home), "db", &[]))
+        .await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
+
+    let labels = json!({"metadata": {"labels": {"trusted-by": owner.home}}});
+    match merge(
+        &Api::<Namespace>::all(taker.client.clone()),
+        &taker.home,
+        labels,
+    )
+    .await
+    {
+        Err(error) if format!("{error:#}").contains("forbidden") => {}
+        answer => bail!("a tenant labels his namespace: {:?}", answer.map(drop)),
+    }
+    relabel(&scene.client, &taker.home, "trusted-by", Some(&owner.home)).await?;
+    scene.wait_secret(&taker.home, "db", has("one")).await?;
+    taker.status("r", "Ready", "Synced").await?;
+    relabel(&scene.client, &taker.home, "trusted-by", None).await?;
+    wait_gone(scene.secrets(&taker.home), "db").await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// Or by a pattern, which is one of whole names: a tenant whose name has another's in it is let in
+/// by nothing.
+#[tokio::test]
+async fn consent_by_pattern_is_for_those_whose_whole_name_it_is() -> Result<()> {
+    let scene = STAGE.scene("by-pattern").await?;
+    let (owner, taker) = (Tenant::editor(&scene).await?, Tenant::editor(&scene).await?);
+    let longer = format!("{}-x", taker.home);
+    create_namespace(&scene.client, &longer, &[]).await?;
+    let longer = Tenant::editor_of(&scene, &longer).await?;
+    owner.secret("db", "one").await?;
+    let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": ["db"]}]);
+    let granting = |pattern: &str| json!({"access": "Read", "grantees": [{"namespacePattern": pattern}], "objects": to});
+    let taker_alone = format!("({}|nobody)", taker.home.replace('-', "[-]"));
+    owner
+        .writes("replicationgrants", "g", &granting(&taker_alone))
+        .await?;
+    for tenant in [&taker, &longer] {
+        tenant
+            .writes("replications", "r", &copying(Some(&owner.home), "db", &[]))
+            .await?;
+    }
+    scene.wait_secret(&taker.home, "db", has("one")).await?;
+    longer.status("r", "Authorized", "NotGranted").await?;
+
+    // As it is changed, so are those who are let in.
+    let grants: Api<mimeo_api::ReplicationGrant> = of(&owner.client, &owner.home);
+    let longer_alone = format!("{}-.", taker.home);
+    merge(&grants, "g", json!({"spec": granting(&longer_alone)})).await?;
+    scene.wait_secret(&longer.home, "db", has("one")).await?;
+    wait_gone(scene.secrets(&taker.home), "db").await?;
+    taker.status("r", "Authorized", "NotGranted").await?;
+    Ok(())
+}
+
+/// So many copies of a rule that a loss of them would be held till its owner confirms it: he has no
+/// say in this one.
+#[tokio::test]
+async fn consent_taken_back_takes_every_copy_with_it() -> Result<()> {
+    const COPIES: usize = 25;
+    let scene = STAGE.scene("taken-back").await?;
+    let owner = Tenant::editor(&scene).await?;
+    let taker = Tenant::editor(&scene).await?;
+    owner.secret("db", "one").await?;
+    owner
+        .writes(
+            "replicationgrants",
+            "g",
+            &consent("Read", &taker.home, &["db"]),
+        )
+        .await?;
+    // Of what was created in the same second nobody can tell which was there first.
+    let home = Api::<Namespace>::all(scene.client.clone())
+        .get(&owner.home)
+        .await?;
+    let created = home
+        .metadata
+        .creation_timestamp
+        .map(|time| time.0.as_second());
+    eventually(
+        SOON,
+        "the second to end in which the namespace was created",
+        || async { Ok((Some(Timestamp::now().as_second()) > created).then_some(())) },
+    )
+    .await?;
+    let mut spec = copying(Some(&owner.home), "db", &[]);
+    let target = |number| json!({"namespaces": [taker.home], "copyName": format!("db-{number}")});
+    spec["targets"] = (0..COPIES).map(target).collect();
+    taker.writes("replications", "r", &spec).await?;
+    let status = taker.status("r", "Ready", "Synced").await?;
+    assert_eq!(
+        status.copies.map(|copies| copies.synced),
+        Some(i32::try_from(COPIES)?)
+    );
+
+    delete(
+        &of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home),
+        "g",
+    )
+    .await?;
+    for number in 0..COPIES {
+        wait_gone(scene.secrets(&taker.home), &format!("db-{number}")).await?;
+    }
+    let status = taker.status("r", "Authorized", "NotGranted").await?;
+    assert!(
+        status
+            .conditions
+            .iter()
+            .all(|condition| condition.reason != "DeletionHeld"),
+        "{:?}",
+        status.conditions
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_tenant_selects_at_home_is_found_now_and_later() -> Result<()> {
+    let scene = STAGE.scene("select-home").await?;
+    let tenant = Tenant::new(&scene).await?;
+    let spec = selecting(None, &tenant.home);
+    tenant
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    tenant
+        .is_refused(
+            "replications",
+            "r",
+            &spec,
+            "may not list secrets in namespace",
+        )
+        .await?;
+    tenant.may(&secrets(&["list"])).await?;
+    tenant.writes("replications", "r", &spec).await?;
+    tenant.status("r", "SourcesFound", "SourceNotFound").await?;
+    let file = tempfile::NamedTempFile::new()?;
+    let metadata = json!({"namespace": tenant.home, "name": "dry"});
+    let rule = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata, "spec": spec});
+    std::fs::write(file.path(), rule.to_string())?;
+    let path = file.path().display().to_string();
+    let told = kubectl(
+        &scene.setting.control_plane,
+        ["apply", "--dry-run=server", "-f", &path],
+    )?;
+    ensure!(
+        told.contains(&format!(
+            "no Secret in namespace {} matches the selector",
+            tenant.home
+        )),
+        "{told}"
+    );
+
+    tenant.labelled("a", "one").await?;
+    scene
+        .wait_secret(&tenant.home, "copy-of-a", has("one"))
+        .await?;
+    tenant.labelled("b", "two").await?;
+    scene
+        .wait_secret(&tenant.home, "copy-of-b", has("two"))
+        .await?;
+    let status = tenant.status("r", "Ready", "Synced").await?;
+    assert_eq!(
+        status.copies.map(|copies| (copies.desired, copies.synced)),
+        Some((2, 2))
+    );
+
+    delete(&scene.secrets(&tenant.home), "b").await?;
+    wait_gone(scene.secrets(&tenant.home), "copy-of-b").await?;
+    merge(
+        &scene.secrets(&tenant.home),
+        "a",
+        json!({"metadata": {"labels": {"copy": null}}}),
+    )
+    .await?;
+    wait_gone(scene.secrets(&tenant.home), "copy-of-a").await
+}
+
+/// To look for something takes consent to all of it; before that he learns neither what there is
+/// nor how much, nor whether there is such a namespace, and nobody looks.
+#[tokio::test]
+async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() -> Result<()> {
+    let scene = STAGE.scene("select-abroad").await?;
+    let tenant = Tenant::new(&scene).await?;
+    tenant
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    let owner = Tenant::new(&scene).await?;
+    owner.may(&secrets(&["get"])).await?;
+    let empty = scene.namespace().await?;
+    let nowhere = format!("{empty}-x");
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    owner.labelled("db", "one").await?;
+    for (rule, namespace) in [
+        ("there", &owner.home),
+        ("empty", &empty),
+        ("nowhere", &nowhere),
+    ] {
+        tenant
+            .writes(
+                "replications",
+                rule,
+                &selecting(Some(namespace), &tenant.home),
+            )
+            .await?;
+    }
+    let nothing = tenant.told("nowhere", &nowhere).await?;
+    ensure!(
+        nothing.contains("Secret by a selector in namespace NAMESPACE is not granted"),
+        "{nothing}"
+    );
+    assert_eq!(tenant.told("empty", &empty).await?, nothing);
+    assert_eq!(tenant.told("there", &owner.home).await?, nothing);
+    // Some names are not all of them, whatever they are.
+    owner
+        .writes(
+            "replicationgrants",
+            "some",
+            &consent("Read", &tenant.home, &["db", "d*"]),
+        )
+        .await?;
+    let named = copying(Some(&owner.home), "db", &[]);
+    tenant.writes("replications", "named", &named).await?;
+    scene.wait_secret(&tenant.home, "db", has("one")).await?;
+    assert_eq!(tenant.told("there", &owner.home).await?, nothing);
+    let looked = scene.setting.control_plane.audit_since(&mark).await?;
+    let looked = looked
+        .iter()
+        .filter(|event| scene.setting.is_ours(event) && event.resource == "secrets");
+    let looked: Vec<_> = looked
+        .filter(|event| event.namespace == owner.home && event.verb != "get")
+        .collect();
+    ensure!(
+        looked
+            .iter()
+            .all(|event| event.uri.contains("fieldSelector=metadata.name")),
+        "{looked:?}"
+    );
+
+    // Who would let others know what there is must be one who knows.
+    let any = consent("Read", &tenant.home, &[]);
+    owner
+        .is_refused(
+            "replicationgrants",
+            "any",
+            &any,
+            "may not list secrets in namespace",
+        )
+        .await?;
+    owner.may(&secrets(&["list"])).await?;
+    owner.writes("replicationgrants", "any", &any).await?;
+    scene
+        .wait_secret(&tenant.home, "copy-of-db", has("one"))
+        .await?;
+    owner.labelled("later", "two").await?;
+    scene
+        .wait_secret(&tenant.home, "copy-of-later", has("two"))
+        .await?;
+    eventually(SOON, "both sources to be told", || async {
+        let sources = tenant.status("there", "Ready", "Synced").await?.sources;
+        ensure!(sources.len() == 2, "{sources:?}");
+        Ok(Some(()))
+    })
+    .await?;
+
+    // And takes it back.
+    delete(
+        &of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home),
+        "any",
+    )
+    .await?;
+    for copy in ["copy-of-db", "copy-of-later"] {
+        wait_gone(scene.secrets(&tenant.home), copy).await?;
+    }
+    eventually(SOON, "as little to be told as before", || async {
+        let told = tenant.told("there", &owner.home).await?;
+        if told == nothing {
+            Ok(Some(()))
+        } else {
+            bail!("{told}")
+        }
+    })
+    .await?;
+    scene.wait_secret(&tenant.home, "db", has("one")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn copies_in_another_namespace_take_its_owners_consent() -> Result<()> {
+    let scene = STAGE.scene("push").await?;
+    let tenant = Tenant::new(&scene).await?;
+    tenant.may(&secrets(&["get"])).await?;
+    let owner = Tenant::new(&scene).await?;
+    owner.may(&secrets(&["create", "update", "delete"])).await?;
+    tenant.secret("db", "one").await?;
+    tenant
+        .writes("replications", "push", &copying(None, "db", &[&owner.home]))
+        .await?;
+    tenant.status("push", "Authorized", "NotGranted").await?;
+    owner
+        .writes(
+            "replicationgrants",
+            "g",
+            &consent("Write", &tenant.home, &["db*"]),
+        )
+        .await?;
+    scene.wait_secret(&owner.home, "db", has("one")).await?;
+    tenant.status("push", "Ready", "Synced").await?;
+
+    // Rules go with their namespace, and copies with their rules.
+    delete(
+        &Api::<k8s_openapi::api::core::v1::Namespace>::all(scene.client.clone()),
+        &tenant.home,
+    )
+    .await?;
+    wait_gone(scene.secrets(&owner.home), "db").await
+}
+
+#[tokio::test]
+async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
+    let scene = STAGE.scene("platform").await?;
+    let tenant = Tenant::new(&scene).await?;
+    tenant
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    // One copy has the name of the platform's, another object is his rule's source and is in the
+    // way.
+    for name in ["own", "second"] {
+        eventually(SOON, "his right to make it", || async {
+            Ok(Some(tenant.makes(name, "his").await?))
+        })
+        .await?;
+    }
+    let mut spec = copying(None, "own", &[&tenant.home]);
+    spec["targets"][0]["copyName"] = json!("first");
+    tenant.writes("replications", "squats", &spec).await?;
+    let mut spec = copying(None, "second", &[&tenant.home]);
+    spec["targets"][0]["copyName"] = json!("elsewhere");
+    tenant.writes("replications", "names", &spec).await?;
+    scene.wait_secret(&tenant.home, "first", has("his")).await?;
+    scene
+        .wait_secret(&tenant.home, "elsewhere", has("his"))
+        .await?;
+
+    scene.secret("first", &[("token", "platforms")]).await?;
+    scene.secret("second", &[("token", "platforms")]).await?;
+    for name in ["first", "second"] {
+        let platform = rule(&format!("{}-{name}", scene.tag))
+            .to_label("scene", &scene.tag)
+            .secret(&scene.home, name);
+        platform
+            .set("conflictPolicy", json!("Overwrite"))
+            .create(&scene.client)
+            .await?;
+        scene
+            .wait_secret(&tenant.home, name, has("platforms"))
+            .await?;
+    }
+    // A copy may be a source: what his rule makes of it follows.
+    scene
+        .wait_secret(&tenant.home, "elsewhere", has("platforms"))
+        .await?;
+    let status = tenant.status("squats", "Ready", "CopiesFailed").await?;
+    assert_eq!(status.failures[0].reason, "RuleConflict");
+    Ok(())
+}
+
+/// Whoever may write objects may write them under Mimeo's name, and with whatever marks.
+#[tokio::test]
+async fn marks_that_name_anothers_rule_reach_nothing_of_his() -> Result<()> {
+    let scene = STAGE.scene("forged").await?;
+    let victim = Tenant::new(&scene).await?;
+    victim
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    victim.secret("db", "one").await?;
+    let mut spec = copying(None, "db", &[&victim.home]);
+    spec["targets"][0]["copyName"] = json!("db-copy");
+    victim.writes("replications", "r", &spec).await?;
+    let before = scene
+        .wait_secret(&victim.home, "db-copy", has("one"))
+        .await?;
+
+    let forger = Tenant::new(&scene).await?;
+    forger.may(&secrets(&["*"])).await?;
+    let forged = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {
+            "name": "db-copy", "namespace": forger.home,
+            "labels": before.metadata.labels, "annotations": before.metadata.annotations,
+        },
+        "data": {"token": "eA=="},
+    });
+    let api: Api<Secret> = of(&forger.client, &forger.home);
+    let params = PatchParams::apply("mimeo").force();
+    eventually(SOON, "the forged copy", || async {
+        Ok(Some(
+            api.patch("db-copy", &params, &Patch::Apply(&forged))
+                .await?,
+        ))
+    })
+    .await?;
+    // Nobody wants it there: it goes, and nothing else does.
+    wait_gone(scene.secrets(&forger.home), "db-copy").await?;
+    let after = scene.secrets(&victim.home).get("db-copy").await?;
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    assert_eq!(victim.status("r", "Ready", "Synced").await?.failures, []);
+    Ok(())
+}
+
+/// Its owner sees what a grant is about and whether anybody uses it, without a jsonpath.
+#[tokio::test]
+async fn a_grant_shows_whom_it_grants_what_and_how_many_use_it() -> Result<()> {
+    let scene = STAGE.scene("grant-status").await?;
+    let (tenant, owner) = (Tenant::new(&scene).await?, Tenant::new(&scene).await?);
+    tenant
+        .may(&secrets(&["get", "create", "update", "delete"]))
+        .await?;
+    owner.may(&secrets(&["get", "list"])).await?;
+    owner.secret("db", "one").await?;
+    let mut spec = consent("Read", &tenant.home, &["db", "ca-*"]);
+    let gold = json!({"namespacePattern": "no-such-.*", "namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+    spec["grantees"] = json!([{"namespaces": [tenant.home]}, gold]);
+    let secrets = |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
+    spec["objects"] = json!([secrets(&["db", "ca-*"]), secrets(&["cert"])]);
+    owner.writes("replicationgrants", "g", &spec).await?;
+    let shown = async |used: &'static str| {
+        eventually(
+            SOON,
+            format!("a grant that {used} Replications use"),
+            || async {
+                let args = [
+                    "get",
+                    "replicationgrant",
+                    "g",
+                    "--namespace",
+                    &owner.home,
+                    "--no-headers",
+                ];
+                let row = kubectl(&scene.setting.control_plane, args)?;
+                let row: Vec<&str> = row
+                    .split("  ")
+                    .map(str::trim)
+                    .filter(|cell| !cell.is_empty())
+                    .collect();
+                let grantees = format!("{}; pattern no-such-.* and labels tier=gold", tenant.home);
+                let want = [
+                    "g",
+                    "Read",
+                    &*grantees,
+                    "Secret db,ca-*; Secret cert",
+                    "True",
+                    used,
+                ];
+                if row.get(..6) == Some(&want) {
+                    Ok(Some(()))
+                } else {
+                    bail!("{row:?}")
+                }
+            },
+        )
+        .await
+    };
+    shown("0").await?;
+    tenant
+        .writes(
+            "replications",
+            "pull",
+            &copying(Some(&owner.home), "db", &[]),
+        )
+        .await?;
+    tenant
+        .writes(
+            "replications",
+            "not-granted",
+            &copying(Some(&owner.home), "other", &[]),
+        )
+        .await?;
+    shown("1").await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
+    tenant.status("pull", "Ready", "Synced").await?;
+    delete(&tenant.rules(), "pull").await?;
+    shown("0").await?;
+    let written = scene.setting.control_plane.audit_since(&mark).await?;
+    let written = written
+        .iter()
+        .filter(|event| scene.setting.is_ours(event) && event.is_write());
+    let written = written
+        .filter(|event| event.resource == "replicationgrants" && event.namespace == owner.home);
+    ensure!(
+        written.count() == 1,
+        "a status is written when it says something else, and not with its own news"
+    );
+    Ok(())
+}

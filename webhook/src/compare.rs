@@ -1,0 +1,221 @@
+//! Whether a stored webhook configuration still says what Mimeo wants it to.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::ByteString;
+use serde_json::Value;
+
+/// Which certificates a `caBundle` may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Those that are wanted.
+    Exactly,
+    /// Those that are wanted, and others.
+    AtLeast,
+}
+
+/// Whether the webhook configuration that is stored says what is wanted: its metadata may say more,
+/// its entries may not.
+pub(crate) fn holds(live: &Value, wanted: &Value, trust: Trust) -> bool {
+    contains(&live["metadata"], &wanted["metadata"])
+        && same(&live["webhooks"], &wanted["webhooks"], trust)
+}
+
+/// Whether everything that `part` says is so in `whole`, which may say more.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => part
+            .iter()
+            .all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part))),
+        _ => whole == part,
+    }
+}
+
+/// Whether both say the same. An empty value equals one that is left out.
+fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => {
+            let keys: BTreeSet<&String> = live.keys().chain(wanted.keys()).collect();
+            keys.into_iter()
+                .all(|key| match (live.get(key), wanted.get(key)) {
+                    // Where Mimeo knows no CA, others may.
+                    (_, None) if key == "caBundle" => true,
+                    (Some(live), Some(wanted)) if key == "caBundle" => trusts(live, wanted, trust),
+                    (live, wanted) => same(
+                        live.unwrap_or(&Value::Null),
+                        wanted.unwrap_or(&Value::Null),
+                        trust,
+                    ),
+                })
+        }
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len()
+                && live
+                    .iter()
+                    .zip(wanted)
+                    .all(|(live, wanted)| same(live, wanted, trust))
+        }
+        _ => live == wanted || is_empty(live) && is_empty(wanted),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
+    match trust {
+        Trust::Exactly => live == wanted,
+        Trust::AtLeast => certificates(live)
+            .zip(certificates(wanted))
+            .is_some_and(|(live, wanted)| wanted.is_subset(&live)),
+    }
+}
+
+/// The certificates of a `caBundle`, each as its text.
+fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
+    let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
+    let text = String::from_utf8(bytes).ok()?;
+    Some(each(&text).map(str::to_owned).collect())
+}
+
+fn each(pem: &str) -> impl Iterator<Item = &str> {
+    pem.split_inclusive("-----END CERTIFICATE-----")
+        .map(str::trim)
+        .filter(|one| !one.is_empty())
+}
+
+/// These certificates, and after them the others that aren't among them.
+pub(crate) fn joined(first: &str, others: &str) -> String {
+    let known: BTreeSet<&str> = each(first).collect();
+    let more: Vec<&str> = each(others).filter(|one| !known.contains(one)).collect();
+    if more.is_empty() {
+        first.to_owned()
+    } else {
+        format!("{}\n{}\n", first.trim_end(), more.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn metadata_may_have_more() {
+        let want = json!({"name": "x", "labels": {"a": "b"}});
+        for (live, holds) in [
+            (
+                json!({"name": "x", "labels": {"a": "b", "c": "d"}, "uid": "u"}),
+                true,
+            ),
+            (json!({"name": "x", "labels": {"a": "c"}}), false),
+            (json!({"name": "x"}), false),
+            (Value::Null, false),
+        ] {
+            assert_eq!(contains(&live, &want), holds, "{live}");
+        }
+    }
+
+    #[test]
+    fn entries_may_not() {
+        let want =
+            json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}, "conditions": []}]);
+        for (live, holds) in [
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {}}]),
+                true,
+            ),
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}], "clientConfig": {"caBundle": "QQ=="}}]),
+                false,
+            ),
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}], "caBundle": "QQ=="}]),
+                true,
+            ),
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}], "selector": {"matchLabels": {"a": "b"}}}]),
+                false,
+            ),
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}], "conditions": [{"name": "never"}]}]),
+                false,
+            ),
+            (json!([{"name": "x", "rules": []}]), false),
+            (
+                json!([{"name": "x", "rules": [{"scope": "*"}]}, {"name": "y"}]),
+                false,
+            ),
+            (Value::Null, false),
+        ] {
+            assert_eq!(same(&live, &want, Trust::Exactly), holds, "{live}");
+        }
+    }
+
+    #[test]
+    fn certificates_are_joined_each_once_and_what_is_known_first() {
+        let pem = |name: &str| {
+            format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n")
+        };
+        let all = |names: &[&str]| names.iter().map(|name| pem(name)).collect::<String>();
+        for (first, others, both) in [
+            (&["a"][..], &["b", "c"][..], &["a", "b", "c"][..]),
+            (&["a", "b"], &["b", "a"], &["a", "b"]),
+            (&["a", "b"], &["c", "b"], &["a", "b", "c"]),
+            (&["a"], &[], &["a"]),
+            (&[], &["a"], &["a"]),
+        ] {
+            assert_eq!(
+                joined(&all(first), &all(others)).trim(),
+                all(both).trim(),
+                "{first:?} {others:?}"
+            );
+        }
+        assert_eq!(
+            joined("as it was", "as it was"),
+            "as it was",
+            "to the letter"
+        );
+    }
+
+    #[test]
+    fn certificates_of_others_stay_while_nothing_changes_here() {
+        let pem = |name: &str| {
+            format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n")
+        };
+        let bundle = |names: &[&str]| {
+            json!(ByteString(
+                names
+                    .iter()
+                    .map(|name| pem(name))
+                    .collect::<String>()
+                    .into_bytes()
+            ))
+        };
+        for (live, want, exactly, at_least) in [
+            (&["a"][..], &["a"][..], true, true),
+            (&["a", "b"], &["a"], false, true),
+            (&["a", "b"], &["b", "a"], false, true),
+            (&["a"], &["a", "b"], false, false),
+            (&[], &["a"], false, false),
+        ] {
+            let (live, want) = (bundle(live), bundle(want));
+            assert_eq!(
+                trusts(&live, &want, Trust::Exactly),
+                exactly,
+                "{live} {want}"
+            );
+            assert_eq!(
+                trusts(&live, &want, Trust::AtLeast),
+                at_least,
+                "{live} {want}"
+            );
+        }
+    }
+}

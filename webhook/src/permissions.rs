@@ -1,0 +1,336 @@
+//! Asks the API server whether whoever writes a rule or policy holds the rights that it takes.
+//!
+//! Fails closed: what can't be asked isn't held.
+
+use std::{collections::BTreeMap, io};
+
+use futures::future::try_join_all;
+use kube::Client;
+use mimeo_engine::admission::{come_again, forbid};
+use mimeo_model::{
+    authority::{Finding, Need, find, lacks},
+    review::{User, Verdict},
+    right::Right,
+};
+use mimeo_runtime::{
+    access::is_allowed,
+    fault::{Fault, status},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
+use tracing::warn;
+
+/// Questions of one review at once. The API server answers each from memory.
+const PARALLEL: usize = 16;
+/// Of all reviews: whoever reaches the port can send as many as he likes, of rules that give rise
+/// to hundreds each.
+const AT_ONCE: usize = 32;
+
+/// What the API server is asked on behalf of rules under review: so much at once, in turn.
+#[derive(Debug)]
+pub(crate) struct Questions(Semaphore);
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self(Semaphore::new(AT_ONCE))
+    }
+}
+
+impl Questions {
+    /// The answer to one of them; none if there is none in time.
+    pub(crate) async fn ask<T>(
+        &self,
+        question: impl Future<Output = T>,
+        deadline: Instant,
+    ) -> Option<T> {
+        let turn = async {
+            let _turn = self.0.acquire().await;
+            question.await
+        };
+        timeout_at(deadline, turn).await.ok()
+    }
+
+    /// Whether the user holds the right.
+    ///
+    /// # Errors
+    /// Nobody could say: that isn't "no".
+    pub(crate) async fn may(
+        &self,
+        client: &Client,
+        user: &User,
+        right: &Right,
+        deadline: Instant,
+    ) -> kube::Result<bool> {
+        let late = || {
+            Err(kube::Error::Service(
+                io::Error::from(io::ErrorKind::TimedOut).into(),
+            ))
+        };
+        let question = Box::pin(is_allowed(client, user, right, deadline));
+        self.ask(question, deadline).await.unwrap_or_else(late)
+    }
+}
+
+/// Asks for all that is needed, at most twice in a row: for each need, and where that is denied,
+/// for what is enough instead.
+///
+/// # Errors
+/// The refusal, with what is missing; or that nobody could say.
+pub(crate) async fn check(
+    client: &Client,
+    questions: &Questions,
+    user: &User,
+    needs: &[Need],
+    deadline: Instant,
+) -> Result<(), Verdict> {
+    let mut answers: BTreeMap<&Right, bool> = BTreeMap::new();
+    loop {
+        let open = match find(needs, |right| answers.get(right).copied()) {
+            Finding::Held => return Ok(()),
+            Finding::Lacks(missing) => {
+                return Err(forbid(format!(
+                    "{}; the author needs these permissions",
+                    lacks(&user.name, &missing)
+                )));
+            }
+            Finding::Ask(open) => open,
+        };
+        for some in open.chunks(PARALLEL) {
+            let asked = some
+                .iter()
+                .map(|right| questions.may(client, user, right, deadline));
+            let answered = try_join_all(asked)
+                .await
+                .map_err(|error| unanswered(user, &error))?;
+            answers.extend(some.iter().copied().zip(answered));
+        }
+    }
+}
+
+fn unanswered(user: &User, error: &kube::Error) -> Verdict {
+    let user = &user.name;
+    warn!(user, error = %Fault(error), "cannot ask what a user may do");
+    if status(error) != Some(403) {
+        return come_again(format!(
+            "Mimeo cannot check the permissions of user {user:?} now"
+        ));
+    }
+    // Coming again is of no use.
+    let message = "Mimeo may not check the permissions of users: it must be allowed to create subjectaccessreviews.authorization.k8s.io";
+    Verdict::Deny {
+        code: 500,
+        reason: "InternalError",
+        message: message.into(),
+        retry_after_seconds: None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Duration,
+    };
+
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn right(namespace: Option<&str>) -> Right {
+        let namespace = namespace.map(Into::into);
+        Right {
+            verb: "get",
+            group: "".into(),
+            resource: "secrets".into(),
+            namespace,
+            name: Some("registry".into()),
+        }
+    }
+
+    fn ann() -> User {
+        let extra = [("k".to_owned(), vec!["v".to_owned()])].into();
+        User {
+            name: "ann".into(),
+            uid: "u-7".into(),
+            groups: vec!["g".into()],
+            extra,
+        }
+    }
+
+    /// A client whose server answers each review so, and the attributes it was asked about.
+    fn server(answer: fn(&Value) -> (u16, Value)) -> (Client, Arc<Mutex<Vec<Value>>>) {
+        let asked: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let told = asked.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let told = told.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut review: Value = serde_json::from_slice(&body).unwrap();
+                told.lock().unwrap().push(review["spec"].clone());
+                let (code, answer) = answer(&review["spec"]["resourceAttributes"]);
+                if code == 0 {
+                    std::future::pending::<()>().await;
+                }
+                let body = if code < 300 {
+                    review["status"] = answer;
+                    review
+                } else {
+                    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "secret"})
+                };
+                let body = Body::from(body.to_string().into_bytes());
+                Ok::<_, Infallible>(http::Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    fn need(instead: &[&str]) -> Need {
+        Need {
+            right: right(None),
+            instead: instead
+                .iter()
+                .map(|namespace| right(Some(namespace)))
+                .collect(),
+        }
+    }
+
+    async fn checked(client: &Client, needs: &[Need], time: Duration) -> Result<(), (u16, String)> {
+        match check(
+            client,
+            &Questions::default(),
+            &ann(),
+            needs,
+            Instant::now() + time,
+        )
+        .await
+        {
+            Err(Verdict::Deny { code, message, .. }) => Err((code, message)),
+            other => other.map_err(|verdict| (0, format!("{verdict:?}"))),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_review_carries_all_that_an_authorizer_may_look_at() {
+        let (client, asked) = server(|_| (201, json!({"allowed": true})));
+        assert_eq!(checked(&client, &[need(&["platform"])], SOON).await, Ok(()));
+        let attributes = json!({"verb": "get", "group": "", "version": "*", "resource": "secrets", "name": "registry"});
+        let spec = json!({
+            "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "resourceAttributes": attributes,
+        });
+        assert_eq!(
+            *asked.lock().unwrap(),
+            [spec],
+            "what is held everywhere isn't asked for in one namespace"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_not_held_everywhere_is_enough_where_it_is_needed() {
+        let (client, _) = server(|asked| {
+            (
+                201,
+                json!({"allowed": asked["namespace"] == "a" || asked["namespace"] == "b"}),
+            )
+        });
+        assert_eq!(checked(&client, &[need(&["a", "b"])], SOON).await, Ok(()));
+        let refused = |code: u16, begins: &str, result: Result<(), (u16, String)>| {
+            let (got, message) = result.unwrap_err();
+            assert!(
+                got == code && message.starts_with(begins),
+                "{got} {message}"
+            );
+        };
+        let everywhere = checked(&client, &[need(&[])], SOON).await;
+        refused(
+            403,
+            "user \"ann\" may not get secrets/registry in all namespaces;",
+            everywhere,
+        );
+        let one_more = checked(&client, &[need(&["a", "c", "b"])], SOON).await;
+        refused(
+            403,
+            "user \"ann\" may not get secrets/registry in namespace c;",
+            one_more,
+        );
+        let many = checked(&client, &vec![need(&[]); 7], SOON).await;
+        assert!(many.unwrap_err().1.contains(" and 2 more;"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_much_is_asked_at_once_and_no_more() {
+        let (questions, asked) = (Questions::default(), AtomicUsize::new(0));
+        let silent = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        let all = (0..3 * AT_ONCE).map(|_| questions.ask(silent(), Instant::now() + SOON));
+        let mut all = Box::pin(futures::future::join_all(all));
+        assert!(futures::poll!(&mut all).is_pending());
+        assert_eq!(asked.load(Ordering::Relaxed), AT_ONCE);
+        assert!(
+            all.await.iter().all(Option::is_none),
+            "none has an answer in time"
+        );
+        assert_eq!(
+            questions.ask(async { 7 }, Instant::now() + SOON).await,
+            Some(7),
+            "each gives its turn back"
+        );
+    }
+
+    #[tokio::test]
+    async fn without_an_answer_nobody_may() {
+        for (what, answer, code, says) in [
+            (
+                "an error",
+                (|_| (500, Value::Null)) as fn(&Value) -> (u16, Value),
+                429,
+                "cannot check the permissions",
+            ),
+            (
+                "too busy",
+                |_| (429, Value::Null),
+                429,
+                "cannot check the permissions",
+            ),
+            (
+                "no right to ask",
+                |_| (403, Value::Null),
+                500,
+                "must be allowed to create subjectaccessreviews",
+            ),
+            ("no status", |_| (201, Value::Null), 403, "may not get"),
+            (
+                "denied with an error",
+                |_| (201, json!({"allowed": false, "evaluationError": "x"})),
+                429,
+                "cannot check the permissions",
+            ),
+        ] {
+            let (got, message) = checked(&server(answer).0, &[need(&[])], SOON)
+                .await
+                .unwrap_err();
+            assert!(
+                got == code && message.contains(says) && !message.contains("secret "),
+                "{what}: {got} {message}"
+            );
+        }
+        let silent = checked(
+            &server(|_| (0, Value::Null)).0,
+            &[need(&[])],
+            Duration::from_millis(10),
+        )
+        .await;
+        assert_eq!(silent.unwrap_err().0, 429);
+    }
+}
