@@ -1,4 +1,4 @@
-//! Asks the API server who may do what.
+//! Asks the API server for a user's permissions, with a `SubjectAccessReview`.
 
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::fault::within;
 
-/// Whether the user holds the right.
+/// Whether the user has the permission.
 ///
 /// # Errors
-/// Nobody could say: that isn't "no".
+/// The API server gave no decision. An error does not mean that the permission is missing.
 pub async fn is_allowed(
     client: &Client,
     user: &User,
@@ -33,10 +33,11 @@ pub async fn is_allowed(
     .await
 }
 
-/// Whether the user may do this with a path that is no resource's, such as `get` with `/metrics`.
+/// Whether the user may use this verb on a path outside the resource API, such as `get` on
+/// `/metrics`.
 ///
 /// # Errors
-/// Nobody could say: that isn't "no".
+/// The API server gave no decision. An error does not mean that the permission is missing.
 pub async fn may_visit(
     client: &Client,
     user: &User,
@@ -89,8 +90,8 @@ async fn ask(
     let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
     match answer.status {
         Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
-        // An authorizer that would have said "yes" may be the one that failed. (Bindings to roles
-        // that aren't there are no errors: RBAC tells of these as its reason.)
+        // An authorizer failed, and this authorizer might have allowed the request. (A binding to a
+        // role that does not exist is not such an error: RBAC reports it as the reason.)
         Some(SubjectAccessReviewStatus {
             evaluation_error: Some(error),
             ..
@@ -103,7 +104,8 @@ async fn ask(
     }
 }
 
-/// The code of an answer that was none, though the API server gave it: it isn't overloaded.
+/// HTTP code of the error for a review without a decision. The API server did answer, so the code
+/// must not look like an overload.
 const UNDECIDED: u16 = 424;
 
 fn attributes(right: &Right) -> ResourceAttributes {
@@ -117,7 +119,7 @@ fn attributes(right: &Right) -> ResourceAttributes {
     ResourceAttributes {
         verb: Some((*verb).to_owned()),
         group: Some(group.to_string()),
-        // Not one of the kind's versions, but the kind.
+        // The permission is for the kind in all of its versions.
         version: Some("*".into()),
         resource: Some(resource.to_string()),
         namespace: namespace.as_ref().map(ToString::to_string),

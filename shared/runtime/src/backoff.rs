@@ -1,12 +1,12 @@
-//! How long to wait before what failed is tried again.
+//! How long to wait before a failed operation is retried.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     time::Duration,
 };
 
-/// Grows twofold from a first pause to a longest one, each shortened by up to a half at random, so
-/// that replicas which failed together don't come back together.
+/// Pauses that double from the first one up to the longest one. Each pause is shortened by up to a
+/// half at random, so that replicas which failed together do not retry together.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
@@ -24,20 +24,21 @@ impl Backoff {
         }
     }
 
-    /// How long to wait now.
+    /// Returns the next pause. Each call doubles the pause after it.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next.min(self.longest);
         self.next = pause.saturating_mul(2);
         pause.mul_f64(1.0 - f64::from(random(500)) / 1_000.0)
     }
 
-    /// Begins anew: something went well.
+    /// Returns to the first pause, after a success.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// A number below `limit`; from the seeds of hash maps, which is chance enough to spread requests.
+/// A random number below `limit`, from the seeds that the standard library gives to hash maps. They
+/// are random enough to spread requests.
 pub(crate) fn random(limit: u32) -> u32 {
     let number = RandomState::new().build_hasher().finish() % u64::from(limit.max(1));
     u32::try_from(number).unwrap_or_default()

@@ -1,8 +1,9 @@
-//! Request bodies in pieces, so that what a thousand writes share is in memory once however many
-//! are under way.
+//! Request bodies in pieces. Bytes that a thousand writes share are in memory once, regardless of
+//! how many of these writes are in flight.
 //!
-//! kube's [`Body`] can hold one slice of bytes only. The writer therefore puts the pieces beside an
-//! empty one, and the client's innermost layer, [`unpack`], puts them in its place.
+//! kube's [`Body`] can hold only one slice of bytes. The writer therefore sends an empty body and
+//! attaches the pieces to the request. The client's innermost layer, [`unpack`], replaces the empty
+//! body with the pieces.
 
 use std::{
     pin::Pin,
@@ -14,27 +15,27 @@ use http::Request;
 use http_body::{Frame, SizeHint};
 use kube::client::Body;
 
-/// A body in pieces, as an extension of a request whose own body is empty.
+/// The pieces of a body: an extension of a request that has an empty body.
 #[derive(Clone)]
 pub(crate) struct Pieces(pub(crate) Vec<Bytes>);
 
-/// What goes out on the connection.
+/// The body as the connection sends it.
 pub struct Outgoing(Kind);
 
 enum Kind {
     Whole(Body),
-    /// The pieces and how many of them went out.
+    /// The pieces, and how many of them were sent.
     Pieces(Vec<Bytes>, usize),
 }
 
-/// Not derived: the bytes may be a Secret's.
+/// Not derived, because the bytes may belong to a Secret.
 impl std::fmt::Debug for Outgoing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Outgoing").finish_non_exhaustive()
     }
 }
 
-/// Gives a request the body that it shall have on the connection.
+/// Gives a request the body that the connection sends: its pieces if it has any, else its own body.
 pub fn unpack(request: Request<Body>) -> Request<Outgoing> {
     let (mut head, body) = request.into_parts();
     let kind = match head.extensions.remove::<Pieces>() {
@@ -65,7 +66,7 @@ impl http_body::Body for Outgoing {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Kind::Whole(body) => body.size_hint(),
-            // Exact, so that the request has a Content-Length and isn't sent in chunks.
+            // Exact, so that the request has a Content-Length and is not sent in chunks.
             Kind::Pieces(pieces, _) => {
                 SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
             }

@@ -1,8 +1,8 @@
 //! One request to the API server and its whole answer, for [`discovery`](crate::discovery) and
 //! [`writer`](crate::writer).
 //!
-//! What an answer means is left to whoever asked. Answers may hold Secrets: nothing here logs or
-//! prints one.
+//! The caller interprets the answer. An answer may hold a Secret, so this file never logs or prints
+//! one.
 
 use std::{fmt, time::Duration};
 
@@ -21,25 +21,26 @@ use crate::{
     object::{self, Decoded},
 };
 
-/// Asks for an object's metadata alone; servers that can't reduce objects send them whole.
+/// Accept header for an object's metadata alone. Servers that cannot reduce an object send the
+/// whole object.
 pub(crate) const METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 /// [`METADATA`] for lists.
 pub(crate) const METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-/// Asks for whole objects.
+/// Accept header for whole objects.
 pub(crate) const JSON: &str = "application/json";
 
-/// Twice what an API server takes as an object with room for its managed fields; an answer beyond
-/// it is none.
+/// Twice the size of the largest object that an API server accepts, including room for its managed
+/// fields. A larger answer counts as no answer.
 const LARGEST_ANSWER: usize = 4 << 20;
 
-/// Why there is no answer. Whether the request was carried out isn't known.
+/// Why there is no answer. It is unknown whether the server carried out the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Silence {
     /// The deadline passed.
     Late,
-    /// No connection, or it broke.
+    /// There was no connection, or the connection broke.
     Broken(Box<str>),
 }
 
@@ -52,17 +53,17 @@ impl fmt::Display for Silence {
     }
 }
 
-/// An answer, read to its end.
+/// A complete answer.
 pub(crate) struct Answer {
     /// The HTTP status.
     pub(crate) code: StatusCode,
-    /// The server's wish for how long to wait.
+    /// How long the server asks the client to wait.
     pub(crate) retry_after: Option<Duration>,
     body: Bytes,
 }
 
 impl Answer {
-    /// What a 2xx holds; none if it isn't JSON of that shape.
+    /// Parses the body of a 2xx answer. Returns none if the body is not JSON of this shape.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Option<T> {
         match self.object()? {
             Decoded::Whole(object) => Some(object),
@@ -70,17 +71,19 @@ impl Answer {
         }
     }
 
-    /// The object that a 2xx holds, as far as it can be decoded; none if it is no object.
+    /// The object in a 2xx answer, as far as it can be decoded. Returns none if the body is not an
+    /// object.
     pub(crate) fn object<T: DeserializeOwned>(&self) -> Option<Decoded<T>> {
         object::decode(&self.body)
     }
 
-    /// What the server says of an error; empty where a proxy or a bare HTTP error page answers.
+    /// The server's description of an error. It is empty if a proxy answers, or with a plain HTTP
+    /// error page.
     pub(crate) fn status(&self) -> Status {
         self.parse().unwrap_or_default()
     }
 
-    /// Whether this is a 404 for the very object that was asked for, and not for its kind.
+    /// Whether this is a 404 for the requested object itself, and not for its kind.
     pub(crate) fn is_absence(&self) -> bool {
         let name = self.status().details.and_then(|details| details.name);
         self.code == StatusCode::NOT_FOUND && name.is_some_and(|name| !name.is_empty())
@@ -97,7 +100,7 @@ pub(crate) fn read(method: Method, uri: &str, accept: &str) -> Result<Request<Bo
     request.map_err(|error| invalid(&error))
 }
 
-/// A request that carries JSON, of which the answer's metadata alone is wanted.
+/// A request with a JSON body, which asks for the metadata of the answer alone.
 pub(crate) fn write(
     method: Method,
     uri: &str,
@@ -112,13 +115,13 @@ pub(crate) fn write(
     request.body(body).map_err(|error| invalid(&error))
 }
 
-// Names come from the API server or were checked at admission, so this says more about us than
-// about them.
+// Object names come from the API server or were checked at admission. An error here therefore
+// points to a bug in Mimeo and not to a bad name.
 fn invalid(error: &http::Error) -> Silence {
     Silence::Broken(format!("the request can't be built: {error}").into())
 }
 
-/// Sends a request and reads its answer, all within `deadline`.
+/// Sends a request and reads its whole answer within `deadline`.
 pub(crate) async fn call(
     client: &Client,
     request: Request<Body>,
@@ -131,7 +134,7 @@ pub(crate) async fn call(
             .map_err(|error| Silence::Broken(Fault(&error).to_string().into()))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, LARGEST_ANSWER).collect().await;
-        // The cause is left out: it may be a decoder's, and quote.
+        // The cause is left out: it may come from a decoder, which quotes the text.
         let body = body
             .map_err(|_| Silence::Broken("the answer broke off or is over 4 MiB".into()))?
             .to_bytes();
@@ -146,14 +149,14 @@ pub(crate) async fn call(
         .unwrap_or(Err(Silence::Late))
 }
 
-/// The header's seconds, up to a minute; API servers never send the form that is a date.
+/// The header's seconds, up to a minute. API servers never send the header's other form, a date.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds.min(60)))
 }
 
-/// A path segment or query value with everything encoded that may mean something in a URL. Names of
-/// objects come out as they are, selectors don't.
+/// Encodes a path segment or a query value: every character that may have a meaning in a URL.
+/// Object names stay as they are; selectors do not.
 pub(crate) fn encode(text: &str) -> String {
     use fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());

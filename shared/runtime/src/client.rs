@@ -1,8 +1,11 @@
 //! Clients of the API server: one for requests, one for watches.
 //!
-//! Both speak HTTP/1.1 over a pool of connections, which writes as fast as HTTP/2 and doesn't let
-//! one slow answer hold up others. Neither limits nor retries: pace and back-off belong to whoever
-//! knows what a request is worth.
+//! Both clients speak HTTP/1.1 over a pool of connections. A pool writes as fast as HTTP/2, and one
+//! slow answer does not delay other answers.
+//!
+//! The clients do not limit or retry requests. A caller knows the value of a request and chooses
+//! pace and back-off by it. The HTTP stack is therefore built here, from kube's own layers without
+//! kube's retries.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -27,17 +30,18 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer
-/// is dead. A little longer than [`watch`](crate::watch) has patience, which tells this from a
-/// connection that broke.
+/// The API server sends a bookmark about once a minute, so a watch that is silent for longer is
+/// dead. This timeout is a little longer than that of [`watch`](crate::watch). `watch` thus notices
+/// first, and can tell silence from a broken connection.
 const WATCH_SILENCE: Duration = Duration::from_secs(100);
-/// As many as write at the same time at most; the rest would only cost memory at both ends.
+/// The largest number of concurrent writes. More idle connections would only cost memory at both
+/// ends.
 const IDLE_CONNECTIONS: usize = 64;
-/// Below the idle timeouts of load balancers in front of API servers.
+/// Shorter than the idle timeouts of load balancers in front of API servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Flags that say where the API server is.
+/// Flags for the connection to the API server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "API server")]
 pub struct ClientArgs {
@@ -50,12 +54,13 @@ pub struct ClientArgs {
 /// The clients of one API server.
 #[derive(Clone)]
 pub struct Clients {
-    /// For requests that end. It sets no deadline of its own but that of connecting (5 s): see
-    /// [`within`](crate::fault::within).
+    /// For requests that end. The client has no deadline except the one for connecting (5 s).
+    /// Callers set one with [`within`](crate::fault::within).
     pub requests: Client,
-    /// For watches: a connection that is silent for 100 s is given up.
+    /// For watches. The client closes a connection that is silent for 100 s.
     pub watches: Client,
-    /// The same for watches that engines live by, of which it is known how they fare.
+    /// The client for watches together with the health of its watches. Watches that feed an engine
+    /// use it.
     pub watcher: Watcher,
 }
 
@@ -65,32 +70,32 @@ impl fmt::Debug for Clients {
     }
 }
 
-/// Why there is no client.
+/// Why the clients could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A kubeconfig is missing or wrong.
+    /// A kubeconfig is missing or invalid.
     #[error("failed to load the kubeconfig")]
     Kubeconfig(#[from] KubeconfigError),
-    /// The Pod's service account is there but unusable.
+    /// The Pod's service account exists but cannot be used.
     #[error("failed to load the Pod's service account")]
     InCluster(#[from] InClusterError),
-    /// Nothing says where the API server is.
+    /// No configuration gives the address of the API server.
     #[error("no kubeconfig and no service account found")]
     Nowhere(#[source] Box<InferConfigError>),
     /// The configuration asks for a proxy.
     #[error("the kubeconfig's proxy-url is not supported")]
     Proxy,
-    /// Credentials or certificates of the configuration are unusable.
+    /// Credentials or certificates in the configuration cannot be used.
     #[error("failed to build the client")]
     Build(#[source] Box<kube::Error>),
-    /// The program's name is no header value.
+    /// The program's name cannot be a header value.
     #[error("invalid user agent")]
     UserAgent(#[from] http::header::InvalidHeaderValue),
 }
 
 impl ClientArgs {
-    /// Builds the clients; nothing is sent yet. `program` is what the API server's audit log shows,
-    /// with the version.
+    /// Builds the clients and sends nothing yet. The API server's audit log shows `program` with
+    /// its version.
     pub async fn clients(&self, program: &str) -> Result<Clients, ClientError> {
         tls::install_provider();
         let mut config = self.config().await?;
@@ -134,8 +139,9 @@ enum Flavour {
     Watches,
 }
 
-/// Kube's own stack without its retries (they would hide back-pressure and count as requests) and
-/// its tracing layer (each error is logged where it stops), and with a bounded pool.
+/// Builds kube's own stack with three differences. It has no retries, which would hide
+/// back-pressure and would count as requests. It has no tracing layer, because each error is logged
+/// where it is handled. Its pool is bounded.
 fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
     let (silence, idle) = match flavour {
         Flavour::Requests => (None, IDLE_CONNECTIONS),
@@ -148,8 +154,8 @@ fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(silence);
-    // Without this the time that a connection lay idle in the pool would count as silence of its
-    // next watch.
+    // Otherwise the time that a connection was idle in the pool would count as silence of its next
+    // watch.
     connector.set_reset_reader_on_write(true);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -1,7 +1,7 @@
-//! The connections of a server: a fixed number at once. Further clients wait in the listener's
-//! backlog until a connection ends.
+//! The connections of a server: at most a fixed number at a time. Further clients wait in the
+//! listener's backlog until a connection ends.
 //!
-//! Each server bounds how long a connection may last. It treats all clients alike.
+//! Each server limits how long a connection may last. All clients have the same limits.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,8 +12,8 @@ use tokio::{
 };
 use tracing::warn;
 
-/// The pause after the operating system refused to accept a connection (as when no file descriptors
-/// are left).
+/// The pause after the operating system refused to accept a connection, for example because no file
+/// descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The connections of one server, each in a task of its own.
@@ -23,7 +23,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// At most this many at once.
+    /// Allows at most `most` connections at a time.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
@@ -31,7 +31,7 @@ impl Connections {
         }
     }
 
-    /// Accepts the next connection as soon as fewer than the most are open. Cancel safe.
+    /// Accepts the next connection as soon as there is room for one. Cancel safe.
     pub(crate) async fn accept(&mut self, listener: &TcpListener) -> (TcpStream, SocketAddr) {
         loop {
             let room = self.tasks.len() < self.most;

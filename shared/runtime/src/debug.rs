@@ -1,9 +1,9 @@
-//! `/log-level`: how much a program logs; and, if that was asked for, `/debug`: what it has inside
-//! while it runs, in numbers. Who has to find a fault at night can have more logged without a
-//! restart, which might hide it.
+//! `/log-level` reads and changes how much a program logs. `/debug/state`, which is optional, shows
+//! the internal state of the running program in numbers. An operator can log more without a
+//! restart, because a restart might hide the fault.
 //!
-//! Nothing here names an object or shows what is in one. Who may ask is
-//! [`Guard`](crate::guard::Guard)'s to say.
+//! These pages name no object and show no content of an object. [`Guard`](crate::guard::Guard)
+//! decides on the access to them.
 
 use std::{
     collections::BTreeMap,
@@ -25,12 +25,12 @@ use tracing::info;
 
 use crate::{handle::Handle, telemetry::LogFilter, watch::Health};
 
-/// Longest filter that is read, in bytes.
+/// Length of the longest filter that is accepted, in bytes.
 const LONGEST_FILTER: usize = 4 << 10;
 
 type Part = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// What there is to see of a program. It may grow while it is served. Cheap to clone.
+/// The debug pages of a program. Parts may be added while the pages are served. Cheap to clone.
 #[derive(Clone)]
 pub struct DebugPages {
     filter: LogFilter,
@@ -45,7 +45,7 @@ impl fmt::Debug for DebugPages {
 }
 
 impl DebugPages {
-    /// Of a program that begins now, whose log this filter rules.
+    /// Pages of a program that starts now and logs by `filter`.
     pub fn new(filter: LogFilter) -> Self {
         Self {
             filter,
@@ -54,7 +54,7 @@ impl DebugPages {
         }
     }
 
-    /// Adds a part of the state, which is read off when somebody asks.
+    /// Adds a part of the state. Each request for the page reads it again.
     pub fn add(&self, name: &'static str, read: impl Fn() -> Value + Send + Sync + 'static) {
         self.parts
             .lock()
@@ -62,7 +62,7 @@ impl DebugPages {
             .insert(name, Box::new(read));
     }
 
-    /// What an engine knows and has under way.
+    /// Adds the engine's facts, queues and work in progress.
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.add("engine", move || {
@@ -77,7 +77,7 @@ impl DebugPages {
         });
     }
 
-    /// How the engine's watches fare.
+    /// Adds the health of the engine's watches.
     pub fn of_watches(&self, health: &Health) {
         let health = health.clone();
         self.add("watches", move || {
@@ -99,7 +99,7 @@ impl DebugPages {
         });
     }
 
-    /// The pages, each under its path; the state only if that is shown.
+    /// The routes of the pages. The state has one only if `shows_state` is true.
     pub(crate) fn router(&self, shows_state: bool) -> Router {
         let router = Router::new().route("/log-level", get(log_level).put(set_log_level));
         let router = if shows_state {
@@ -141,7 +141,7 @@ async fn log_level(State(pages): State<DebugPages>) -> String {
 }
 
 async fn set_log_level(State(pages): State<DebugPages>, filter: String) -> Response {
-    // Told before and after: of the two levels one may be such that it is told nothing.
+    // Logged before and after the change: one of the two levels may suppress the message.
     info!(from = pages.filter.current(), "log level is being changed");
     match pages.filter.set(filter.trim()) {
         Ok(()) => {

@@ -1,6 +1,6 @@
-//! Says whether the definitions of Mimeo's kinds have all that this program needs: in the log,
-//! once, and as a check of readiness. So a roll-out that brought no definitions along stops, and
-//! the former program goes on.
+//! Checks that Mimeo's CRDs have every field that this program needs. The result is logged once and
+//! is a readiness check. A rollout without new CRDs therefore stops, and the former program keeps
+//! running.
 
 use std::{
     collections::BTreeMap,
@@ -18,9 +18,8 @@ use crate::{
     watch::{Event, WatchSpec, Watcher, watch},
 };
 
-/// Watches the definitions of Mimeo's kinds until dropped. The check holds while none lacks
-/// anything; one that isn't there at all lacks nothing: what that means is told where the kind is
-/// needed.
+/// Watches Mimeo's CRDs until dropped. The check holds while no CRD lacks a field. A CRD that is
+/// missing altogether passes: the code that needs its kind reports that.
 pub async fn follow(watcher: Watcher, check: Check) {
     let names: Vec<String> = crds()
         .into_iter()
@@ -64,8 +63,8 @@ pub async fn follow(watcher: Watcher, check: Check) {
                 tell(name, Some(lacks(&crd)));
             }
             Event::Listed { .. } if seen => {}
-            // What can't be read is nothing to wait for either: the watch says why. What was found
-            // holds till there is another one.
+            // An unreadable CRD must not block readiness either; its watch reports the reason. The
+            // last result stays valid until there is a new one.
             Event::Listed { .. }
             | Event::Undecodable(_)
             | Event::Deleted(_)

@@ -1,7 +1,7 @@
-//! Which kinds the API server serves, and where.
+//! The kinds that the API server serves, and their paths.
 //!
-//! Asked only about kinds that somebody named: whatever else the server serves is never looked at.
-//! When a kind may have come or gone is for the caller to notice, who then has the answer
+//! Discovery asks only about kinds that a caller names, and never about the rest of the API. The
+//! caller notices when a kind may have appeared or disappeared, and then has the cached answer
 //! forgotten.
 
 use std::{
@@ -20,13 +20,14 @@ use tracing::debug;
 
 use crate::call::{self, encode};
 
-/// What Mimeo does with objects of a kind. One that lacks any of it can't be kept.
+/// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
+/// them.
 const VERBS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
 
-/// For one question.
+/// For one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Looks kinds up and remembers what it was told.
+/// Looks kinds up and caches the answers.
 pub struct Discovery {
     client: Client,
     known: Mutex<Known>,
@@ -38,10 +39,10 @@ impl fmt::Debug for Discovery {
     }
 }
 
-/// Why it isn't known whether a kind is served. Never to be read as "not served".
+/// Why it is unknown whether a kind is served. Never treat this error as "not served".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Mimeo may not ask.
+    /// Mimeo has no permission to ask.
     #[error("not allowed to discover {group_version} ({code})")]
     Denied {
         /// The group and version.
@@ -49,7 +50,7 @@ pub enum DiscoveryError {
         /// 401 or 403.
         code: u16,
     },
-    /// The server, or the one behind it that serves this group, can't answer now.
+    /// The API server cannot answer now, or the aggregated server behind it that serves this group.
     #[error("failed to discover {group_version}: the API server answered {code}")]
     Unavailable {
         /// The group and version.
@@ -57,30 +58,30 @@ pub enum DiscoveryError {
         /// The HTTP status.
         code: u16,
     },
-    /// No answer, or none that makes sense.
+    /// There was no answer, or it could not be decoded.
     #[error("failed to discover {group_version}: {why}")]
     Silent {
         /// The group and version.
         group_version: String,
-        /// What happened.
+        /// The cause.
         why: String,
     },
 }
 
-/// What is served, by group and version.
+/// The served kinds, by group and version.
 type Known = BTreeMap<(Box<str>, Box<str>), Arc<[Served]>>;
 
-/// One kind of a group and version, as far as it matters.
+/// One kind of a group and version, reduced to the fields that Mimeo uses.
 struct Served {
     kind: Box<str>,
     plural: Box<str>,
     namespaced: bool,
-    /// The first verb that it lacks.
+    /// The first needed verb that the kind lacks.
     lacks: Option<&'static str>,
 }
 
 impl Discovery {
-    /// Has asked nothing yet.
+    /// A discovery with an empty cache. It sends nothing yet.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -88,11 +89,11 @@ impl Discovery {
         }
     }
 
-    /// How a kind is served; none if it isn't, or not in this version, or not with all that Mimeo
-    /// does with objects.
+    /// How a kind is served. Returns none if the kind is not served, not in this version, or
+    /// without one of the verbs that Mimeo needs.
     ///
     /// # Errors
-    /// When that can't be told, above all while the server of an aggregated API is down.
+    /// The answer is unknown, most often because the server of an aggregated API is down.
     pub async fn find(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
         let Some(served) = self.served(gvk).await? else {
             return Ok(None);
@@ -111,8 +112,8 @@ impl Discovery {
         }))
     }
 
-    /// The same in whatever version it is served, if it isn't in its own: its objects are there in
-    /// each.
+    /// Looks the kind up in its own version first, and then in every other version that is served.
+    /// Each version shows the same objects.
     ///
     /// # Errors
     /// As [`Discovery::find`].
@@ -138,9 +139,9 @@ impl Discovery {
         Ok(None)
     }
 
-    /// The kind that a user may have meant who named one that [`Discovery::find`] has just not
-    /// found: a kind of the same group and version in namespaces, written in other cases or in the
-    /// plural, as `secret`, `secrets` or `Secrets`.
+    /// Suggests a kind for a name that [`Discovery::find`] has just not found. The suggestion is a
+    /// namespaced kind of the same group and version. Its name has other letter cases or is in the
+    /// plural, as in `secret`, `secrets` or `Secrets`.
     pub fn meant(&self, gvk: &GroupVersionKind) -> Option<Box<str>> {
         let known = self.known();
         let served = known.get(&(gvk.group.clone(), gvk.version.clone()))?;
@@ -153,23 +154,23 @@ impl Discovery {
         served.iter().find(alike).map(|one| one.kind.clone())
     }
 
-    /// Forgets everything: the next question goes to the server.
+    /// Forgets everything, so that the next question goes to the server.
     pub fn forget(&self) {
         self.known().clear();
     }
 
-    /// Forgets one group, such as that of a CRD that came, changed or went.
+    /// Forgets one group, for example because a CRD was created, changed or deleted.
     pub fn forget_group(&self, group: &str) {
         self.known().retain(|(known, _), _| **known != *group);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Entries are added and removed whole.
+        // Each entry is added or removed as a whole, so the map of a poisoned lock is valid.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the kind's group and version has; none if the server doesn't serve it. That alone isn't
-    /// remembered: nobody tells when it changes.
+    /// The kinds of this group and version; none if the server does not serve it. Only such an
+    /// absence is not cached, because its end may not be announced.
     async fn served(
         &self,
         gvk: &GroupVersionKind,
@@ -190,8 +191,8 @@ impl Discovery {
         self.get(&group_path(gvk), gvk).await
     }
 
-    /// The versions that the kind's group is served in, in the server's order. The core group has
-    /// one.
+    /// The versions of the kind's group, in the server's order. The core group has only one, so
+    /// none is returned for it.
     async fn versions(&self, gvk: &GroupVersionKind) -> Result<Vec<Box<str>>, DiscoveryError> {
         if gvk.group.is_empty() {
             return Ok(Vec::new());
@@ -203,7 +204,7 @@ impl Discovery {
         Ok(versions.map(|served| served.version.into()).collect())
     }
 
-    /// What the server says at this path; none if there is nothing.
+    /// Reads the object at this path; none if the server answers 404.
     async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -239,7 +240,7 @@ impl Discovery {
 }
 
 fn reduce(resource: APIResource) -> Option<Served> {
-    // `secrets/status` and the like are parts of objects.
+    // `secrets/status` and the like are subresources.
     if resource.name.contains('/') {
         return None;
     }
@@ -263,8 +264,8 @@ fn group_path(gvk: &GroupVersionKind) -> String {
     }
 }
 
-/// Where objects of a kind are: all of them, those of one namespace, or one. Kinds outside
-/// namespaces ignore `namespace`.
+/// The path of all objects of a kind, of those in one namespace, or of one object. `namespace` is
+/// ignored for kinds outside namespaces.
 pub fn resource_path(resource: &Resource, namespace: Option<&str>, name: Option<&str>) -> String {
     let mut path = group_path(&resource.gvk);
     if let Some(namespace) = namespace.filter(|_| resource.namespaced) {
@@ -388,7 +389,7 @@ mod tests {
             namespaced: true,
         };
         assert_eq!(found, Ok(Some(want)));
-        // Nor is it looked for where the whole group is gone, or has but one version.
+        // If the whole group is gone or has no other version, no other version is asked for.
         assert_eq!(
             discovery
                 .find_in_any_version(&gvk("other.example.com/v1", "Widget"))

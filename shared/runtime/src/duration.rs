@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-/// Why a text is no duration.
+/// Why a text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
     /// The text is empty, or a unit has no number before it.
     #[error("expected a number and a unit, as in 15s")]
     NoNumber,
-    /// A number has no unit behind it, or one that isn't known.
+    /// A number has no unit after it, or an unknown one.
     #[error("unknown unit {0:?}; units are ms, s, m, h, d")]
     Unit(String),
-    /// More than fits.
+    /// The duration does not fit its type.
     #[error("too long")]
     TooLong,
 }
 
-/// Parses a sequence of whole numbers with units (`ms`, `s`, `m`, `h`, `d`), which are added up.
-/// `0` needs no unit.
+/// Parses a sequence of whole numbers with units (`ms`, `s`, `m`, `h`, `d`) and adds them up. `0`
+/// needs no unit.
 ///
 /// Made for `#[arg(value_parser = duration::parse)]`.
 ///

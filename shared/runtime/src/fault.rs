@@ -1,12 +1,12 @@
-//! Deadlines of requests, and what may be said of one that failed.
+//! Deadlines of requests, and the part of a request's error that may be logged.
 
 use std::{fmt, io, time::Duration};
 
 /// Runs one request with a total deadline.
 ///
 /// # Errors
-/// The error of the request; after `deadline`, a [`kube::Error::Service`] with
-/// [`io::ErrorKind::TimedOut`] in it.
+/// Returns the request's own error. After `deadline` it returns a [`kube::Error::Service`] with
+/// [`io::ErrorKind::TimedOut`] inside.
 pub async fn within<T>(
     deadline: Duration,
     request: impl Future<Output = Result<T, kube::Error>>,
@@ -19,7 +19,7 @@ pub async fn within<T>(
     }
 }
 
-/// The HTTP status of a refusal by the API server, if it is one.
+/// The HTTP status if the API server refused the request.
 pub fn status(error: &kube::Error) -> Option<u16> {
     match error {
         kube::Error::Api(status) => Some(status.code),
@@ -27,8 +27,8 @@ pub fn status(error: &kube::Error) -> Option<u16> {
     }
 }
 
-/// An API error as it may be logged where Secrets are concerned: which kind of failure, none of the
-/// server's text and no part of an answer.
+/// Formats an API error so that it may be logged where Secrets are involved. It shows the kind of
+/// failure, without the server's text and without any part of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault<'a>(pub &'a kube::Error);
 

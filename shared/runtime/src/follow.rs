@@ -1,7 +1,7 @@
-//! Follows one named object: one LIST, then one watch, reopened for as long as it is asked.
+//! Follows one named object: one LIST, then one watch that is reopened without end.
 //!
-//! For the few objects of Mimeo's own (its Secret, its Lease), where each replica wants the newest
-//! state and nothing else.
+//! For the few objects that Mimeo owns (its Secret, its Lease). Each replica needs only the newest
+//! state of such an object.
 
 use std::{fmt, ops::ControlFlow, pin::Pin, time::Duration};
 
@@ -28,7 +28,7 @@ enum State<K> {
     Known {
         version: String,
     },
-    /// `heard`: whether it has brought anything yet.
+    /// `heard`: whether this watch has brought an event yet.
     Watching {
         version: String,
         events: Events<K>,
@@ -38,12 +38,13 @@ enum State<K> {
 
 /// The successive states of one object.
 ///
-/// Needs the verbs `list` and `watch` on that name. Failures are logged and retried without end.
+/// Needs the permissions `list` and `watch` for that name. Failures are logged and retried without
+/// end.
 pub struct Follower<K> {
     api: Api<K>,
     name: String,
     state: State<K>,
-    /// No request before this.
+    /// The time before which no request is sent.
     not_before: Instant,
     backoff: Backoff,
 }
@@ -60,7 +61,7 @@ impl<K> Follower<K>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Follows the object `name` of `api`, whose client should be the one for watches.
+    /// Follows the object `name` of `api`. The client of `api` should be the one for watches.
     pub fn new(api: Api<K>, name: impl Into<String>) -> Self {
         let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
         Self {
@@ -72,8 +73,9 @@ where
         }
     }
 
-    /// The next state: the object, or `None` when there is none. The first call returns how things
-    /// are, later ones wait for a change (and may repeat what is known already). Cancel safe.
+    /// The next state: the object, or `None` if it does not exist. The first call returns the
+    /// current state. Each later call waits for a change, and may return the same state again.
+    /// Cancel safe.
     pub async fn next(&mut self) -> Option<K> {
         loop {
             sleep_until(self.not_before).await;
@@ -137,7 +139,7 @@ where
         }
     }
 
-    /// What an event says of the object; `Continue` if nothing.
+    /// The state of the object after an event; `Continue` if the event does not show one.
     fn take(
         &mut self,
         event: Option<Result<WatchEvent<K>, kube::Error>>,
@@ -145,8 +147,9 @@ where
         let State::Watching { version, heard, .. } = &mut self.state else {
             return ControlFlow::Continue(());
         };
-        // A server restored from a backup is silent until it reaches a version of before: to ask
-        // for it again would be no use.
+        // An API server that was restored from a backup may not have reached this version yet. Its
+        // watch brings nothing until then. If this watch has brought nothing, the next attempt
+        // therefore lists instead of asking for the same version.
         let resume = if *heard {
             State::Known {
                 version: version.clone(),
@@ -181,8 +184,8 @@ where
             }
             None => {
                 self.state = resume;
-                // The server ends a watch after minutes; one that ends sooner and sooner waits
-                // longer and longer.
+                // The server ends a healthy watch after minutes. Watches that end early are
+                // reopened after longer and longer pauses.
                 self.pause();
                 return ControlFlow::Continue(());
             }
@@ -209,7 +212,7 @@ mod tests {
     use super::*;
     use crate::testing::{Script, Server};
 
-    /// A server restored from a backup has yet to reach the version, and says nothing till then.
+    /// An API server that was restored from a backup brings nothing before it reaches the version.
     #[tokio::test]
     async fn a_watch_that_brought_nothing_lists_anew() {
         let list = |version: &str, holder: &str| {

@@ -1,9 +1,10 @@
-//! Who may see what the operations server shows: whoever has a bearer token of a user who may do
-//! just that with this path.
+//! Guards the pages of the operations server. A request passes if its bearer token belongs to a
+//! user with the permission for its path.
 //!
-//! It is asked as Kubernetes' own components ask it: a `TokenReview` says whose token it is, a
-//! `SubjectAccessReview` whether they may `get` (the method, in lower case) this path, which RBAC
-//! grants by `nonResourceURLs`. Where nobody can say, nobody may.
+//! The guard asks as Kubernetes' own components do. A `TokenReview` names the token's user. A
+//! `SubjectAccessReview` says whether the user may use the method, in lower case (such as `get`),
+//! on this path. RBAC grants that permission by `nonResourceURLs`. Without an answer of the API
+//! server the guard refuses the request.
 
 use std::{
     collections::HashMap,
@@ -38,32 +39,34 @@ use crate::{
     fault::{Fault, within},
 };
 
-/// For this long a "yes" is taken for granted, so that scrapes cost next to nothing. A "no" is
-/// asked for again each time.
+/// How long an allowed visit is remembered, so that scrapes cost next to nothing. A refusal is not
+/// remembered.
 const REMEMBERED: Duration = Duration::from_mins(1);
-/// Most of them at once; any more are asked for each time.
+/// At most this many visits are remembered. The API server is asked about each further visit every
+/// time.
 const MEMORY: usize = 256;
-/// Most visits that are asked about at once, so that a flood of tokens is no flood at the API
-/// server.
+/// At most this many visits are asked about at a time, so that a flood of tokens does not reach the
+/// API server.
 const ASKING: usize = 8;
-/// Most visits that wait to be asked about: half of the connections that the operations server
-/// accepts are left to those who ask nobody.
+/// At most this many visits wait to be asked about. Together with [`ASKING`] they take half of the
+/// connections that the operations server accepts. The other half serves requests that need no
+/// question.
 const WAITING: usize = 24;
 /// For both questions together.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Stands before routes. Cheap to clone.
+/// Stands in front of routes. Cheap to clone.
 #[derive(Clone)]
 pub struct Guard(Option<Arc<Reviewer>>);
 
 impl Guard {
-    /// Lets everybody through.
+    /// Lets every request through.
     pub fn open() -> Self {
         Self(None)
     }
 
-    /// Lets those through whose token and rights the API server confirms. Takes the right to create
-    /// `tokenreviews` and `subjectaccessreviews`.
+    /// Lets a request through if the API server confirms its token and the permission of the
+    /// token's user. Needs the permission to create `tokenreviews` and `subjectaccessreviews`.
     pub fn by_token(client: Client) -> Self {
         Self(Some(Arc::new(Reviewer {
             client,
@@ -74,7 +77,7 @@ impl Guard {
         })))
     }
 
-    /// The same routes behind this guard. (Paths that the router doesn't know stay as they are.)
+    /// Puts the routes behind this guard. (Unknown paths are not guarded: they stay a 404.)
     pub fn protect(&self, router: Router) -> Router {
         match &self.0 {
             Some(reviewer) if router.has_routes() => {
@@ -84,10 +87,13 @@ impl Guard {
         }
     }
 
-    /// The same where more is shown than may be left open: without tokens to ask for, only whoever
-    /// connects from this machine (or Pod, as `kubectl port-forward` does) gets through, and calls
-    /// it by one of its own names: a page from elsewhere may give its name this machine's address,
-    /// and have a browser here ask in its stead.
+    /// Puts routes behind this guard that must never be open to the network. With tokens it works
+    /// as [`Guard::protect`].
+    ///
+    /// Without tokens two conditions hold instead. The connection must come from this machine, or
+    /// from this Pod as with `kubectl port-forward`. The request must also call the machine by one
+    /// of its own names. Otherwise a foreign web page could give its own host name this machine's
+    /// address, and make a browser here send the request.
     pub fn confine(&self, router: Router) -> Router {
         match &self.0 {
             Some(_) => self.protect(router),
@@ -96,7 +102,7 @@ impl Guard {
     }
 }
 
-/// Where a connection comes from; an extension of its requests.
+/// The address that a connection comes from; an extension of the connection's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
@@ -105,8 +111,8 @@ async fn from_here(
     request: Request,
     next: Next,
 ) -> Response {
-    // Not all of 127.0.0.0/8: proxies of service meshes hand visitors from elsewhere on from other
-    // addresses in it.
+    // Not all of 127.0.0.0/8: proxies of service meshes use other addresses in it when they forward
+    // visitors from other machines.
     let ip = peer.ip().to_canonical();
     if (ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST) && calls_it_local(request.headers())
     {
@@ -116,7 +122,7 @@ async fn from_here(
     (StatusCode::FORBIDDEN, message).into_response()
 }
 
-/// Whether `Host` is a name that nobody can give to an address of their choice.
+/// Whether `Host` is a name that cannot be pointed to an address of an attacker's choice.
 fn calls_it_local(headers: &HeaderMap) -> bool {
     let host = headers
         .get(HOST)
@@ -134,14 +140,14 @@ async fn pass(State(reviewer): State<Arc<Reviewer>>, request: Request, next: Nex
     }
 }
 
-/// Why a visitor isn't let through.
+/// Why a visitor is refused.
 #[derive(Debug, PartialEq, Eq)]
 enum Refused {
-    /// No token, or none that the API server knows.
+    /// There is no token, or the API server does not know it.
     Unauthorized,
-    /// The user may not.
+    /// The user lacks the permission.
     Forbidden,
-    /// Nobody could say.
+    /// The API server gave no decision.
     Unanswered,
 }
 
@@ -159,7 +165,7 @@ impl IntoResponse for Refused {
     }
 }
 
-/// What somebody wants to do. The token itself is kept by nobody.
+/// A request, reduced to the question about it. Only a hash of the token is kept.
 #[derive(PartialEq, Eq, Hash)]
 struct Visit {
     token: [u8; 32],
@@ -171,9 +177,9 @@ struct Reviewer {
     client: Client,
     door: Semaphore,
     room: Semaphore,
-    /// Who was let through, and until when that holds.
+    /// The allowed visits, each with the time until which that holds.
     allowed: Mutex<HashMap<Visit, Instant>>,
-    /// Whether the last question had no answer: told once, however often somebody asks.
+    /// Whether the last question had no answer. It is logged once, and not for each request.
     unanswered: AtomicBool,
 }
 
@@ -223,7 +229,7 @@ impl Reviewer {
         Err(Refused::Forbidden)
     }
 
-    /// Whose token it is; `None` if the API server knows nobody by it.
+    /// The token's user; `None` if the API server does not know the token.
     async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<User>> {
         let spec = TokenReviewSpec {
             token: token.to_owned(),

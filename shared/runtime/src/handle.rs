@@ -1,5 +1,5 @@
-//! The one way to an [`Engine`]: it sits behind one mutex, held for microseconds and never across
-//! an await.
+//! The only access to an [`Engine`]. The engine is behind one mutex, which is held for microseconds
+//! and never across an await.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -21,8 +21,9 @@ use crate::{
     trace::{Began, Parent, Traces},
 };
 
-/// Most sources that are read at once: each may be as large as an object can be, and is weighed
-/// only when it is here; and of what a selector finds hundreds may come or go at a time.
+/// At most this many sources are read at a time. Each source may have the maximum size of an
+/// object, which is known only after the read. Hundreds of sources may enter or leave a selector at
+/// once.
 const READS: usize = 8;
 
 /// A shared engine. Cheap to clone.
@@ -34,11 +35,11 @@ pub struct Handle {
 struct Shared {
     engine: Mutex<Engine>,
     started: Instant,
-    /// There may be something to do.
+    /// Notified when there may be work to do.
     work: Notify,
-    /// Counts changes: whoever waits for a namespace looks again.
+    /// Counts changes. Tasks that wait for a namespace check it again after each change.
     changes: watch::Sender<u64>,
-    /// Turns of sources that are read. Never closed.
+    /// Permits for reading a source. Never closed.
     reads: Semaphore,
     counts: CopyRequests,
     traces: Traces,
@@ -64,7 +65,8 @@ impl CopyRequests {
         let this = Self::default();
         let help = "Requests that create, change or delete copies, by verb and result";
         registry.register("copy_requests", help, this.0.clone());
-        // From zero on: of what appears with its first event no rate can tell that one.
+        // Each series starts at zero. A series that first appears with its first event would hide
+        // this event from a rate.
         for (verb, result) in VERBS
             .into_iter()
             .flat_map(|verb| RESULTS.map(|result| (verb, result)))
@@ -76,7 +78,7 @@ impl CopyRequests {
 }
 
 impl Written {
-    /// None: nothing was to be written.
+    /// None if the request writes nothing.
     fn of(verb: Verb, outcome: &Outcome) -> Option<Self> {
         let verb = match verb {
             Verb::Create => "create",
@@ -97,7 +99,7 @@ impl Written {
 }
 
 impl Handle {
-    /// Of this engine, whose requests are counted and traced; its clock starts now.
+    /// Shares this engine and starts its clock. Its requests are counted and traced.
     pub fn new(engine: Engine, counts: CopyRequests, traces: Traces) -> Self {
         let shared = Shared {
             engine: Mutex::new(engine),
@@ -113,12 +115,13 @@ impl Handle {
         }
     }
 
-    /// The engine's time.
+    /// The time on the engine's clock.
     pub fn now(&self) -> Tick {
         self.shared.started.elapsed()
     }
 
-    /// Asks or tells the engine something, at the present time. Must not wait inside.
+    /// Gives `f` the engine, which `f` may change, and the present time. Then wakes the tasks that
+    /// wait for work or for a change. `f` must not block.
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
         let result = self.look(f);
         self.shared.work.notify_one();
@@ -126,10 +129,10 @@ impl Handle {
         result
     }
 
-    /// The same for questions: wakes nobody.
+    /// As [`Handle::with`], for questions: it wakes no task.
     pub fn look<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
-        // A panic in the engine would be a bug that a restart mends; the state is whole between
-        // calls.
+        // A panic in the engine would be a bug that a restart fixes. Between calls the engine's
+        // state is consistent.
         let mut engine = self
             .shared
             .engine
@@ -138,19 +141,19 @@ impl Handle {
         f(&mut engine, self.shared.started.elapsed())
     }
 
-    /// Has those who wait for a change look again.
+    /// Wakes all tasks that wait for a change.
     pub(crate) fn tell_of_change(&self) {
         self.shared
             .changes
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Completes when there may be something to do.
+    /// Completes when there may be work to do.
     pub(crate) fn woken(&self) -> Notified<'_> {
         self.shared.work.notified()
     }
 
-    /// Waits until there is room to read one more source.
+    /// Waits for a permit to read one more source.
     pub(crate) async fn turn_to_read(&self) -> Option<SemaphorePermit<'_>> {
         self.shared.reads.acquire().await.ok()
     }
@@ -181,13 +184,15 @@ impl Handle {
             });
     }
 
-    /// A source is as it was just read; none: it isn't there.
+    /// Tells the engine the state of a source that was just read. None means that the source does
+    /// not exist.
     pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
         self.with(|engine, now| show_source(engine, source, object, now));
     }
 
-    /// A source was read from then on. If it isn't awaited any more, the watch has told of it
-    /// meanwhile, and knows better.
+    /// Tells the engine the result of a read that began at `began`. The result is dropped if the
+    /// engine no longer awaits it: the watch has then shown the source meanwhile, and its state is
+    /// newer.
     pub(crate) fn source_reread(
         &self,
         source: &SourceRef,
@@ -201,7 +206,7 @@ impl Handle {
         });
     }
 
-    /// Tells of every change from now on.
+    /// A receiver that is notified of every change from now on.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -215,7 +220,7 @@ fn show_source(engine: &mut Engine, source: &SourceRef, object: Option<Decoded<V
     }
 }
 
-/// Whether this object, of the source's name, has the labels that make it this source.
+/// Whether this object, which has the source's name, also has the labels that the source needs.
 pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
     source.admits(|key| object["metadata"]["labels"][key].as_str())
 }

@@ -1,7 +1,6 @@
-//! Serves an axum router over TLS, and ends so that no request is lost.
+//! Serves an axum router over TLS, and shuts down without losing a request.
 //!
-//! Bodies, from their first byte on, are the router's: how large they may be, and by when they must
-//! be there.
+//! The router handles bodies from their first byte on: it limits their size and their time.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -31,18 +30,18 @@ use crate::{
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a new connection may take to send its first request once the server ends. An API server
-/// that has just connected has a review to send, and without this time its call would fail.
+/// How long a new connection may take to send its first request once the server shuts down. An API
+/// server that has just connected has a review to send. Without this time its call would fail.
 const LATE: Duration = Duration::from_secs(2);
-/// How long an HTTP/1.1 connection may be without a whole head of a request. Go closes an idle
-/// connection after 90 s. The client should be the one who closes, since it can't lose a request
-/// that way.
+/// How long an HTTP/1.1 connection may be without the complete head of a request. Go closes an idle
+/// connection after 90 s. The client should close first, because it cannot lose a request that way.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
 /// After this time the server asks the client to connect again: HTTP/2 by GOAWAY, HTTP/1.1 with the
-/// next answer. Without it a client could keep an HTTP/2 connection for ever by answering pings.
+/// next answer. Without this limit a client could keep an HTTP/2 connection forever by answering
+/// pings.
 const LIFETIME: Duration = Duration::from_mins(5);
-/// After this further time the server drops the connection: longer than a client of HTTP/1.1 may
-/// take to ask, and than any request takes.
+/// After this further time the server drops the connection. It is longer than an HTTP/1.1 client
+/// may take to send a request, and longer than any request takes.
 const GRACE: Duration = Duration::from_mins(2);
 /// Connections at once. API servers speak HTTP/1.1 with a Service's webhook. They need a connection
 /// for each concurrent request, and keep some idle ones for each hook and each `TransformPolicy`.
@@ -59,7 +58,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// connection.
 const CONCURRENT_STREAMS: u32 = 250;
 
-/// Flags of the end.
+/// Flags for the shutdown.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Shutdown")]
 pub struct DrainArgs {
@@ -72,9 +71,10 @@ pub struct DrainArgs {
     pub drain_timeout: Duration,
 }
 
-/// Serves until the shutdown: then goes on for the delay, telling clients of HTTP/1.1 with each
-/// answer to go elsewhere, stops accepting, lets requests in flight end (telling all clients so),
-/// and after the drain's time gives up on the rest.
+/// Serves until the shutdown, and then in three steps. First it goes on for the shutdown delay;
+/// each HTTP/1.1 answer then asks the client to connect elsewhere. Then it stops accepting and lets
+/// requests in flight end; all clients are asked to connect elsewhere. After the drain timeout it
+/// drops the remaining connections.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -117,12 +117,12 @@ pub async fn serve(
     }
 }
 
-/// Closes a listener, and returns those that had connected by then and weren't accepted yet: they
-/// would be reset with it.
+/// Closes a listener. Returns the connections that clients had opened by then and that were not
+/// accepted yet: closing the listener would reset them.
 fn waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
     let listener = listener.into_std().ok();
     std::iter::from_fn(move || {
-        // An error says, as a rule, that there are no more.
+        // An error usually means that there are no more connections.
         let (stream, _) = listener.as_ref()?.accept().ok()?;
         stream.set_nonblocking(true).ok()?;
         TcpStream::from_std(stream).ok()
@@ -160,7 +160,7 @@ impl Server {
             return debug!("connection dropped at the end of its time");
         }
         if let Ok(stream) = returned.await {
-            // What comes is of no interest, be it broken.
+            // The remaining input does not matter, so a connection that broke is handled alike.
             linger::close(stream.into_inner().0).await;
         }
     }
@@ -194,11 +194,11 @@ impl Server {
         }
     }
 
-    /// Returns when a connection that began then should end: the server drains, or an HTTP/2
-    /// connection has lasted its time.
+    /// Returns when a connection that began at `begun` should end: when the server drains, or at
+    /// the end of an HTTP/2 connection's lifetime.
     async fn ended(&self, http2: bool, begun: Instant) {
         tokio::select! {
-            // A connection that is told to end before its first request was read may end without
+            // If a connection is asked to end before its first request was read, it may end without
             // an answer.
             () = self.draining.triggered() => sleep_until(begun + LATE).await,
             () = sleep_until(begun + LIFETIME), if http2 => {}
@@ -206,18 +206,20 @@ impl Server {
     }
 }
 
-/// When clients of HTTP/1.1 are told to connect again.
+/// When HTTP/1.1 clients are asked to connect again.
 #[derive(Clone)]
 struct Parting {
     leaving: Shutdown,
     at: Instant,
 }
 
-/// Has a client of HTTP/1.1 close its connection once the server is about to end, or the connection
-/// has lasted its time. Only the client knows whether a request is under way. A server that closes
-/// an idle connection loses a request that was sent just then, and the client can't tell whether
-/// that was carried out (RFC 9112, section 9.5): an API server, which speaks HTTP/1.1 with
-/// Services, takes it for a failed call.
+/// Asks an HTTP/1.1 client to close its connection, once the server shuts down or the connection's
+/// lifetime is over.
+///
+/// The client closes, because only the client knows whether a request is in flight. A server that
+/// closes an idle connection loses a request that was sent at the same moment. The client then
+/// cannot tell whether the request was carried out (RFC 9112, section 9.5). An API server speaks
+/// HTTP/1.1 with Services and treats such a request as a failed call.
 async fn part(State(parting): State<Parting>, mut response: Response) -> Response {
     if parting.leaving.is_triggered() || parting.at <= Instant::now() {
         response
@@ -227,7 +229,8 @@ async fn part(State(parting): State<Parting>, mut response: Response) -> Respons
     response
 }
 
-/// Done when the client has begun to speak, so that one which never does holds nothing for long.
+/// Completes when the client has sent its first byte. A client that never does is dropped after
+/// [`HANDSHAKE_TIMEOUT`].
 async fn handshake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     stream.set_nodelay(true)?;
     let mut stream = acceptor.accept(stream).await?;
@@ -235,10 +238,10 @@ async fn handshake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsS
     Ok(stream)
 }
 
-/// By the protocol that was agreed on, instead of guessing it from the first bytes.
+/// Serves the protocol that was negotiated, instead of guessing it from the first bytes.
 fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Hyper counts idle time between requests as time to read the next head.
+    // Hyper counts the idle time between requests as time to read the next head.
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -1,5 +1,5 @@
-//! Who this process is, and where: its user at the API server, its namespace, its name among the
-//! replicas, its cluster.
+//! The identity of this process: its user at the API server, its namespace, its name among the
+//! replicas, and its cluster.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::{
     fault::{Fault, within},
 };
 
-/// For one question.
+/// For one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 const DEFAULT_NAMESPACE: &str = "mimeo-system";
 
-/// Flags that say who this process is.
+/// Flags that set the identity of this process.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Identity")]
 pub struct IdentityArgs {
@@ -33,20 +33,20 @@ pub struct IdentityArgs {
     pub replica_name: Option<String>,
 }
 
-/// Who this process is.
+/// The identity of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Where Mimeo's own objects are.
+    /// The namespace of Mimeo's own objects.
     pub namespace: String,
-    /// Name of this replica, fit to be part of an object's name.
+    /// Name of this replica. It is valid as a part of an object's name.
     pub replica: String,
-    /// Uid of the namespace `kube-system`, which stands for the cluster.
+    /// Uid of the namespace `kube-system`, which identifies the cluster.
     pub cluster: String,
 }
 
 impl IdentityArgs {
-    /// Asks the API server for the cluster until it answers, and takes the rest from the flags and
-    /// the surroundings.
+    /// Asks the API server for the cluster until there is an answer. The rest comes from the flags
+    /// and the environment.
     pub async fn resolve(&self, client: &Client) -> Identity {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let cluster =
@@ -59,7 +59,7 @@ impl IdentityArgs {
         }
     }
 
-    /// Mimeo's own namespace: the flag, else the Pod's, else `mimeo-system`.
+    /// Mimeo's own namespace: the flag, else the Pod's namespace, else `mimeo-system`.
     pub fn namespace(&self) -> String {
         let mounted = || {
             std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE)
@@ -73,16 +73,16 @@ impl IdentityArgs {
             .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     }
 
-    /// This replica's name: the flag, else the host's name and the process id, made fit for an
-    /// object's name.
+    /// This replica's name: the flag, else the host's name and the process id. The name is made
+    /// valid for an object.
     pub fn replica(&self) -> String {
         let given = self.replica_name.clone().filter(|name| !name.is_empty());
         object_name(&given.unwrap_or_else(|| format!("{}-{}", host(), std::process::id())))
     }
 }
 
-/// The user that the API server takes this process for, as it appears in admission reviews; asks
-/// until there is an answer.
+/// The user name of this process at the API server, as admission reviews show it. Retries until
+/// there is an answer.
 pub async fn username(client: &Client) -> String {
     let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
     until_answered(async || {
@@ -109,7 +109,8 @@ async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> 
 }
 
 fn host() -> String {
-    // The kernel's own answer, so that no crate is needed; images from scratch have it too.
+    // The kernel's own answer, so that no crate is needed. The file exists in images built from
+    // scratch, too.
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()
         .map(|name| name.trim().to_owned())
@@ -117,8 +118,8 @@ fn host() -> String {
         .unwrap_or_else(|| "localhost".to_owned())
 }
 
-/// Lower-cases and replaces what no object's name may have; keeps the last 63 characters, where the
-/// difference is.
+/// Lower-cases the text and replaces characters that an object's name must not have. Keeps the last
+/// 63 characters, because names differ at their end.
 fn object_name(text: &str) -> String {
     let fit: String = text
         .chars()

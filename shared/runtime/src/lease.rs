@@ -1,10 +1,10 @@
 //! Leases: one leader among replicas ([`Election`]), and a sign of life of each replica
 //! ([`Heartbeat`]).
 //!
-//! The rules are those of Kubernetes' own components, so the same Lease can be read by the same
-//! eyes: a holder renews on a short period and gives up itself well before others may take over,
-//! and others judge by how long *they* have seen no change, never by comparing clocks. What leading
-//! means is the caller's business.
+//! These Leases follow the rules of Kubernetes' own components, so people and tools can read them
+//! alike. A holder renews often, and gives up well before another replica may take over. Other
+//! replicas measure how long *they* have seen no change, and never compare clocks. The caller
+//! decides on the work that only a leader does.
 
 mod election;
 mod heartbeat;
@@ -20,7 +20,8 @@ pub use self::{
     heartbeat::{Heartbeat, HeartbeatSpec},
 };
 
-/// Up, since others must not take over early; at least one, as the API server demands.
+/// Rounds up, because others must not take over early. Returns at least one, as the API server
+/// requires.
 fn whole_seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1_000))
         .unwrap_or(i32::MAX)

@@ -1,7 +1,7 @@
 //! The IO that Mimeo's two programs share: connections to the API server, certificates, leases,
 //! telemetry and shutdown.
 //!
-//! Nothing here decides what Mimeo does with anybody's objects; that is `mimeo-engine`.
+//! This crate does not decide how Mimeo treats an object. `mimeo-engine` decides that.
 
 pub mod access;
 pub mod backoff;

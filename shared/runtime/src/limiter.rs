@@ -1,9 +1,10 @@
-//! How many requests are under way at a time: as many as the API server answers well, never a fixed
-//! guess.
+//! Limits how many requests are in flight, and adapts this limit to the API server. A fixed limit
+//! would be a guess.
 //!
-//! Whoever sends work takes a [`Permit`] first and tells by [`Permit::done`] how it went. While
-//! answers stay quick the limit grows by about one per round of requests; when the server is
-//! overloaded it is halved. `Pace` decides, without a clock.
+//! A task takes a [`Permit`] before it sends a request, and reports the result with
+//! [`Permit::done`]. While answers are quick the limit grows by about one per round of requests.
+//! When the server is overloaded the limit is halved. `Pace` decides this and has no clock of its
+//! own.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,21 +16,22 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Where the limit starts: far enough up to be quick from the first write, too little to hurt any
-/// server.
+/// The initial limit: high enough for quick writes from the start, and low enough for any server.
 const START: usize = 32;
-/// What is halved for stays halved at least this long (or one round, if that is longer): one burst
-/// of errors is one overload.
+/// The limit is halved at most once in this time, or once per round of requests if a round is
+/// longer. A burst of errors is one overload.
 const CUT_EVERY: Duration = Duration::from_millis(100);
-/// Answers that are quicker than this on average tell nothing about load.
+/// An average latency below this says nothing about load.
 const QUICK: Duration = Duration::from_millis(5);
-/// Past this multiple of the best recent average more requests would only wait longer.
+/// Above this multiple of the best recent average the limit does not grow: more requests would only
+/// wait longer.
 const SLOW: f64 = 4.0;
-/// Past this multiple the server suffers without saying so.
+/// Above this multiple the server is overloaded even if it does not say so, and the limit is
+/// halved.
 const OVERLOADED: f64 = 20.0;
-/// How long an average counts as recent; at least this, at most twice.
+/// How long an average counts as recent: at least this, at most twice this.
 const RECENT: Duration = Duration::from_secs(30);
-/// Longest pause that a `Retry-After` brings about.
+/// The longest pause that a `Retry-After` can cause.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Hands out permits. A clone shares the limit.
@@ -39,29 +41,29 @@ pub struct Limiter(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     pace: Mutex<Pace>,
-    /// Wakes one waiter, who wakes the next if there is room for it too.
+    /// Wakes one waiter. That waiter wakes the next one if there is still room.
     room: Notify,
 }
 
-/// The right to have one request under way. Dropped without a verdict, it only makes room.
+/// Allows one request in flight. A permit that is dropped without a verdict only makes room.
 #[derive(Debug)]
 #[must_use = "dropping a permit gives the room to someone else"]
 pub struct Permit(Arc<Shared>);
 
-/// How a request went, as far as the server's load is concerned.
+/// The result of a request, as a sign of the server's load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It was answered, this long after it was sent.
+    /// The request was answered after this time.
     Ok(Duration),
-    /// 429, an error of the server's own, or no answer in time.
+    /// The answer was a 429 or a server error, or there was no answer in time.
     Overload {
-        /// Nothing is sent before this has passed.
+        /// No request is sent before this time has passed.
         retry_after: Option<Duration>,
     },
 }
 
 impl Limiter {
-    /// Keeps the number of requests between `min` (at least 1) and `max`.
+    /// Keeps the limit between `min` (at least 1) and `max`.
     pub fn new(min: usize, max: usize) -> Self {
         Self(Arc::new(Shared {
             pace: Mutex::new(Pace::new(min, max, Instant::now())),
@@ -69,12 +71,12 @@ impl Limiter {
         }))
     }
 
-    /// A permit if there is room now.
+    /// Returns a permit if there is room now.
     pub fn try_acquire(&self) -> Option<Permit> {
         matches!(self.0.take(), Room::Taken).then(|| Permit(self.0.clone()))
     }
 
-    /// A permit as soon as there is room. Cancelling it loses nothing.
+    /// Waits for room and returns a permit. Cancel safe.
     pub async fn acquire(&self) -> Permit {
         loop {
             match self.0.take() {
@@ -85,7 +87,7 @@ impl Limiter {
         }
     }
 
-    /// The limit as it is now.
+    /// The current limit.
     pub fn limit(&self) -> usize {
         self.0.pace().whole_limit()
     }
@@ -93,7 +95,7 @@ impl Limiter {
 
 impl Shared {
     fn pace(&self) -> MutexGuard<'_, Pace> {
-        // Numbers are never left half changed, so a poisoned lock holds good ones.
+        // The numbers are never left half changed, so those behind a poisoned lock are valid.
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +103,7 @@ impl Shared {
         let mut pace = self.pace();
         let room = pace.take(Instant::now());
         if room == Room::Taken && pace.in_flight < pace.whole_limit() {
-            // The limit may have grown by more than the one place that woke us.
+            // The limit may have grown by more than the one place that woke this waiter.
             self.room.notify_one();
         }
         room
@@ -109,7 +111,7 @@ impl Shared {
 }
 
 impl Permit {
-    /// Gives the permit back and says how it went.
+    /// Returns the permit and reports the request's result.
     pub fn done(self, verdict: Verdict) {
         self.0.pace().learn(verdict, Instant::now());
     }
@@ -125,15 +127,15 @@ impl Drop for Permit {
 /// Whether another request may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// Yes, and it counts as under way.
+    /// Yes. The request now counts as in flight.
     Taken,
-    /// No, as many as may be are under way.
+    /// No. The limit is reached.
     Full,
-    /// Not before this.
+    /// Not before this time.
     Paused(Instant),
 }
 
-/// The decisions; time comes in as an argument.
+/// Decides on the limit. Time is an argument.
 #[derive(Debug)]
 struct Pace {
     min: f64,
@@ -145,7 +147,7 @@ struct Pace {
     next_cut: Instant,
     /// Moving average of latencies in seconds; none before the first.
     average: Option<f64>,
-    /// Smallest averages: of the window that runs, and of the one before it.
+    /// The smallest averages of the current window and of the window before it.
     smallest: [f64; 2],
     window_ends: Instant,
 }
@@ -211,7 +213,8 @@ impl Pace {
         if average > best * OVERLOADED {
             self.cut(now);
         } else if average < best * SLOW && self.in_flight * 2 >= self.whole_limit() {
-            // Growing while hardly anything is under way would prove nothing.
+            // Growth requires that at least half of the limit is in flight. Answers under little
+            // load prove nothing about a higher limit.
             self.limit = (self.limit + 1.0 / self.limit).min(self.max);
         }
     }
@@ -221,8 +224,8 @@ impl Pace {
             return;
         }
         self.limit = (self.limit / 2.0).max(self.min);
-        // What is under way was sent under the old limit; its answers tell nothing about the new
-        // one. A minute bounds what one absurd latency can do.
+        // Requests in flight were sent under the old limit, so their answers say nothing about the
+        // new one. The cap of a minute limits the effect of a single absurd latency.
         let round = Duration::from_secs_f64(self.average.unwrap_or_default().min(60.0));
         self.next_cut = now + round.max(CUT_EVERY);
     }

@@ -1,11 +1,13 @@
-//! Ends a connection so that its client hears what it was told last.
+//! Closes a connection so that its client still receives the server's last message.
 //!
-//! A client may write its next request just as it is told that none will be taken any more. Were
-//! the connection closed then, the operating system would answer that request with a reset (RFC
-//! 9293, section 3.10.7.1), and the client, whose write fails, would not look at what it was told
-//! before: an API server takes it for a failed call, and refuses what it asked about. Told in time
-//! to go elsewhere (HTTP/2's GOAWAY names the last request that was taken), it asks somebody else.
-//! So what still comes is read and thrown away until the client closes, too.
+//! A client may write its next request at the moment at which the server announces the end of the
+//! connection. If the server closed then, its operating system would answer this request with a
+//! reset (RFC 9293, section 3.10.7.1). The client's write fails, and the client does not read the
+//! announcement. An API server treats this as a failed call, and refuses the request under review.
+//!
+//! A client that reads the announcement sends its request on another connection: HTTP/2's GOAWAY
+//! names the last request that the server accepted. So the server goes on reading, and discards the
+//! input until the client closes too.
 
 use std::{
     io,
@@ -23,17 +25,17 @@ use tokio::{
 /// How long the client may take to close.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A stream that comes back to its owner when whoever has it drops it.
+/// A stream that returns to its owner when the borrower drops it.
 pub(crate) struct Lent<T>(Option<(T, oneshot::Sender<T>)>);
 
 impl<T> Lent<T> {
-    /// The stream, and where it comes back.
+    /// The lent stream, and the receiver that gets it back.
     pub(crate) fn new(stream: T) -> (Self, oneshot::Receiver<T>) {
         let (back, returned) = oneshot::channel();
         (Self(Some((stream, back))), returned)
     }
 
-    /// The stream, until it is returned.
+    /// The stream, unless it was returned.
     pub(crate) fn get_ref(&self) -> Option<&T> {
         self.0.as_ref().map(|(stream, _)| stream)
     }
@@ -42,7 +44,7 @@ impl<T> Lent<T> {
     where
         T: Unpin,
     {
-        // It is there until the drop.
+        // The stream is present until the drop.
         self.0
             .as_mut()
             .map(|(stream, _)| Pin::new(stream))
@@ -53,7 +55,7 @@ impl<T> Lent<T> {
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
         if let Some((stream, back)) = self.0.take() {
-            // An error says that nobody wants it.
+            // An error means that the owner no longer waits for the stream.
             let _ = back.send(stream);
         }
     }
@@ -101,7 +103,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Lent<T> {
     }
 }
 
-/// Says that no more will come, and reads until the client says the same, or its time is up.
+/// Announces the end of the output. Then reads until the client announces the same, or until
+/// [`PATIENCE`] has passed.
 pub(crate) async fn close(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let _ = timeout(PATIENCE, async {
         stream.shutdown().await?;

@@ -1,4 +1,4 @@
-//! Listening at an address, be it at all of a machine, of either version of IP.
+//! Listens at an address, or at all addresses of a machine, with IPv4 and IPv6.
 
 use std::{
     io,
@@ -8,16 +8,17 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-/// Connections that wait to be accepted, if the system allows so many.
+/// How many connections may wait to be accepted, if the system allows that many.
 const BACKLOG: i32 = 1024;
 
-/// Listens there. `[::]` means every address, those of IPv4 too; on a system without IPv6 it means
-/// these alone.
+/// Listens at `address`. `[::]` means every address, also of IPv4. On a system without IPv6 it
+/// means every IPv4 address.
 ///
 /// Needs a Tokio runtime.
 ///
 /// # Errors
-/// The system's, with the address: it may be taken, or not this process's to listen at.
+/// The system's error, together with the address. The address may be in use, or this process may
+/// lack the permission to listen there.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     open_and_listen(address).map_err(|error| {
         io::Error::new(
@@ -32,10 +33,10 @@ fn open_and_listen(address: SocketAddr) -> io::Result<TcpListener> {
         Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
     })?;
     if address.is_ipv6() {
-        // Whatever the system's default is.
+        // Set explicitly, because systems have different defaults.
         socket.set_only_v6(false)?;
     }
-    // As after a restart, while connections of the former process linger.
+    // Needed after a restart, while connections of the former process still linger.
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
@@ -43,7 +44,7 @@ fn open_and_listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// A socket for the address, or for the one that stands for it.
+/// A socket for the address, or for the IPv4 address that replaces it.
 fn open<S>(
     address: SocketAddr,
     new: impl Fn(Domain) -> io::Result<S>,

@@ -1,4 +1,4 @@
-//! Certificates that change under connections, clients that stall, and the end.
+//! Certificates that change under connections, clients that stall, and the shutdown.
 
 use std::net::SocketAddr;
 
@@ -177,7 +177,7 @@ async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
         .expect_err("nobody listens");
 }
 
-/// As an API server does with its connections to a Service's webhook.
+/// API servers use their connections to a Service's webhook in this way.
 #[tokio::test]
 async fn whoever_goes_on_asking_by_http1_is_sent_elsewhere_before_the_drain() {
     let server = run(DrainArgs {
@@ -235,7 +235,8 @@ async fn who_had_connected_before_the_drain_is_answered() {
         })
         .await;
         let trusted = server.publish.borrow().clone().expect("published");
-        // Without waiting: the server, on the same thread, hasn't accepted it.
+        // Connected without waiting: the server runs on the same thread and has not accepted this
+        // connection yet.
         let early = std::net::TcpStream::connect(server.address).expect("it listens");
         server.shutdown.trigger();
         while TcpStream::connect(server.address).await.is_ok() {}
@@ -266,8 +267,7 @@ async fn who_had_connected_before_the_drain_is_answered() {
     }
 }
 
-/// As an API server does that writes its next review before it has read that it should go
-/// elsewhere.
+/// An API server may write its next review before it has read the request to connect elsewhere.
 #[tokio::test]
 async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
     let server = run(DrainArgs {
@@ -279,8 +279,8 @@ async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
     let mut stream = connect(server.address, client(&trusted, b"h2"))
         .await
         .expect("trusted");
-    // The preface, no settings of its own, and the acknowledgement of the ping by which the server
-    // learns that it was heard.
+    // The preface, empty settings, and the acknowledgement of the ping. By that ping the server
+    // learns that the client has read the GOAWAY.
     stream
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await

@@ -1,4 +1,11 @@
-//! One leader among replicas.
+//! Elects one leader among replicas.
+//!
+//! Three rules keep two replicas from leading at the same time. Each write of the Lease names the
+//! version that it replaces, so of two candidates only one succeeds. A leader that cannot renew
+//! gives up at the renew deadline, before the Lease expires for others. A candidate takes a Lease
+//! of another holder only after it has seen no change for the whole lease duration.
+//!
+//! A leader that stops releases the Lease, so a standby does not have to wait until it expires.
 
 use std::time::Duration;
 
@@ -45,18 +52,18 @@ pub struct LeaseArgs {
     pub lease_retry_period: Duration,
 }
 
-/// Why an election can't be held.
+/// Why an election cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// The durations don't leave the leader time to notice that it lost.
+    /// The durations leave the leader no time to notice that it lost the Lease.
     #[error("lease durations must satisfy: lease duration > renew deadline > retry period > 0")]
     Timing,
 }
 
-/// A candidate for leadership; dropping it stops renewing, so others take over when the Lease
-/// expires.
+/// A candidate for leadership. Dropping it stops the renewals, so another replica takes over when
+/// the Lease expires.
 ///
-/// Needs the verbs `create` on Leases, and `get`, `list`, `watch`, `update` on the one name.
+/// Needs the permissions `create` on Leases, and `get`, `list`, `watch`, `update` on this one name.
 #[derive(Debug)]
 pub struct Election {
     leading: watch::Receiver<bool>,
@@ -66,7 +73,7 @@ pub struct Election {
 }
 
 impl Election {
-    /// Takes part in the election for the Lease `name`, as `holder`, which must be unique among the
+    /// Joins the election for the Lease `name` as `holder`, which must be unique among the
     /// candidates.
     pub fn start(
         clients: &Clients,
@@ -108,13 +115,13 @@ impl Election {
         })
     }
 
-    /// Whether this replica leads: true from when the Lease was acquired until it was lost or
-    /// released.
+    /// Whether this replica leads: true from when it acquired the Lease until it lost or released
+    /// it.
     pub fn leading(&self) -> watch::Receiver<bool> {
         self.leading.clone()
     }
 
-    /// Who holds the Lease, as this replica has seen it last: it may have expired since.
+    /// The Lease's holder, as this replica last saw it. The Lease may have expired since.
     pub fn holder(&self) -> watch::Receiver<Option<String>> {
         self.holder.clone()
     }
@@ -124,8 +131,8 @@ impl Election {
         self.becomes(true).await;
     }
 
-    /// Returns when this replica doesn't lead (any more): whatever only the leader may do must
-    /// stop. Cancel safe.
+    /// Returns when this replica does not lead or no longer leads. Work that only the leader may do
+    /// must stop then. Cancel safe.
     pub async fn lost(&self) {
         self.becomes(false).await;
     }
@@ -139,13 +146,13 @@ impl Election {
             .is_err()
             && wanted
         {
-            // The task ended, as it does only with the runtime: it will never lead.
+            // The task ended, which happens only with the runtime. This replica will never lead.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Leaves the election. Call it when all that only the leader may do has stopped: a standby
-    /// takes over at once.
+    /// Leaves the election. Call it after all work of the leader has stopped: a standby takes over
+    /// at once.
     pub async fn release(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
@@ -163,9 +170,9 @@ struct Candidate {
     retry_period: Duration,
 }
 
-/// How an attempt to write the Lease ended, other than well.
+/// Why a write of the Lease failed.
 enum Failure {
-    /// Somebody else's write came first.
+    /// Another write came first.
     Conflict,
     Request(kube::Error),
 }
@@ -200,7 +207,8 @@ impl Candidate {
         }
     }
 
-    /// Waits for the Lease to be free and takes it; returns it, and when it was asked for.
+    /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
+    /// request.
     async fn stand_by(&self) -> (Lease, Instant) {
         let mut follower = Follower::new(self.watched.clone(), self.name.clone());
         let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
@@ -221,8 +229,8 @@ impl Candidate {
                 {
                     Ok(lease) => return (lease, asked),
                     Err(Failure::Conflict) => {
-                        // The watch is about to say whose; but not that of a server that was
-                        // restored from a backup.
+                        // The watch will soon show the other write. But the watch of an API server
+                        // that was restored from a backup may not, so the Lease is read as well.
                         if let Ok(lease) = self.read().await {
                             observed = observe(observed, lease, Instant::now());
                         }
@@ -241,7 +249,7 @@ impl Candidate {
         }
     }
 
-    /// Renews until it is lost or told to stop.
+    /// Renews the Lease until it is lost or until the election stops.
     async fn lead(
         &self,
         lease: &mut Lease,
@@ -265,7 +273,8 @@ impl Candidate {
         }
     }
 
-    /// One renewal. A write by somebody else that left us the holder costs one more.
+    /// One renewal. If another write came first and left this replica the holder, the renewal is
+    /// tried once more.
     async fn renew(&self, lease: &mut Lease) -> Result<(), Failure> {
         for _ in 0..2 {
             match self.hold(Some(lease)).await {
@@ -276,7 +285,7 @@ impl Candidate {
                 Err(Failure::Conflict) => match self.read().await? {
                     Some(now) if held_by(&now, &self.me) => *lease = now,
                     Some(_) => return Err(Failure::Conflict),
-                    // Somebody deleted it; whoever creates it now leads.
+                    // The Lease was deleted. The replica that creates it now leads.
                     None => {
                         *lease = self.hold(None).await?;
                         return Ok(());
@@ -285,13 +294,13 @@ impl Candidate {
                 Err(failure) => return Err(failure),
             }
         }
-        // Others keep writing to it: as good as a failed request.
+        // Other clients keep writing the Lease. This counts as a failed request.
         Err(Failure::Request(kube::Error::Service(
             "the Lease keeps changing".into(),
         )))
     }
 
-    /// Writes itself as the holder, into a new Lease or on top of exactly this one.
+    /// Writes this replica as the holder, into a new Lease or in place of exactly this version.
     async fn hold(&self, lease: Option<&Lease>) -> Result<Lease, Failure> {
         let before = lease.and_then(|lease| lease.spec.as_ref());
         let spec = Some(held(before, &self.me, self.duration, Timestamp::now()));
@@ -319,7 +328,8 @@ impl Candidate {
         };
         written.map_err(|error| match status(&error) {
             Some(409) => Failure::Conflict,
-            // To a create, 404 says that the namespace is missing, which is nobody's write.
+            // A 404 to a create means that the namespace is missing. That is no conflict with
+            // another write.
             Some(404) if lease.is_some() => Failure::Conflict,
             _ => Failure::Request(error),
         })
@@ -350,7 +360,7 @@ impl Candidate {
         }
     }
 
-    /// So short that a request that hangs can be repeated before the renew deadline.
+    /// Short enough to repeat a request that hangs before the renew deadline.
     fn request_deadline(&self) -> Duration {
         self.renew_deadline / 2
     }
@@ -364,15 +374,15 @@ fn held_by(lease: &Lease, me: &str) -> bool {
         == Some(me)
 }
 
-/// What a replica that doesn't lead should do.
+/// The next step of a replica that does not lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// There is no Lease, and whoever held the last one must have noticed.
+    /// There is no Lease, and the holder of the last one must have noticed its loss by now.
     Create,
-    /// Nobody holds it, or the holder has let it expire, or the holder is this replica in an
-    /// earlier life.
+    /// The Lease has no holder, or it has expired, or the holder is an earlier process with this
+    /// replica's name.
     Take,
-    /// Somebody holds it, at least until then.
+    /// Another replica holds the Lease, at least until this time.
     Wait(Instant),
 }
 
@@ -387,7 +397,7 @@ fn next_move(observed: Option<&SeenLease>, me: &str, now: Instant) -> Move {
     }
 }
 
-/// The spec by which `me` takes (or keeps) a Lease.
+/// The spec with which `me` takes or keeps the Lease.
 fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
     let before = before.cloned().unwrap_or_default();
     let same = before.holder_identity.as_deref() == Some(me);
@@ -409,7 +419,7 @@ fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp
     }
 }
 
-/// The spec by which a holder lets go: whoever sees it takes over at once.
+/// The spec with which a holder releases the Lease. A replica that sees it takes over at once.
 fn released(before: &LeaseSpec, now: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: None,

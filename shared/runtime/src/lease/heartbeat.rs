@@ -1,4 +1,4 @@
-//! A sign of life of each replica.
+//! A sign of life of each replica: a Lease that the replica renews.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,35 +25,36 @@ use crate::{
     fault::{Fault, status, within},
 };
 
-/// Between two writes, however much there is to say.
+/// Least time between two writes, regardless of how often the annotations change.
 const SPACING: Duration = Duration::from_secs(1);
-/// Of a request.
+/// For one request.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Of what a heartbeat's Lease is made.
+/// The content of a heartbeat's Lease.
 #[derive(Debug, Clone)]
 pub struct HeartbeatSpec {
     /// Namespace of the Lease.
     pub namespace: String,
-    /// Name of the Lease, this replica's alone.
+    /// Name of the Lease. Only this replica uses it.
     pub name: String,
-    /// This replica.
+    /// The name of this replica.
     pub holder: String,
-    /// By which readers find the Lease.
+    /// Labels with which readers find the Lease.
     pub labels: BTreeMap<String, String>,
-    /// With which the Lease goes, be it that nobody told the replica to stop.
+    /// The object that owns the Lease. When it is deleted the garbage collector deletes the Lease,
+    /// too, even if the replica was killed.
     pub owner: Option<OwnerReference>,
-    /// Between renewals; the Lease's duration is three times as long.
+    /// Time between renewals. The Lease's duration is three times as long.
     pub period: Duration,
-    /// Server-side apply's field manager.
+    /// The field manager for server-side apply.
     pub field_manager: String,
 }
 
-/// A replica's own Lease, renewed as long as this lives and deleted by [`stop`](Self::stop).
-/// Readers judge a Lease by how long they have seen no change of it; one whose replica was killed
-/// counts for nothing, and stays until its owner is gone.
+/// A replica's own Lease. It is renewed as long as this value lives, and [`stop`](Self::stop)
+/// deletes it. Readers measure how long they have seen no change of a Lease. After a replica was
+/// killed its Lease expires for them, and exists until its owner is deleted.
 ///
-/// Needs the verbs `create`, `patch` and `delete` on Leases.
+/// Needs the permissions `create`, `patch` and `delete` on Leases.
 #[derive(Debug)]
 pub struct Heartbeat {
     annotations: watch::Sender<BTreeMap<String, String>>,
@@ -62,7 +63,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Writes the Lease at once and then on each period.
+    /// Writes the Lease at once, and again in each period.
     pub fn start(clients: &Clients, spec: HeartbeatSpec) -> Self {
         let api = Api::namespaced(clients.requests.clone(), &spec.namespace);
         let (annotations, wanted) = watch::channel(BTreeMap::new());
@@ -75,7 +76,7 @@ impl Heartbeat {
         }
     }
 
-    /// Sets one annotation, or removes it, promptly; several changes within a second are one write.
+    /// Sets or removes one annotation soon. Several changes within a second become one write.
     pub fn annotate(&self, key: &str, value: Option<&str>) {
         self.annotations.send_if_modified(|annotations| {
             let former = match value {
@@ -86,7 +87,7 @@ impl Heartbeat {
         });
     }
 
-    /// Sets one annotation that nobody is in a hurry for: it goes along with the next renewal.
+    /// Sets one annotation that is not urgent: the next renewal writes it.
     pub fn annotate_later(&self, key: &str, value: &str) {
         self.annotations.send_if_modified(|annotations| {
             annotations.insert(key.to_owned(), value.to_owned());
@@ -101,7 +102,7 @@ impl Heartbeat {
     }
 }
 
-/// What renews it, in a task of its own.
+/// Renews the Lease in a task of its own.
 struct Renewal {
     api: Api<Lease>,
     spec: HeartbeatSpec,
@@ -115,8 +116,8 @@ impl Renewal {
     ) {
         tokio::select! {
             told = &mut stop => if told.is_ok() { self.delete().await },
-            // Dropped without being told to stop: like a killed process, it leaves the Lease to
-            // expire.
+            // The heartbeat was dropped without [`Heartbeat::stop`]. As after a kill, the Lease
+            // stays and expires.
             () = self.beat(&mut wanted) => {}
         }
     }
@@ -165,8 +166,8 @@ impl Renewal {
         }
     }
 
-    /// Created or changed by the same one request, whatever is there: the name is this replica's
-    /// alone.
+    /// Creates or changes the Lease with one request, regardless of its present content: only this
+    /// replica uses the name.
     async fn apply(&self, lease: &Lease) -> Result<Lease, kube::Error> {
         let params = PatchParams::apply(&self.spec.field_manager).force();
         self.api

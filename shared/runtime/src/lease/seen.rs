@@ -1,27 +1,27 @@
-//! A Lease as others see it: by how long they have seen no change of it.
+//! A Lease as another replica sees it: by the time without a change.
 
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use tokio::time::Instant;
 
-/// The Lease, and since when it has been seen as it is.
+/// A Lease, and since when this state of it has been seen.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenLease {
-    /// As it was seen last.
+    /// The last state that was seen.
     pub(crate) lease: Lease,
     pub(super) since: Instant,
-    /// It was deleted since. Its holder doesn't know yet, and may write it anew.
+    /// The Lease was deleted since. Its holder does not know that yet, and may create it again.
     pub(super) deleted: bool,
 }
 
 impl SeenLease {
-    /// When its holder counts as dead unless it shows a sign of life.
+    /// When the holder counts as dead, unless the Lease changes before.
     pub(crate) fn expiry(&self) -> Instant {
         self.since + self.duration()
     }
 
-    /// The Lease, unless it was deleted since.
+    /// The Lease, unless it was deleted.
     pub(super) fn existing(&self) -> Option<&Lease> {
         (!self.deleted).then_some(&self.lease)
     }
@@ -45,8 +45,8 @@ impl SeenLease {
     }
 }
 
-/// What is known after `seen` arrived. A write that isn't the holder's (an annotation, say) is no
-/// sign of its life.
+/// The state after `seen` was received. A write that leaves the spec as it was (such as an
+/// annotation) is no sign of life of the holder.
 pub(crate) fn observe(
     before: Option<SeenLease>,
     seen: Option<Lease>,

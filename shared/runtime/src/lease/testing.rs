@@ -1,4 +1,4 @@
-//! Leases to judge.
+//! Leases for tests.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -6,7 +6,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 
-/// Renewed at this second, for 15 seconds.
+/// A Lease that was renewed at this second, for 15 seconds.
 pub(super) fn lease(holder: Option<&str>, renewed: i64) -> Lease {
     let time = MicroTime(Timestamp::from_second(renewed).expect("in range"));
     let spec = LeaseSpec {

@@ -1,4 +1,4 @@
-//! Who takes a Lease when, and what it says then.
+//! When a candidate takes a Lease, and the Lease's content after that.
 
 use super::{super::testing::lease, *};
 use crate::testing::{Script, Server};
