@@ -1,6 +1,8 @@
-//! What is served in TLS, and where it comes from: a Secret ([`in_cluster`], by the rules of
-//! [`Bundle`]), mounted files ([`mounted`]), or nowhere ([`unverified`]); and whose certificates
-//! are asked for ([`callers`]).
+//! Sources of serving certificates, and the check of client certificates.
+//!
+//! A serving certificate comes from a Secret that Mimeo issues and rotates ([`in_cluster`], by the
+//! rules of [`Bundle`]), from mounted files ([`mounted`]), or from memory without a trusted CA
+//! ([`unverified`]). [`callers`] decides on the client certificates that are accepted.
 
 mod bundle;
 pub mod callers;
@@ -56,9 +58,11 @@ pub struct CertificateArgs {
 }
 
 impl CertificateArgs {
-    /// Keeps a certificate current in the background, for as long as anybody receives it: from the
-    /// folder if one is given, else in the Secret in `namespace`, issued for `names`, which nothing
-    /// is written to after the shutdown. `None` until there is one.
+    /// Keeps a certificate current in the background, for as long as the returned receiver exists.
+    /// The receiver has `None` until there is a certificate.
+    ///
+    /// The certificate comes from the folder if one is given. Else it is issued for `names` and
+    /// kept in the Secret in `namespace`, which is not written after the shutdown.
     pub fn start(
         &self,
         clients: &Clients,
@@ -88,14 +92,14 @@ impl CertificateArgs {
     }
 }
 
-/// How long things last.
+/// The lifetimes of certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// Validity of a CA.
     pub ca: Duration,
-    /// Validity of a serving certificate, cut to its CA's.
+    /// Validity of a serving certificate. It never exceeds that of its CA.
     pub serving: Duration,
-    /// Between the steps of replacing a CA.
+    /// Time between two steps of the replacement of a CA.
     pub overlap: Duration,
 }
 
@@ -110,12 +114,13 @@ impl Default for Lifetimes {
     }
 }
 
-/// The names that a serving certificate is for: DNS names and IP addresses, in order.
+/// The names that a serving certificate is valid for: DNS names and IP addresses, sorted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServingNames(BTreeSet<String>);
 
 impl ServingNames {
-    /// The given hosts; addresses are recognized, with or without the brackets of a URL.
+    /// The names of these hosts. IP addresses are recognized, with or without the brackets of a
+    /// URL.
     pub fn new<T: Into<String>>(hosts: impl IntoIterator<Item = T>) -> Self {
         Self(
             hosts
@@ -125,7 +130,7 @@ impl ServingNames {
         )
     }
 
-    /// What an API server calls a Service by, and what cluster DNS does.
+    /// The names that API servers and cluster DNS use for a Service.
     pub fn for_service(namespace: &str, name: &str) -> Self {
         Self::new([
             format!("{name}.{namespace}.svc"),
@@ -147,24 +152,24 @@ fn canonical(host: &str) -> String {
         .map_or_else(|_| bare.to_ascii_lowercase(), |address| address.to_string())
 }
 
-/// What can be wrong with certificates.
+/// Why a certificate cannot be issued, read or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// A certificate couldn't be issued, as for a name that is none.
+    /// A certificate could not be issued, for example because a name is invalid.
     #[error("failed to issue a certificate")]
     Issue(#[from] rcgen::Error),
-    /// Something of the bundle isn't there.
+    /// A part of the bundle is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// A certificate can't be read.
+    /// A certificate cannot be read.
     #[error("{0} is no certificate in PEM")]
     Unreadable(&'static str),
-    /// A certificate and its key can't be used.
+    /// A certificate and its key cannot be used.
     #[error("{0} and its key can't be used")]
     Unusable(&'static str, #[source] TlsError),
 }
 
-/// Publishes it, unless it is what was published last.
+/// Publishes the material, unless it equals the last one.
 fn offer(publish: &watch::Sender<Option<Arc<ServingMaterial>>>, material: ServingMaterial) {
     publish.send_if_modified(|current| {
         if current

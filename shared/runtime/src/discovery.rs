@@ -165,7 +165,7 @@ impl Discovery {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Each entry is added or removed as a whole, so the map of a poisoned lock is valid.
+        // Each entry is added or removed as a whole, so the map behind a poisoned lock is valid.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,6 +1,7 @@
-//! The metrics of a program: what it counts as it goes, and what is read off when somebody asks.
+//! The metrics of a program. Some are counted as things happen, others are read when a scrape asks
+//! for them.
 //!
-//! Labels are few and bounded: kinds, verbs, reasons. None names an object.
+//! Labels are few and bounded: kinds, verbs, reasons. No label names an object.
 
 use std::{
     borrow::Cow,
@@ -23,18 +24,18 @@ use crate::{handle::Handle, tls::ServingMaterial, watch::Health};
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics, named `mimeo_...`. It may grow while it is served. Cheap to clone.
+/// All metrics, named `mimeo_...`. Metrics may be added while these are served. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
-    /// Certificates by what they are of: one metric for all of them.
+    /// Certificates by their use. One metric shows all of them.
     certificates: Arc<Mutex<Vec<(&'static str, Certificate)>>>,
 }
 
 type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 
 impl Metrics {
-    /// With `mimeo_build_info` in it.
+    /// Starts with `mimeo_build_info` and the expiry of certificates.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mimeo");
         registry.register(
@@ -63,22 +64,22 @@ impl Metrics {
         register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adds metrics that are read off when they are asked for.
+    /// Adds metrics that are read for each scrape.
     pub fn read_off(&self, read: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) {
         self.add(|registry| registry.register_collector(Box::new(ReadOff(read))));
     }
 
-    /// All of them in the `OpenMetrics` format.
+    /// All metrics in the `OpenMetrics` format.
     ///
     /// # Errors
-    /// Only where a metric's own collector fails.
+    /// Only if the collector of a metric fails.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         self.add(|registry| encode(&mut text, registry))?;
         Ok(text)
     }
 
-    /// How the engine's watches fare.
+    /// Adds the health of the engine's watches.
     pub fn of_watches(&self, health: &Health) {
         let health = health.clone();
         self.read_off(move |page| {
@@ -97,7 +98,7 @@ impl Metrics {
         });
     }
 
-    /// When this certificate expires.
+    /// Adds the expiry of this certificate.
     pub fn of_certificate(
         &self,
         of: &'static str,
@@ -109,7 +110,7 @@ impl Metrics {
             .push((of, material));
     }
 
-    /// What an engine has under way, and how long things took it.
+    /// Adds the engine's queues, and how long copies and namespaces waited.
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.read_off(move |page| {
@@ -125,7 +126,7 @@ impl Metrics {
         });
     }
 
-    /// Who leads; and, of the one that does, what all the rules come to.
+    /// Adds whether this replica leads and, while it does, the totals of all rules.
     pub fn of_leader(&self, handle: &Handle, leading: watch::Receiver<bool>) {
         let handle = handle.clone();
         self.read_off(move |page| {
@@ -149,12 +150,12 @@ impl Default for Metrics {
 
 const NO_LABELS: [(&str, &str); 0] = [];
 
-/// What metrics that are read off are written to.
+/// The output for metrics that are read for each scrape.
 #[derive(Debug)]
 pub struct Page<'a>(DescriptorEncoder<'a>);
 
 impl Page<'_> {
-    /// One gauge, for as many sets of labels as there are.
+    /// Writes one gauge, with a value for each set of labels.
     fn gauges<const N: usize, V: EncodeLabelValue>(
         &mut self,
         name: &str,
@@ -173,7 +174,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// One counter; `_total` is added to its name.
+    /// Writes one counter, with a value for each set of labels. `_total` is added to its name.
     fn counters<const N: usize, V: EncodeLabelValue>(
         &mut self,
         name: &str,
@@ -191,7 +192,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// One histogram, for as many sets of labels as there are.
+    /// Writes one histogram, with values for each set of labels.
     fn histograms<'d, const N: usize, V: EncodeLabelValue>(
         &mut self,
         name: &str,
@@ -297,7 +298,7 @@ impl Page<'_> {
     }
 }
 
-/// A collector made of a function.
+/// A collector made from a function.
 struct ReadOff<F>(F);
 
 impl<F> fmt::Debug for ReadOff<F> {

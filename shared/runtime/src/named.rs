@@ -1,8 +1,8 @@
-//! Reads and patches one object by a name that somebody else gave.
+//! Reads and patches one object by a name that comes from outside of Mimeo.
 //!
-//! [`kube::Api`] puts a name into the URL as it is: by `a/configmaps/b` another kind of object
-//! would be read, or written. Here a name is one segment of the path or no request is made, and no
-//! answer counts that is about another object.
+//! [`kube::Api`] puts a name into the URL as it is. The name `a/configmaps/b` would thus read or
+//! write an object of another kind. Here a name must be a single segment of the path, or no request
+//! is made. An answer about another object is refused.
 
 use std::{fmt::Debug, io};
 
@@ -21,10 +21,10 @@ use crate::{
     watch::Meta,
 };
 
-/// The object of that name; none if there isn't one.
+/// The object with this name; none if it does not exist.
 ///
 /// # Errors
-/// What the request fails with; or that there can be no such name.
+/// The request failed, or no object can have this name.
 pub async fn read<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
@@ -35,7 +35,7 @@ where
         .transpose()
 }
 
-/// Its metadata alone.
+/// The metadata of the object with this name; none if it does not exist.
 ///
 /// # Errors
 /// As for [`read`].
@@ -51,7 +51,7 @@ pub async fn read_metadata<K: Resource + Clone>(
     }
 }
 
-/// Changes the object of that name.
+/// Patches the object with this name, and returns its metadata.
 ///
 /// # Errors
 /// As for [`read`].
@@ -69,8 +69,9 @@ where
     metadata(api, name, request).await
 }
 
-/// Sends a request whose answer is the metadata of the object of that name. It is read whatever
-/// somebody wrote into it: a namespace that couldn't be would be guarded by nobody.
+/// Sends a request about the object with this name, which the server answers with metadata. Entries
+/// of `managedFields` that cannot be decoded do not matter here. Otherwise the webhook could not
+/// read such a namespace, and the namespace would be unprotected.
 async fn metadata<K: Clone>(
     api: &Api<K>,
     name: &str,
@@ -85,8 +86,8 @@ async fn metadata<K: Clone>(
     meant(name, &metadata).map(|()| metadata)
 }
 
-/// A name as it stands in a path. A slash can't be written in it: API servers look at the path as
-/// it is once decoded.
+/// The name as a segment of a path. A name with a slash cannot be encoded: API servers decode the
+/// path before they split it.
 fn segment(name: &str) -> kube::Result<String> {
     if is_name(name) {
         Ok(encode(name))
@@ -117,7 +118,7 @@ mod tests {
         testing::{Script, Server},
     };
 
-    /// Else the owner of a namespace would be rid of whatever depends on its being read.
+    /// Otherwise the owner of a namespace could prevent all checks that read the namespace.
     #[tokio::test]
     async fn what_is_in_managed_fields_keeps_nobody_from_reading() {
         for bad in undecodable() {

@@ -1,10 +1,12 @@
-//! Objects as the API server sends them, of which a client may have made what no decoder takes.
+//! Decodes objects as the API server sends them, including parts that no decoder can read.
 //!
-//! Whoever may write an object may write its `managedFields`, and the API server keeps them as they
-//! are: fields nested deeper than JSON is read here, times later than any that there is here. And
-//! the schema of a custom resource may leave the rest to its author. What is wrong with one object
-//! must be no matter for any other: it is decoded with what can be made of it, or nothing but it is
-//! told to be undecodable.
+//! A client with permission to write an object can write its `managedFields`, too, and the API
+//! server stores them unchanged. They may nest fields deeper than this program's JSON decoder
+//! allows, or hold a time later than its last one. The schema of a custom resource may allow the
+//! same in the rest of the object.
+//!
+//! A defect in one object must not affect any other object. So a defective object is decoded as far
+//! as possible, or is reported as undecodable on its own.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -18,25 +20,26 @@ use serde_json::{
     value::{RawValue, to_raw_value},
 };
 
-/// An object, as far as it can be decoded.
+/// An object, decoded as far as possible.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Decoded<T> {
-    /// All of it. Of entries of `managedFields` that can't be decoded all that can.
+    /// The whole object. In its `managedFields`, an entry that cannot be decoded is reduced to its
+    /// decodable parts.
     Whole(T),
-    /// Its metadata, and which of its other fields can be decoded.
+    /// The object's metadata and those of its other fields that can be decoded.
     Part(Value),
 }
 
 impl Decoded<Value> {
-    /// What of it can be decoded.
+    /// The decoded part of the object.
     pub(crate) fn value(&self) -> &Value {
         let (Self::Whole(object) | Self::Part(object)) = self;
         object
     }
 }
 
-/// Reads an object; none if not even its metadata can be decoded. How deep it stands in what it
-/// came with makes no difference: what becomes of it depends on nothing but its own text.
+/// Decodes an object; none if not even its metadata can be decoded. The result depends on the
+/// object's own text alone, and not on how deep the object was nested in an answer.
 pub(crate) fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     match serde_json::from_slice(json) {
         Ok(object) => Some(Decoded::Whole(object)),
@@ -44,8 +47,8 @@ pub(crate) fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     }
 }
 
-/// Text is looked into no deeper than it must be: where it isn't, [`RawValue`] and [`IgnoredAny`]
-/// take any depth without recursion.
+/// The text of each field. Fields are parsed only where necessary: elsewhere [`RawValue`] and
+/// [`IgnoredAny`] accept any depth without recursion.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
@@ -76,7 +79,7 @@ fn decodable(fields: Fields<'_>) -> impl Iterator<Item = (String, Value)> {
         .filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
 }
 
-/// The entries of `managedFields`, each by itself: that of our own manager must be found beside any
+/// Decodes each entry of `managedFields` on its own, so that Mimeo's entry is found beside any
 /// other.
 fn entries(managers: &RawValue) -> Vec<Map<String, Value>> {
     let entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
@@ -100,12 +103,12 @@ fn entry(mut entry: Fields<'_>) -> Map<String, Value> {
         .collect()
 }
 
-/// As deep as a set of fields can be in an object that is decoded as it is: 127 levels, of which
-/// object, metadata, list and entry take one each.
+/// The deepest set of fields in an object that decodes without a repair. The decoder allows 127
+/// levels, and object, metadata, list and entry take one each.
 const LEVELS: usize = 123;
 
-/// A set of fields, which is a map of maps, down to so many levels; what is below belongs to the
-/// last.
+/// Decodes a set of fields, a map of maps, down to this many levels. Fields below the last level
+/// are dropped and count as part of it.
 struct FieldSet {
     levels: usize,
 }
@@ -148,7 +151,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::watch::Meta;
 
-    /// Fields in fields, so many levels of them, as text: not every decoder would print it.
+    /// Nested fields with this many levels, as text: not every encoder could print them.
     pub(crate) fn nested(levels: usize) -> String {
         format!(
             "{}{}",
@@ -157,7 +160,7 @@ pub(crate) mod tests {
         )
     }
 
-    /// What a client can write into `managedFields`.
+    /// Entries that a client can write into `managedFields`.
     pub(crate) fn undecodable() -> [String; 3] {
         let entry = |time: &str, fields: &str| {
             format!(
@@ -173,7 +176,7 @@ pub(crate) mod tests {
 
     const OWN: &str = r#"{"manager":"mimeo","operation":"Apply","apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:data":{"f:a":{}}}}"#;
 
-    /// An object with these entries of `managedFields`, and these fields.
+    /// An object with these entries in `managedFields` and these further fields.
     pub(crate) fn object(name: &str, version: u64, entries: &[&str], more: &str) -> String {
         let entries = entries.join(",");
         let metadata = format!(
@@ -218,7 +221,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Else whoever adds to an exclusive copy could hide that by what he adds besides.
+    /// Otherwise a client that adds a field to an exclusive copy could hide it with a deeply nested
+    /// field beside it.
     #[test]
     fn of_fields_that_are_nested_too_deeply_those_above_are_read() {
         let fields = format!(r#"{{"f:data":{{"f:evil":{{}}}},"f:x":{}}}"#, nested(200));
@@ -230,7 +234,8 @@ pub(crate) mod tests {
         );
     }
 
-    /// An entry reads the same whatever stands beside it: of what is our own a hash is remembered.
+    /// An entry must read the same regardless of its neighbours: Mimeo remembers a hash of its own
+    /// entry.
     #[test]
     fn what_an_entry_reads_as_depends_on_itself_alone() {
         let [bad, ..] = undecodable();
@@ -271,7 +276,7 @@ pub(crate) mod tests {
                     (&json!("a"), &json!({"is": "fine"}))
                 );
                 assert_eq!(part.get("spec"), None);
-                // Whose metadata alone is looked at it is as good as any other.
+                // If only the metadata is read, this object is as good as any other.
                 assert_eq!(whole::<Meta>(&text).metadata.name.as_deref(), Some("a"));
             }
         }

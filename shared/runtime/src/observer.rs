@@ -1,5 +1,5 @@
-//! Tells an engine what the cluster shows: keeps exactly those watches open that the engine's
-//! demand asks for.
+//! Informs an engine about the cluster: keeps exactly those watches open that the engine's demand
+//! names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,27 +41,27 @@ pub struct Observer {
     pub handle: Handle,
     /// Opens watches.
     pub watcher: Watcher,
-    /// Reads single sources when a kind's watch shows a change.
+    /// Reads single sources when the watch of a kind shows a change.
     pub writer: Writer,
     /// Finds kinds.
     pub discovery: Arc<Discovery>,
     /// Mimeo's own namespace.
     pub namespace: String,
-    /// What was last seen of each CRD of rules: its uid as served, and as recorded.
+    /// The last state of each CRD of rules: its uid as served, and its uid as recorded.
     pub crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
-    /// The kinds of which copies may be, as they were last noted.
+    /// The kinds that may have copies, as last recorded.
     pub noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
 
-/// Both must have been seen before the engine is told: half of it would read like a re-installed
-/// CRD.
+/// The uids of one CRD. Both must be known before the engine is told: one alone would look like a
+/// CRD that was installed again.
 #[derive(Debug, Default)]
 pub struct Crd {
     served: Sight,
     recorded: Sight,
 }
 
-/// A uid that is to be looked for.
+/// A uid that the observer looks for.
 #[derive(Debug, Default)]
 enum Sight {
     #[default]
@@ -70,8 +70,8 @@ enum Sight {
 }
 
 impl Observer {
-    /// Rules of a kind, as they come and go. `also` gets the resourceVersion of each rule that the
-    /// engine was told of.
+    /// Watches the rules of a kind. `also` gets the resourceVersion of each rule that the engine
+    /// was told about.
     pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
         let spec = cluster_wide(
             &format!("/apis/{API_VERSION}/{}", kind.plural()),
@@ -110,7 +110,7 @@ impl Observer {
         .await;
     }
 
-    /// Tells of a rule as it is. Returns which it is.
+    /// Tells the engine a rule's state. Returns the rule's id.
     fn rule(
         &self,
         kind: RuleKind,
@@ -127,7 +127,7 @@ impl Observer {
         Some(id)
     }
 
-    /// What namespaces grant each other's rules.
+    /// Watches the ReplicationGrants of all namespaces.
     pub async fn grants(self) {
         let spec = cluster_wide(
             &format!("/apis/{API_VERSION}/replicationgrants"),
@@ -160,7 +160,7 @@ impl Observer {
         .await;
     }
 
-    /// Tells of a grant as it is. Returns its namespace and name.
+    /// Tells the engine a grant's state. Returns the grant's namespace and name.
     fn grant(&self, object: Decoded<Value>) -> Option<(Box<str>, Box<str>)> {
         let text = |at| {
             object
@@ -176,10 +176,10 @@ impl Observer {
         Some((namespace, name))
     }
 
-    /// Namespaces, by their metadata.
+    /// Watches the metadata of namespaces.
     pub async fn namespaces(self) {
         let spec = cluster_wide("/api/v1/namespaces", true, None, "namespaces");
-        // Of a listing that is under way.
+        // The names in the listing that is in progress; none outside of a listing.
         let mut listed: Option<BTreeSet<Box<str>>> = None;
         watch::<Meta>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => listed = Some(BTreeSet::new()),
@@ -202,14 +202,15 @@ impl Observer {
                 self.handle
                     .with(|engine, now| engine.namespaces_listed(&listed, now));
             }
-            // Whose metadata alone is watched can be decoded if anything can.
+            // An object that is watched by its metadata alone is decoded or passed over, never
+            // shown as undecodable.
             Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => {}
         })
         .await;
     }
 
-    /// The kinds `ConfigMap`: which kinds may have copies, which CRD the rules lived under, and
-    /// what a person confirmed.
+    /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, the uids of the
+    /// CRDs of rules, and the last confirmation by a person.
     pub async fn kinds(self) {
         let path = format!("/api/v1/namespaces/{}/configmaps", self.namespace);
         let spec = WatchSpec {
@@ -225,7 +226,7 @@ impl Observer {
                 seen = true;
                 self.kinds_are(Some(&map));
             }
-            // What it said before holds.
+            // The former content stays valid.
             Event::Undecodable(_) => seen = true,
             Event::Deleted(_) => self.kinds_are(None),
             Event::Listing => seen = false,
@@ -273,7 +274,7 @@ impl Observer {
         }
     }
 
-    /// CRDs, by their metadata: kinds come and go with them.
+    /// Watches the metadata of CRDs, because kinds appear and disappear with them.
     pub async fn crds(self, wake: Arc<Notify>) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let spec = cluster_wide(path, true, None, "CRDs");
@@ -287,7 +288,8 @@ impl Observer {
                         served.clear();
                     }
                     Event::Listed { .. } => {
-                        // What was looked up before the first listing is no older than it.
+                        // Answers from before the first listing need not be forgotten: they are no
+                        // older than the listing.
                         if listed {
                             self.discovery.forget();
                         }
@@ -304,7 +306,8 @@ impl Observer {
                 .into_iter()
                 .find(|kind| kind.crd_name() == name)
             {
-                // One that is being deleted takes its objects along: it serves nothing any more.
+                // A CRD that is being deleted takes its objects with it, so it counts as not
+                // served.
                 let stays = matches!(event, Event::Applied(_))
                     && object.metadata.deletion_timestamp.is_none();
                 served.remove(&kind);
@@ -318,7 +321,7 @@ impl Observer {
                 );
             }
             if !listing {
-                // A CRD's name is its plural and its group.
+                // A CRD's name consists of its plural and its group.
                 let (plural, group) = name.split_once('.').unwrap_or_default();
                 self.discovery.forget_group(group);
                 self.handle
@@ -375,11 +378,11 @@ impl Observer {
     }
 }
 
-/// Something that has been failing for a while.
+/// An operation that has been failing for a while.
 struct Failing {
     since: Instant,
     backoff: Backoff,
-    /// Whether it was said.
+    /// Whether the failure was logged.
     told: bool,
 }
 
@@ -395,8 +398,8 @@ impl Default for Failing {
 }
 
 impl Failing {
-    /// What it means for whoever waits, once that is more than a passing trouble; and whether that
-    /// is news.
+    /// Once the failure counts as lasting, returns its reason, and whether it is returned for the
+    /// first time.
     fn despair(&mut self, denied: bool) -> Option<(Unreadable, bool)> {
         let why = if denied {
             Unreadable::Forbidden { verb: "get" }

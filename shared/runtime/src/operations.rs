@@ -1,12 +1,13 @@
 //! The operations server: `/healthz`, `/readyz` and `/metrics` on a port of their own, in plain
-//! HTTP or in TLS.
+//! HTTP or TLS.
 //!
-//! Probes have no token: the first two are open to everybody, whatever [`Guard`] stands before the
-//! rest.
+//! Probes have no token, so the first two are open to all clients. [`Guard`] protects the other
+//! paths.
 //!
-//! It runs until the process ends, so that probes see "not ready" and metrics can be read while the
-//! program drains. A connection is for one request, and each of its steps has a time limit. Whoever
-//! keeps opening connections can keep probes out: a `NetworkPolicy` prevents that.
+//! The server runs until the process ends. Probes thus see "not ready", and metrics can be read,
+//! while the program drains. A connection serves one request, and each of its steps has a time
+//! limit. A client that keeps opening connections can keep probes out; a `NetworkPolicy` prevents
+//! that.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -44,15 +45,15 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// For the TLS handshake, for the head of the request, and for its body and the begin of the
-/// answer.
+/// For the TLS handshake, for the head of the request, and for the rest of the request until the
+/// answer begins.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For a whole connection, whether its client takes the answer or not. A page that is followed
-/// longer connects again.
+/// For a whole connection, even if its client does not read the answer. A page that shows a stream
+/// for longer connects again.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Connections at once.
 const CONNECTIONS: usize = 64;
-/// How long the head of a request may be, in bytes.
+/// The longest head of a request, in bytes.
 const HEAD: usize = 32 << 10;
 
 /// Flags of the operations server.
@@ -90,22 +91,23 @@ pub struct OpsArgs {
     pub debug_endpoints: bool,
 }
 
-/// Who may read what isn't for everybody.
+/// Which clients may read the guarded pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OpsAuth {
-    /// Whoever reaches the address.
+    /// Every client that reaches the address.
     None,
-    /// Who brings a bearer token of a user that may `get` the path (RBAC: nonResourceURLs), in TLS.
+    /// A client with the bearer token of a user that may `get` the path (RBAC: nonResourceURLs), in
+    /// TLS.
     Token,
 }
 
-/// Why the operations server can't begin.
+/// Why the operations server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpsError {
-    /// The address is taken, or isn't one of this machine.
+    /// The address is in use, or this machine does not have it.
     #[error("failed to listen")]
     Listen(#[from] io::Error),
-    /// There is no certificate to be made.
+    /// No certificate could be made.
     #[error("failed to make a certificate")]
     Certificate(#[from] CertificateError),
     /// The TLS library refuses its defaults.
@@ -114,7 +116,7 @@ pub enum OpsError {
 }
 
 impl OpsArgs {
-    /// What stands before all but the probes' paths; asks the API server by this client.
+    /// The guard of all paths except those of probes. It asks the API server with this client.
     pub fn guard(&self, client: &Client) -> Guard {
         match self.ops_auth {
             OpsAuth::None => Guard::open(),
@@ -122,14 +124,14 @@ impl OpsArgs {
         }
     }
 
-    /// None: plain HTTP.
+    /// None means plain HTTP.
     fn acceptor(&self, metrics: &Metrics) -> Result<Option<TlsAcceptor>, OpsError> {
         let (material, own) = match (&self.ops_cert_dir, self.ops_auth) {
             (Some(folder), _) => {
                 let mounted = mounted::start(folder.clone(), Duration::ZERO);
                 (unverified::until(mounted.clone())?, mounted)
             }
-            // A token that is sent in the clear is everybody's.
+            // A token in clear text would be public.
             (None, OpsAuth::Token) => {
                 let material = unverified::start()?;
                 (material.clone(), material)
@@ -143,8 +145,8 @@ impl OpsArgs {
     }
 }
 
-/// Binds the address and serves in the background; returns the address that was bound, which is
-/// logged too. What isn't for everybody is behind the guard; `more` brings its own.
+/// Binds the address and serves in the background. Returns and logs the bound address. The guard
+/// protects all paths except those of probes. The routes in `more` have their own guard.
 ///
 /// Needs a Tokio runtime.
 pub fn serve(

@@ -1,4 +1,4 @@
-//! Flags that limit where an installation acts. Both programs are given the same.
+//! Flags that limit the namespaces and kinds of an installation. Both programs get the same flags.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -8,7 +8,8 @@ use mimeo_model::{
     reach::{Reach, namespace},
 };
 
-/// Where Mimeo acts. Left out, a limit isn't there; both programs must have the same.
+/// The limits of an installation. A flag that is left out sets no limit. Both programs must have
+/// the same flags.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Reach")]
 pub struct ReachArgs {
@@ -26,7 +27,7 @@ pub struct ReachArgs {
 }
 
 impl ReachArgs {
-    /// What they come to.
+    /// The limits as the model's type.
     pub fn reach(&self) -> Reach {
         Reach {
             sources: listed(&self.source_namespaces),
@@ -41,7 +42,7 @@ fn listed<T: Clone + Ord>(items: &[T]) -> Option<BTreeSet<T>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // It is how a test fails.
+#[allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 mod tests {
     use clap::Parser;
 

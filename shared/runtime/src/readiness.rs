@@ -1,4 +1,4 @@
-//! Whether the program is ready, and what it lacks: for probes, and in the log.
+//! Whether the program is ready, and which checks fail, for probes and for the log.
 
 use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
@@ -7,11 +7,10 @@ use tracing::{info, warn};
 
 use crate::shutdown::Shutdown;
 
-/// How long something must be missing before it is logged: about as long as the kubelet takes to
-/// notice.
+/// How long a check must fail before this is logged: about as long as the kubelet takes to notice.
 const UNREADY: Duration = Duration::from_secs(5);
 
-/// Whether the program is ready: all of its named checks hold and no shutdown has begun.
+/// The program's readiness. It is ready when all named checks hold and no shutdown has begun.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     checks: Arc<watch::Sender<BTreeMap<&'static str, bool>>>,
@@ -19,7 +18,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Ready at once as long as no check is added.
+    /// Ready until a check is added.
     pub fn new(shutdown: Shutdown) -> Self {
         Self {
             checks: Arc::default(),
@@ -27,7 +26,7 @@ impl Readiness {
         }
     }
 
-    /// Adds a check that doesn't hold yet. Adding it again resets it.
+    /// Adds a check that does not hold yet. Adding it again resets it.
     pub fn check(&self, name: &'static str) -> Check {
         let check = Check {
             name,
@@ -37,7 +36,7 @@ impl Readiness {
         check
     }
 
-    /// Names of what is missing, in order; empty means ready.
+    /// The names of the failing checks, sorted. Empty means ready.
     pub fn missing(&self) -> Vec<&'static str> {
         let checks = self.checks.borrow();
         let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
@@ -49,8 +48,8 @@ impl Readiness {
             .collect()
     }
 
-    /// Logs what is missing when that has changed, until a shutdown begins. What passes before a
-    /// probe has given the program up is no news: a start is made of such moments.
+    /// Logs the failing checks when they change, until a shutdown begins. Failures that end before
+    /// the kubelet notices are not logged: a start has many of them.
     pub(crate) async fn tell(self) {
         let mut changes = self.checks.subscribe();
         let mut told = None;
@@ -67,7 +66,7 @@ impl Readiness {
             };
             tokio::select! {
                 () = news => {}
-                // An error would mean that the sender is gone, and `self` holds it.
+                // An error would mean that the sender was dropped, but `self` holds it.
                 _ = changes.changed() => continue,
                 () = self.shutdown.triggered() => return,
             }
@@ -82,7 +81,7 @@ impl Readiness {
 
     /// Returns as soon as all checks hold. Cancel safe.
     pub async fn complete(&self) {
-        // An error would mean that the sender is gone, and `self` holds it.
+        // An error would mean that the sender was dropped, but `self` holds it.
         let _ = self
             .checks
             .subscribe()
@@ -91,7 +90,7 @@ impl Readiness {
     }
 }
 
-/// One of the things that must hold before the program is ready.
+/// One condition for the program's readiness.
 #[derive(Debug, Clone)]
 pub struct Check {
     name: &'static str,
@@ -99,7 +98,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Says whether it holds now.
+    /// Sets whether the check holds.
     pub fn set(&self, holds: bool) {
         self.readiness
             .checks
@@ -113,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// What was logged.
+    /// The logged text.
     #[derive(Clone, Default)]
     struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// A token that is triggered once and seen by all its clones.
+/// A token that is triggered once. All of its clones see this.
 #[derive(Debug, Clone)]
 pub struct Shutdown(Arc<watch::Sender<bool>>);
 
@@ -18,8 +18,8 @@ impl Shutdown {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// A token that SIGTERM and SIGINT trigger; a second one of them ends the process at once, with
-    /// 128 plus the signal's number as its exit code.
+    /// A token that SIGTERM and SIGINT trigger. A second signal ends the process at once, with 128
+    /// plus the signal's number as exit code.
     ///
     /// Needs a Tokio runtime.
     pub fn on_signals() -> io::Result<Self> {
@@ -43,7 +43,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Begins the shutdown; further calls change nothing.
+    /// Begins the shutdown. Further calls change nothing.
     pub fn trigger(&self) {
         self.0.send_replace(true);
     }
@@ -55,7 +55,7 @@ impl Shutdown {
 
     /// Returns as soon as the shutdown has begun. Cancel safe.
     pub async fn triggered(&self) {
-        // An error would mean that the sender is gone, and `self` holds it.
+        // An error would mean that the sender was dropped, but `self` holds it.
         let _ = self.0.subscribe().wait_for(|triggered| *triggered).await;
     }
 }

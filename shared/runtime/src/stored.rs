@@ -1,4 +1,4 @@
-//! Rules and grants as the API server stores them, decoded as far as they can be.
+//! Decodes stored rules and grants as far as possible.
 
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant};
 use mimeo_engine::Observed;
@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::object::Decoded;
 
-/// A rule and its status. A rule that can't be decoded, since a newer version stored it, say, is
-/// refused by itself. Its status is decoded apart from it, so that the same status isn't written
-/// again and again.
+/// Parses a rule and its status. A rule that cannot be decoded is refused without an effect on
+/// others; a newer version may have stored it, for example. The status is decoded separately, so
+/// that the same status is not written again and again.
 pub(crate) fn parse_rule(
     kind: RuleKind,
     object: Decoded<Value>,
@@ -46,7 +46,7 @@ pub(crate) fn parse_rule(
     )
 }
 
-/// A grant, as the API server has it.
+/// Parses a stored grant.
 pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, Vec<Refusal>> {
     decode_grant(object).and_then(|object| Grant::parse(&object))
 }
@@ -58,8 +58,8 @@ pub(crate) fn decode_grant(object: Decoded<Value>) -> Result<ReplicationGrant, V
 fn decode<T: DeserializeOwned>(object: Decoded<Value>) -> Result<T, Vec<Refusal>> {
     let message = match object {
         Decoded::Whole(mut object) => {
-            // The managers of a rule or a grant are never read, and a client may have written
-            // entries that can't be decoded.
+            // Mimeo never reads the managers of a rule or a grant. A client may have written
+            // entries that cannot be decoded.
             if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
                 metadata.remove("managedFields");
             }

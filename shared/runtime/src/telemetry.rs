@@ -1,4 +1,4 @@
-//! Logs to standard error. What is logged is the business of whoever does it.
+//! Sets up the log on standard error. Other code decides on the messages.
 
 use std::{fmt, io};
 
@@ -12,16 +12,16 @@ use tracing_subscriber::{
     util::{SubscriberInitExt, TryInitError},
 };
 
-/// How logs look.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One line for a person.
+    /// A line of text for each event.
     Text,
-    /// One JSON object per line.
+    /// A JSON object per line.
     Json,
 }
 
-/// Flags of the logs.
+/// Flags for the log.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct TelemetryArgs {
@@ -40,13 +40,13 @@ pub struct TelemetryArgs {
     pub log_level: String,
 }
 
-/// Why logging couldn't be set up.
+/// Why the log could not be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter can't be parsed.
     #[error("invalid log filter: {0}")]
     Filter(ParseError),
-    /// The log is gone.
+    /// The log no longer exists.
     #[error("the log can't be changed any more")]
     Gone(#[from] reload::Error),
     /// There is a subscriber already.
@@ -55,12 +55,11 @@ pub enum TelemetryError {
 }
 
 impl TelemetryArgs {
-    /// Installs the subscriber of the whole process. What is logged can be changed later on.
+    /// Installs the process's log subscriber. The returned filter can be changed later.
     pub fn init(&self) -> Result<LogFilter, TelemetryError> {
         let (filter, handle) =
             reload::Layer::new(parse(&self.log_level).map_err(TelemetryError::Filter)?);
-        // Kube's client logs an answer that it can't decode in full, at `warn`; the answer may be a
-        // Secret.
+        // Kube's client logs an undecodable answer in full, at `warn`. The answer may be a Secret.
         let silent = filter_fn(|metadata| !metadata.target().starts_with("kube_client"));
         let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
         let layer = match self.log_format {
@@ -82,17 +81,17 @@ fn parse(filter: &str) -> Result<EnvFilter, ParseError> {
         .parse(filter)
 }
 
-/// What is logged. Cheap to clone.
+/// The log's filter. Cheap to clone.
 #[derive(Clone)]
 pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
 
 impl LogFilter {
-    /// As it is now, in the words of `--log-level`.
+    /// The present filter, in the syntax of `--log-level`.
     pub fn current(&self) -> String {
         self.0.with_current(ToString::to_string).unwrap_or_default()
     }
 
-    /// Changes it, from the next line on.
+    /// Changes the filter, beginning with the next line.
     pub fn set(&self, filter: &str) -> Result<(), TelemetryError> {
         self.0
             .reload(parse(filter).map_err(TelemetryError::Filter)?)

@@ -1,5 +1,5 @@
-//! A scripted HTTP server for tests, which injects what a real API server can't be made to do on
-//! demand; and a TLS client.
+//! A TLS client, and a scripted HTTP server for tests. The server shows behaviour that a real API
+//! server cannot be made to show on demand.
 
 use std::{
     collections::VecDeque,
@@ -50,7 +50,7 @@ enum Step {
 }
 
 impl Script {
-    /// An answer of this text.
+    /// An answer with this text.
     pub(crate) fn text(code: u16, text: impl Into<Bytes>) -> Self {
         Self {
             code,
@@ -60,34 +60,34 @@ impl Script {
         .send(text)
     }
 
-    /// An answer of this JSON.
+    /// An answer with this JSON.
     pub(crate) fn json(code: u16, json: &Value) -> Self {
         Self::text(code, json.to_string())
     }
 
-    /// A watch that brings these lines and ends.
+    /// A watch that sends these lines and ends.
     pub(crate) fn lines<const N: usize>(lines: [Value; N]) -> Self {
         Self::text(200, lines.map(|line| format!("{line}\n")).concat())
     }
 
-    /// One more piece of the body.
+    /// Adds a piece to the body.
     pub(crate) fn send(mut self, piece: impl Into<Bytes>) -> Self {
         self.steps.push(Step::Send(piece.into()));
         self
     }
 
-    /// A wait before the next piece, or before the end.
+    /// Adds a wait before the next piece, or before the end.
     pub(crate) fn pause(mut self, time: Duration) -> Self {
         self.steps.push(Step::Pause(time));
         self
     }
 
-    /// No end after the last piece.
+    /// Keeps the answer open after the last piece.
     pub(crate) fn hold(self) -> Self {
         self.pause(Duration::from_hours(1))
     }
 
-    /// With this header.
+    /// Adds a header.
     pub(crate) fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
@@ -113,7 +113,7 @@ impl Script {
     }
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone)]
 pub(crate) struct Came {
     /// `METHOD path?query`.
@@ -124,7 +124,7 @@ pub(crate) struct Came {
 
 type Shared = Arc<Mutex<(VecDeque<Script>, Vec<Came>)>>;
 
-/// Answers each request with the next script; when there is none left, never.
+/// Answers each request with the next script. Without a script left, it never answers.
 pub(crate) struct Server {
     uri: String,
     shared: Shared,
@@ -144,7 +144,7 @@ impl Server {
         Self { uri, shared, task }
     }
 
-    /// A client of this server, as the programs have one.
+    /// A client of this server, with the layers that the programs use.
     pub(crate) fn client(&self) -> Client {
         let config = Config::new(self.uri.parse().expect("a URI"));
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
@@ -157,17 +157,17 @@ impl Server {
         Client::new(service, "default")
     }
 
-    /// Where it is.
+    /// The server's address.
     pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// The requests that came so far.
+    /// The requests received so far.
     pub(crate) fn came(&self) -> Vec<Came> {
         self.shared.lock().expect("no panic").1.clone()
     }
 
-    /// Their first lines.
+    /// The first lines of these requests.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.came().into_iter().map(|came| came.line).collect()
     }
@@ -202,15 +202,15 @@ async fn answer(State(shared): State<Shared>, request: Request) -> Response {
     }
 }
 
-/// What a program shows of itself, with a log that goes nowhere.
+/// The debug pages of a program, with a log that writes nothing.
 pub(crate) fn debug_pages() -> DebugPages {
     let (layer, handle) = reload::Layer::new(EnvFilter::new("info"));
-    // The handle holds the filter only as long as somebody else does.
+    // The handle has the filter only while the layer exists.
     std::mem::forget(layer);
     DebugPages::new(LogFilter::from(handle))
 }
 
-/// A client that trusts this material's CA and nothing else.
+/// A client that trusts this material's CA and no other.
 pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     let bundle = trusted
@@ -229,7 +229,7 @@ pub(crate) fn tls_client(trusted: &ServingMaterial, alpn: &[u8]) -> TlsConnector
     TlsConnector::from(Arc::new(config))
 }
 
-/// Connects it to what calls itself `localhost`.
+/// Connects the client to a server with the name `localhost`.
 pub(crate) async fn tls_connect(
     address: SocketAddr,
     client: TlsConnector,
@@ -237,7 +237,7 @@ pub(crate) async fn tls_connect(
     tls_upgrade(TcpStream::connect(address).await?, client).await
 }
 
-/// The same over a connection that there is.
+/// As [`tls_connect`], over an existing connection.
 pub(crate) async fn tls_upgrade(
     stream: TcpStream,
     client: TlsConnector,
@@ -247,15 +247,15 @@ pub(crate) async fn tls_upgrade(
         .await
 }
 
-/// Lets this much time pass at once. Around it time runs as usual: on a clock that is paused a
-/// timer overtakes whatever a socket is about to bring.
+/// Lets this much time pass at once. Before and after it the clock runs as usual: on a paused clock
+/// a timer fires before data that a socket is about to deliver.
 pub(crate) async fn skip(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
     tokio::time::resume();
 }
 
-/// Waits for something while time passes in such steps, one each moment.
+/// Waits for a future while time passes in steps, one at each moment.
 pub(crate) async fn hurry<F: Future>(step: Duration, awaited: F) -> F::Output {
     let mut awaited = std::pin::pin!(awaited);
     loop {

@@ -1,4 +1,4 @@
-//! What TLS servers are configured with: a certificate that changes while they run.
+//! The configuration of TLS servers, with a certificate that may change while the server runs.
 //!
 //! Certificates come from [`crate::certificates`].
 
@@ -17,16 +17,16 @@ use rustls::{
 };
 use tokio::sync::watch;
 
-/// Why a certificate and a key can't be served.
+/// Why a certificate and a key cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// No certificate in the PEM text, or a broken one.
+    /// The PEM text has no certificate, or a broken one.
     #[error("the certificate is no PEM text")]
     Certificate,
-    /// No private key in the PEM text, or a broken one.
+    /// The PEM text has no private key, or a broken one.
     #[error("the private key is no PEM text")]
     Key,
-    /// They don't fit each other, or the key is of an unknown kind.
+    /// The certificate and the key do not belong together, or the key's kind is unknown.
     #[error("the certificate and its private key can't be used")]
     Pair(#[source] rustls::Error),
     /// The TLS library refuses its own defaults.
@@ -34,14 +34,15 @@ pub enum TlsError {
     Config(#[source] rustls::Error),
 }
 
-/// Makes ring the process's TLS cryptography where nothing else was chosen; for libraries that ask
-/// the process for it.
+/// Makes ring the process's TLS cryptography, unless another provider was chosen. Some libraries
+/// ask the process for its provider.
 pub fn install_provider() {
-    // An error says that there is one already.
+    // An error means that a provider was installed already.
     let _ = ring::default_provider().install_default();
 }
 
-/// Parses a certificate chain and its private key, both PEM, and checks that they belong together.
+/// Parses a certificate chain and its private key, both in PEM, and checks that they belong
+/// together.
 pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, TlsError> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate)
         .collect::<Result<_, _>>()
@@ -49,24 +50,24 @@ pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, Tls
     if chain.is_empty() {
         return Err(TlsError::Certificate);
     }
-    // The parser's own error could quote the text.
+    // The parser's own error could quote the key.
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Key)?;
     CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Pair)
 }
 
-/// The certificate that a server serves, and the CAs by which clients verify it.
+/// The certificate that a server serves, and the CAs with which clients verify it.
 #[derive(Clone)]
 pub struct ServingMaterial {
     /// Certificate chain and key.
     pub certified_key: Arc<CertifiedKey>,
-    /// CAs in PEM, for `caBundle`; `None` if somebody else takes care of that.
+    /// CAs in PEM, for `caBundle`; `None` if another program maintains the `caBundle`.
     pub ca_bundle: Option<String>,
     /// When the certificate expires.
     pub not_after: Timestamp,
 }
 
 impl ServingMaterial {
-    /// Whether the other one would be served and trusted alike.
+    /// Whether servers and clients would treat the two alike.
     pub fn is_same(&self, other: &Self) -> bool {
         self.certified_key.cert == other.certified_key.cert && self.ca_bundle == other.ca_bundle
     }
@@ -80,15 +81,15 @@ impl fmt::Debug for ServingMaterial {
     }
 }
 
-/// A TLS server's configuration that serves whatever certificate is the current one, for HTTP/2 and
-/// HTTP/1.1. Before there is one, handshakes fail.
+/// A TLS server's configuration for HTTP/2 and HTTP/1.1, which always serves the current
+/// certificate. Handshakes fail while there is none.
 pub fn server_config(
     material: watch::Receiver<Option<Arc<ServingMaterial>>>,
 ) -> Result<ServerConfig, TlsError> {
     server_config_for(WebPkiClientVerifier::no_client_auth(), material)
 }
 
-/// The same for those alone whose certificate passes this.
+/// As [`server_config`], but accepts only clients with a certificate that `callers` verifies.
 pub fn server_config_for(
     callers: Arc<dyn ClientCertVerifier>,
     material: watch::Receiver<Option<Arc<ServingMaterial>>>,
@@ -100,7 +101,7 @@ pub fn server_config_for(
         .with_client_cert_verifier(callers)
         .with_cert_resolver(Arc::new(Current(material)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // API servers don't resume sessions, so there is nothing to remember.
+    // API servers do not resume sessions, so the server keeps no sessions.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)

@@ -1,9 +1,11 @@
-//! Traces, for whoever has a collector: a span for each review that is answered and each write of a
-//! copy, sent by OTLP over HTTP.
+//! Traces for users with a collector: a span for each answered review and for each write of a copy,
+//! sent by OTLP over HTTP.
 //!
-//! The protocol's JSON takes a few lines; the usual libraries for it would weigh as much as the
-//! rest of a program. Spans are best effort: what a collector can't take is dropped, and holds up
-//! nothing. They name objects, which is what they are for, and have nothing of what is in them.
+//! The protocol's JSON takes a few lines here. The usual libraries for it would weigh as much as
+//! the rest of a program.
+//!
+//! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
+//! Spans name objects, because that is their purpose, and hold no content of objects.
 
 use std::{
     fmt::{self, Write},
@@ -27,18 +29,18 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Spans that wait to be sent; any more are dropped.
+/// How many spans wait to be sent. Further spans are dropped.
 const WAITING: usize = 4096;
-/// Spans of one request.
+/// The most spans in one request.
 const BATCH: usize = 512;
-/// How long the first span of a request waits for others.
+/// How long the first span of a request waits for further spans.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For the collector's answer.
+/// How long the collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Of an answer, in bytes: nothing in it matters.
+/// The largest answer that is read, in bytes. Its content does not matter.
 const LARGEST_ANSWER: usize = 64 << 10;
 
-/// Flags of traces.
+/// Flags for traces.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
@@ -49,7 +51,7 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Begins to send, under the program's name, if there is anybody to send to.
+    /// Starts to send spans under the program's name, if there is a collector.
     pub fn start(&self, program: &'static str, replica: &str) -> Traces {
         let Some(endpoint) = &self.otlp_endpoint else {
             return Traces(None);
@@ -67,7 +69,7 @@ impl TraceArgs {
     }
 }
 
-/// Where traces of a collector at this address go.
+/// The address for traces at the collector with this endpoint.
 fn endpoint(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
     let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
@@ -81,17 +83,17 @@ fn endpoint(text: &str) -> Result<Uri, String> {
         .map_err(|error| format!("{error}"))
 }
 
-/// Takes spans. Cheap to clone; where nobody wants any it does nothing.
+/// Takes spans. Without a collector it does nothing. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Traces(Option<Sender<Span>>);
 
 impl Traces {
-    /// Nobody wants any.
+    /// Takes no spans.
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// Something ends now that began then; `describe` says what it was.
+    /// Records a span that began at `began` and ends now. `describe` adds its attributes.
     pub fn record(
         &self,
         name: &'static str,
@@ -123,21 +125,22 @@ impl Traces {
             failed: false,
         };
         describe(&mut span);
-        // Full: a collector that is too slow doesn't slow down what it looks at.
+        // A full channel drops the span, so that a slow collector does not slow down the work that
+        // it observes.
         let _ = spans.try_send(span);
     }
 }
 
-/// When something began.
+/// The begin of a span.
 #[derive(Clone, Copy, Debug)]
 pub struct Began {
     at: Timestamp,
-    /// The clock that isn't set: an end before its beginning is no span.
+    /// A clock that is never set. With the wall clock alone, a span could end before it begins.
     clock: Instant,
 }
 
 impl Began {
-    /// Just now.
+    /// The present time.
     pub fn now() -> Self {
         Self {
             at: Timestamp::now(),
@@ -146,24 +149,26 @@ impl Began {
     }
 }
 
-/// What a span is part of, as `traceparent` says (W3C Trace Context).
+/// The trace and the span that a new span belongs to, from the header `traceparent` (W3C Trace
+/// Context).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
-    /// Nothing that is known: it begins a trace.
+    /// No parent is known, so the span begins a trace.
     None,
-    /// A trace that somebody follows.
+    /// A trace that is being recorded.
     Sampled {
         /// The trace.
         trace: [u8; 16],
-        /// Its span in which this one is.
+        /// The parent span in this trace.
         span: [u8; 8],
     },
-    /// A trace that nobody follows.
+    /// A trace that is not being recorded.
     Unsampled,
 }
 
 impl Parent {
-    /// As the headers of a request say. What can't be read counts as nothing.
+    /// Reads the parent from the headers of a request. A header that cannot be read counts as no
+    /// parent.
     pub fn of(headers: &HeaderMap) -> Self {
         let header = headers
             .get("traceparent")
@@ -176,7 +181,7 @@ impl Parent {
         let [version] = bytes(parts.next()?)?;
         let (trace, span) = (bytes(parts.next()?)?, bytes(parts.next()?)?);
         let [flags] = bytes(parts.next()?)?;
-        // Later versions may have more parts; of this one there are four.
+        // Later versions may have more parts. Version 00 has exactly four.
         let known = version != 0xff && (version != 0 || parts.next().is_none());
         let real = trace != [0; 16] && span != [0; 8];
         (known && real).then_some(if flags & 1 == 1 {
@@ -187,7 +192,7 @@ impl Parent {
     }
 }
 
-/// Bytes of lower-case hexadecimal digits.
+/// Parses lower-case hexadecimal digits as bytes.
 fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
     let digits = hex
         .bytes()
@@ -207,7 +212,7 @@ fn random<const N: usize>() -> Option<[u8; N]> {
     SystemRandom::new().fill(&mut bytes).ok().map(|()| bytes)
 }
 
-/// Something that took time.
+/// A span: an operation with its duration.
 #[derive(Debug)]
 pub struct Span {
     name: &'static str,
@@ -221,12 +226,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// Says something of it; nothing that may be secret.
+    /// Sets an attribute. The value must not be secret.
     pub fn set(&mut self, key: &'static str, value: impl fmt::Display) {
         self.attributes.push((key, value.to_string()));
     }
 
-    /// It didn't come to what it was meant for.
+    /// Marks the operation as failed.
     pub fn fail(&mut self) {
         self.failed = true;
     }
@@ -245,7 +250,7 @@ impl Span {
     }
 }
 
-/// Words of the protocol, which are numbers.
+/// The protocol's numbers for kinds and statuses of spans.
 const INTERNAL: u8 = 1;
 const SERVER: u8 = 2;
 const UNSET: u8 = 0;
@@ -282,7 +287,7 @@ struct Exporter {
     uri: Uri,
     resource: Value,
     client: Client<HttpConnector, Full<Bytes>>,
-    /// Whether the last batch was lost: told once.
+    /// Whether the last batch was lost. The loss is logged once.
     failing: bool,
 }
 
@@ -328,7 +333,7 @@ impl Exporter {
             .await;
         let answer = answer.map_err(|error| error.to_string())?;
         let code = answer.status();
-        // Read to its end, so that the connection serves again.
+        // The answer is read to its end, so that the connection can be reused.
         let _ = Limited::new(answer.into_body(), LARGEST_ANSWER)
             .collect()
             .await;

@@ -1,9 +1,12 @@
-//! One watch of the API server that stays up: lists by streaming, resumes where it broke, lists
-//! again only when it must.
+//! One watch of the API server that stays open. It lists by streaming, resumes after a break, and
+//! lists again only when it must.
 //!
-//! No store behind it: each event goes to the sink as it comes, and is gone. What a loss of the
-//! watch means for copies is decided in `mimeo-engine`; this file only takes care that no loss
-//! passes for a deletion.
+//! The watch keeps no objects: each event goes to the sink as it arrives, and is dropped. This file
+//! ensures that a broken watch is never reported as a deletion. `mimeo-engine` decides on the
+//! effect of a break on copies.
+//!
+//! This is not kube-runtime's `watcher`, because callers need more than objects. An event here can
+//! say that a kind is not served, that it is unreadable, or that an object cannot be decoded.
 
 mod health;
 mod wire;
@@ -32,31 +35,31 @@ use crate::{
     object::Decoded,
 };
 
-/// The API server sends a bookmark about once a minute, so a watch that has been silent for longer
-/// is dead.
+/// The API server sends a bookmark about once a minute, so a watch that is silent for longer is
+/// dead.
 const SILENCE: Duration = Duration::from_secs(90);
-/// How long the read ahead of a listing may delay it.
+/// How long the read of a named object may delay its listing.
 const READ: Duration = Duration::from_secs(2);
-/// Shortened by up to a half.
+/// Shortened by up to a half at random.
 const FIRST_BACKOFF: Duration = Duration::from_millis(750);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
-/// Kinds come back when somebody installs them, which is also noticed elsewhere.
+/// A kind is served again when its CRD or its server is installed. Other watches notice that, too.
 const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
-/// A watch that held this long was fine; what ended it is no reason to wait.
+/// A watch that lasted this long was healthy, so it is reopened without a pause.
 const SETTLED: Duration = Duration::from_secs(10);
-/// A watch that has been answered with nothing but errors for this long is as good as forbidden:
-/// whoever waits for what it would show waits for somebody to mend that.
+/// After this time with nothing but errors a watch counts as unreadable, as if it were forbidden.
+/// Only a person can fix such a failure, so waiting for it must end.
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
-/// Objects per page where the server can't stream its list.
+/// Objects per page if the server cannot stream its list.
 const PAGE: u32 = 500;
 
 const NOT_EVEN_METADATA: &str = "an object is passed over: not even its metadata can be decoded";
 
-/// Opens watches, and knows how they fare. Cheap to clone.
+/// Opens watches, and records their health. Cheap to clone.
 #[derive(Clone)]
 pub struct Watcher {
     client: Client,
-    /// Of all its watches.
+    /// The health of all its watches.
     pub health: Health,
 }
 
@@ -75,52 +78,54 @@ impl fmt::Debug for Watcher {
     }
 }
 
-/// What to watch.
+/// The collection or the object to watch.
 #[derive(Debug, Clone)]
 pub struct WatchSpec {
     /// Path of the collection, as [`resource_path`](crate::discovery::resource_path) builds it:
     /// `/api/v1/namespaces/x/secrets`.
     pub path: String,
-    /// Whether objects come as metadata alone; for [`Meta`].
+    /// Whether objects arrive as metadata alone, for the type [`Meta`].
     pub metadata_only: bool,
-    /// Selector as in a query, `key=value,…`, not encoded.
+    /// The label selector as in a query (`key=value,…`), not yet encoded.
     pub label_selector: Option<String>,
-    /// Only the object of this name. It is read first: the streamed list of a kind in which little
-    /// happens takes 100 ms, for so long may the API server's cache not know that it is up to date.
+    /// Watches only the object with this name. The object is read before the watch begins. A
+    /// streamed list may take 100 ms for a kind with few changes, because the API server's cache
+    /// does not know sooner that it is up to date.
     pub name: Option<String>,
-    /// What logs call it.
+    /// The watch's name in logs.
     pub what: String,
 }
 
-/// What a watch says, in order.
+/// The events of a watch, in order.
 #[allow(clippy::large_enum_variant)] // There is one at a time, and what is applied is mostly as large.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
-    /// A listing begins: every object there is follows as [`Event::Applied`]. One that breaks off
-    /// begins again. A named object may have been shown before.
+    /// A listing begins. Each existing object follows as [`Event::Applied`]. A listing that breaks
+    /// off begins again. A named object may have been shown before its listing.
     Listing,
-    /// The object is there, new or changed, or shown again. What its `managedFields` have that
-    /// can't be decoded isn't in it.
+    /// The object exists: it is new, changed, or shown again. Parts of its `managedFields` that
+    /// cannot be decoded are left out.
     Applied(T),
-    /// The same of an object that can't be decoded: its metadata, and which of its other fields can
-    /// be.
+    /// As [`Event::Applied`], for an object that cannot be decoded. This is its metadata and those
+    /// of its other fields that can be decoded.
     Undecodable(Value),
-    /// The object was deleted, or the selectors no longer match it. This is the metadata of its
-    /// last state.
+    /// The object was deleted, or no longer matches the selectors. This is the metadata of its last
+    /// state.
     Deleted(Meta),
-    /// The listing is complete: what wasn't shown since [`Event::Listing`] wasn't there.
+    /// The listing is complete. An object that was not shown since [`Event::Listing`] did not
+    /// exist.
     Listed {
-        /// resourceVersion that the listing is as of.
+        /// The resourceVersion of the listing.
         version: u64,
     },
-    /// 404: the kind isn't served. Said once; when it comes back there is a new listing.
+    /// 404: the kind is not served. Sent once. A new listing follows when the kind is served again.
     NotServed,
-    /// 401 or 403, or nothing but errors for 20 s: what was shown is all that is known, and nothing
-    /// is known to be gone. Said once; afterwards there is a new listing.
+    /// 401 or 403, or nothing but errors for 20 s. The objects shown so far are the last known
+    /// state, and none of them counts as deleted. Sent once. A new listing follows afterwards.
     Unreadable(Unreadable),
 }
 
-/// An object's metadata, whatever the object.
+/// The metadata of an object of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Meta {
     /// The metadata.
@@ -128,16 +133,22 @@ pub struct Meta {
     pub metadata: ObjectMeta,
 }
 
-/// Watches until dropped. `sink` gets each event as it comes; while it runs nothing else is read.
+/// Watches until dropped. `sink` gets each event as it arrives. While `sink` runs nothing more is
+/// read.
 ///
-/// A broken connection, a timeout, 90 s without even a bookmark or an error of the server ends in a
-/// back-off (of at most 0.75 s first, 30 s last) and the watch goes on from where it was, without a
-/// listing: there is a new one only after the server has forgotten that version (410) or, restored
-/// from a backup, has yet to reach it, after [`Event::NotServed`] and [`Event::Unreadable`], and
-/// after what is no event at all. An object that can't be decoded is no reason for one: whoever may
-/// write one could keep everybody from hearing of theirs.
+/// The watch ends with a broken connection, a timeout, 90 s without even a bookmark, or an error of
+/// the server. After a back-off (at most 0.75 s at first, 30 s later) it resumes from its last
+/// version, without a listing. It lists again only in these cases:
 ///
-/// Events that follow a break may repeat what was said before it, never take it back.
+/// - The server no longer knows the version (410).
+/// - The server does not know the version yet, because it was restored from a backup.
+/// - [`Event::NotServed`] or [`Event::Unreadable`] was sent.
+/// - The stream brought a line that is not an event.
+///
+/// An object that cannot be decoded causes no new listing. Otherwise any user with permission to
+/// write one such object could disturb the watch for all other users.
+///
+/// Events after a break may repeat earlier ones, but never contradict them.
 pub async fn watch<T: DeserializeOwned>(
     watcher: Watcher,
     spec: WatchSpec,
@@ -155,12 +166,12 @@ pub async fn watch<T: DeserializeOwned>(
     .await;
 }
 
-/// How long a watch takes what for a passing trouble.
+/// How long a watch treats a failure as temporary.
 #[derive(Clone, Copy)]
 struct Patience {
-    /// After this much silence it is opened again.
+    /// The watch is reopened after this much silence.
     silence: Duration,
-    /// After errors for this long it counts as unreadable.
+    /// After errors for this long the watch counts as unreadable.
     lasting: Duration,
 }
 
@@ -198,17 +209,17 @@ struct Watch<S> {
     spec: WatchSpec,
     patience: Patience,
     sink: S,
-    /// Where to go on; none: with a listing.
+    /// The version to resume from; none to begin with a listing.
     version: Option<String>,
-    /// Whether the server streams lists, as far as is known.
+    /// Whether the server streams lists, as far as known.
     streams: bool,
     backoff: Backoff,
-    /// Since when nothing but errors has come.
+    /// Since when the server has answered only with errors.
     failing: Option<Instant>,
     said: Said,
 }
 
-/// The last thing said that is only said once.
+/// The last of the events that are sent only once.
 #[derive(PartialEq, Eq)]
 enum Said {
     Nothing,
@@ -219,12 +230,12 @@ enum Said {
 /// Why a watch ended.
 #[derive(Debug)]
 enum End {
-    /// The stream ended or broke; what is known holds.
+    /// The stream ended or broke. The known state stays valid.
     Closed(String),
-    /// Nothing came for too long.
+    /// The server sent nothing for too long.
     Silent,
-    /// The same from the beginning: a server that has yet to reach the version, as one restored
-    /// from a backup, says nothing of what happens meanwhile.
+    /// As [`End::Silent`], but nothing was received since the watch began. A server that was
+    /// restored from a backup may not have reached the version yet, and sends no events until then.
     Mute,
     /// The server no longer knows the version.
     Expired,
@@ -232,17 +243,16 @@ enum End {
     NoStreams,
     NotServed,
     Denied(StatusCode),
-    /// "Not now", with its wish for how long to wait.
+    /// The server is busy, and may say how long to wait.
     Busy(StatusCode, Option<Duration>),
     /// Any other refusal.
     Refused(StatusCode),
-    /// What came makes no sense.
+    /// The answer could not be decoded.
     Undecodable(&'static str),
 }
 
 impl<S> Watch<S> {
-    /// Shows the named object ahead of its listing, if it is there. Anything else the listing will
-    /// tell.
+    /// Shows the named object before its listing, if it exists. The listing tells the rest.
     async fn read<T>(&mut self)
     where
         T: DeserializeOwned,
@@ -269,7 +279,7 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Lists if need be and watches, until that ends.
+    /// Lists if necessary, and watches until the watch ends.
     async fn run<T>(&mut self) -> End
     where
         T: DeserializeOwned,
@@ -287,7 +297,7 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Watches on from the version; without one, lists by streaming first.
+    /// Resumes the watch from the version. Without a version it lists by streaming first.
     async fn listen<T>(&mut self) -> Result<std::convert::Infallible, End>
     where
         T: DeserializeOwned,
@@ -320,10 +330,10 @@ impl<S> Watch<S> {
                 }
                 Line::Error(Refusal { code }) => return Err(refused(code, None)),
             }
-            // The events of a streamed list come in no order of time, so they are no place to go on
-            // from.
+            // The events of a streamed list are not ordered by version, so a watch cannot resume
+            // from them.
             if let Some(version) = &mut self.version {
-                // From an earlier one the watch goes on as well: it shows some of it again.
+                // A watch can also resume from an older version. It then shows some events again.
                 if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(line) {
                     dated.object.metadata.version.clone_into(version);
                 }
@@ -332,8 +342,8 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Tells of an object. That it can't be decoded is no secret, what the decoder has to say of it
-    /// may be: it quotes.
+    /// Passes an object to the sink. That an object cannot be decoded may be logged. The decoder's
+    /// message must not be: it quotes the object.
     fn show<T>(&mut self, object: Option<Decoded<T>>)
     where
         S: FnMut(Event<T>) + Send,
@@ -356,7 +366,7 @@ impl<S> Watch<S> {
         }
     }
 
-    /// It works: whatever was wrong is over.
+    /// The watch works, so earlier failures no longer count.
     fn thrive(&mut self) {
         self.backoff.reset();
         self.failing = None;
@@ -369,7 +379,7 @@ impl<S> Watch<S> {
     {
         if self.version.is_none() {
             if !bookmark.ends_list() {
-                // Servers from before streaming lists would ignore that we asked for one.
+                // Servers that do not know streamed lists ignore the parameters for them.
                 return Err(End::NoStreams);
             }
             (self.sink)(Event::Listed {
@@ -418,7 +428,7 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Sends a request; the answer is a 200 whose body is yet to be read.
+    /// Sends a request. A returned answer has status 200 and an unread body.
     async fn open(&self, query: &str, metadata: &str) -> Result<Response<Body>, End> {
         let accept = if self.spec.metadata_only {
             metadata
@@ -444,8 +454,8 @@ impl<S> Watch<S> {
         Err(refused(code.as_u16(), retry_after))
     }
 
-    /// Whether a refusal is about streaming the list. Servers from before it forbid the parameters
-    /// that ask for it.
+    /// Whether the server refused the streamed list. Servers that do not know streamed lists forbid
+    /// the parameters for them.
     async fn refuses_streams(&self, body: Body) -> bool {
         const LARGEST: usize = 64 << 10;
         let body = timeout(self.patience.silence, Limited::new(body, LARGEST).collect()).await;
@@ -457,7 +467,7 @@ impl<S> Watch<S> {
     }
 
     fn watch_query(&self) -> String {
-        // The server would choose a time of its own; this one keeps many watches from ending
+        // The server would choose a time itself. This random time keeps many watches from ending
         // together.
         let seconds = 290 + random(30);
         let from = match &self.version {
@@ -492,7 +502,7 @@ impl<S> Watch<S> {
             + &parameter("fieldSelector", name.as_deref())
     }
 
-    /// Draws the consequences of the end of what was begun at `started`. Returns how long to wait.
+    /// Handles the end of a watch that began at `started`. Returns how long to wait.
     fn end<T>(&mut self, end: End, started: Instant) -> Duration
     where
         S: FnMut(Event<T>) + Send,
@@ -570,18 +580,19 @@ impl<S> Watch<S> {
         }
     }
 
-    /// Says that nothing can be read, once that is more than a passing trouble.
+    /// Reports the watch as unreadable, once a failure is not temporary.
     fn despair<T>(&mut self, end: &End, started: Instant)
     where
         S: FnMut(Event<T>) + Send,
     {
         let why = match end {
-            // A listing in pages asks with another verb than a watch.
+            // A listing in pages uses another verb than a watch.
             End::Denied(_) if !self.streams && self.version.is_none() => {
                 Unreadable::Forbidden { verb: "list" }
             }
             End::Denied(_) => Unreadable::Forbidden { verb: "watch" },
-            // While the server is away what it showed holds: it is no news of this kind alone.
+            // While the server cannot be reached the known state stays valid. This failure concerns
+            // all kinds alike.
             End::Closed(_) | End::Silent | End::Mute if self.version.is_some() => {
                 self.failing = None;
                 return;
@@ -606,7 +617,7 @@ impl<S> Watch<S> {
     }
 }
 
-/// What a refusal means, whether it is the answer or an event of a watch.
+/// Why a watch ended with this code, as an HTTP status or in an event.
 fn refused(code: u16, retry_after: Option<Duration>) -> End {
     let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     match code {
@@ -614,8 +625,8 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
         StatusCode::NOT_FOUND => End::NotServed,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => End::Denied(code),
         StatusCode::TOO_MANY_REQUESTS => End::Busy(code, retry_after),
-        // A server that starts asks for seconds that it doesn't need: for a watch the back-off is
-        // patience enough.
+        // A starting server asks for a wait of seconds that is not necessary. For a watch the
+        // back-off is long enough.
         code if code.is_server_error() => End::Busy(code, None),
         code => End::Refused(code),
     }

@@ -1,8 +1,8 @@
-//! Carries out what the engine decided: one request about one cell each, and the errands beside
-//! them.
+//! Carries out the engine's decisions: requests that concern one copy each, and the engine's other
+//! jobs (`errands`).
 //!
-//! Nothing is decided, retried or repeated here. Requests carry and answers bring Secrets: only
-//! metadata is read from an answer, and of an error no more than `mimeo-model` keeps.
+//! This file makes no decisions and retries nothing. Requests contain Secrets, and answers may.
+//! Only the metadata of an answer is read, and of an error only the parts that `mimeo-model` keeps.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ mod errands;
 
 pub use errands::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Kinds, parse_kinds};
 
-/// Carries requests to one API server. Cheap to clone.
+/// Sends requests to one API server. Cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -47,7 +47,7 @@ impl fmt::Debug for Writer {
     }
 }
 
-/// As much of an answer as is read.
+/// The part of an answer that is read.
 #[derive(Deserialize)]
 struct Written {
     #[serde(default)]
@@ -57,9 +57,9 @@ struct Written {
 }
 
 impl Writer {
-    /// `client` must have [`unpack`](crate::body::unpack) as its innermost layer; without it copies
-    /// would be sent empty, and refused. Each request is given up after `deadline`. `namespace` is
-    /// Mimeo's own.
+    /// The innermost layer of `client` must be [`unpack`](crate::body::unpack): without it copies
+    /// would be sent empty, and refused. Each request ends after `deadline`. `namespace` is Mimeo's
+    /// own namespace.
     pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
         Self {
             client,
@@ -69,17 +69,17 @@ impl Writer {
         }
     }
 
-    /// Carries out one request of the engine; the permit's limiter learns how it went.
+    /// Carries out one request of the engine. The permit's limiter learns the result.
     pub async fn carry_out(&self, request: &mimeo_engine::Request, permit: Permit) -> Outcome {
         let Some(message) = message(request) else {
-            // A write of nothing. The engine makes none, and "look again" is what it would have to
-            // do.
+            // There is nothing to write. The engine never makes such a request. If it did, it would
+            // have to look at the object again, as after a conflict.
             return Outcome::Conflict;
         };
         let (outcome, verdict) = match (request.ticket.verb, self.exchange(request, message).await)
         {
-            // What was read may be large. It is written under the same permit: as many as wait for
-            // one would keep it.
+            // The metadata that was read may be large. It is written under the same permit.
+            // Otherwise each request that waits for a second permit would keep such metadata.
             (Verb::Claim(uid, version), (Outcome::Object(meta), verdict)) => {
                 match ownership::claim(&meta, &request.resource.gvk.group_kind(), request.exclusive)
                 {
@@ -99,7 +99,7 @@ impl Writer {
         outcome
     }
 
-    /// Sends one message and reads its answer.
+    /// Sends one message and interprets its answer.
     async fn exchange(
         &self,
         request: &mimeo_engine::Request,
@@ -123,7 +123,7 @@ impl Writer {
         answer
     }
 
-    /// Sends one request; also tells what the answer says of the server's load.
+    /// Sends one request. Also returns the answer's verdict on the server's load.
     async fn measure(
         &self,
         message: Request<Body>,
@@ -137,7 +137,7 @@ impl Writer {
 
 type Message = Result<Request<Body>, Silence>;
 
-/// Where the request's object is.
+/// The path of the request's object.
 fn path(request: &mimeo_engine::Request) -> String {
     resource_path(
         &request.resource,
@@ -146,7 +146,7 @@ fn path(request: &mimeo_engine::Request) -> String {
     )
 }
 
-/// The request as it goes out; none if there is nothing to write.
+/// The HTTP request; none if there is nothing to write.
 fn message(request: &mimeo_engine::Request) -> Option<Message> {
     let ticket = &request.ticket;
     let path = path(request);
@@ -177,8 +177,8 @@ fn message(request: &mimeo_engine::Request) -> Option<Message> {
                 "&dryRun=All",
             )
         }),
-        // Without a resourceVersion it is answered by the storage, not by a cache. The entries of a
-        // claim may be large: they are read only now, and kept by nobody.
+        // A read without a resourceVersion is answered from storage and not from a cache. A claim's
+        // entries of `managedFields` may be large. They are read only now, and are not kept.
         Verb::Look | Verb::Claim(..) => Some(call::read(Method::GET, &path, METADATA)),
         Verb::Delete(uid, version) => Some(call::write(
             Method::DELETE,
@@ -189,7 +189,7 @@ fn message(request: &mimeo_engine::Request) -> Option<Message> {
     }
 }
 
-/// Writes nothing but `managedFields`: a field that no apply can write.
+/// Writes only `managedFields`, which an apply cannot write.
 fn claim(request: &mimeo_engine::Request, uid: Uid, version: u64, managers: &str) -> Message {
     const MERGE_PATCH: &str = "application/merge-patch+json";
     let uri = format!("{}?fieldManager={}", path(request), names::MANAGER);
@@ -209,7 +209,7 @@ fn delete_options(uid: Uid, version: u64) -> Body {
     Body::from(options.to_string().into_bytes())
 }
 
-/// What an answer came to, for its cell.
+/// The outcome of an answer for the copy.
 fn outcome(request: &mimeo_engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
     let answer = match answer {
         Ok(answer) => answer,
@@ -244,8 +244,8 @@ fn outcome(request: &mimeo_engine::Request, answer: Result<call::Answer, Silence
     }
 }
 
-/// A delete is answered by a Status or, for some kinds, by the object as it was last. It is still
-/// there if something holds it.
+/// Whether the object still exists after a delete. The API server answers with a Status or, for
+/// some kinds, with the object's last state. Something may hold the object, such as a finalizer.
 fn outlives_deletion(written: &Written) -> bool {
     let ObjectMeta {
         deletion_timestamp,
@@ -261,7 +261,7 @@ fn outlives_deletion(written: &Written) -> bool {
             || deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0))
 }
 
-/// What an answer says of the server's load; none if it says nothing.
+/// The answer's verdict on the server's load; none if it says nothing about the load.
 fn verdict(answer: &Result<call::Answer, Silence>, latency: Duration) -> Option<Verdict> {
     let Ok(answer) = answer else {
         return Some(Verdict::Overload { retry_after: None });
@@ -270,8 +270,8 @@ fn verdict(answer: &Result<call::Answer, Silence>, latency: Duration) -> Option<
     if !matches!(code, 429 | 500..) {
         return Some(Verdict::Ok(latency));
     }
-    // Somebody's admission webhook, or a schema: one kind's or one namespace's trouble, which must
-    // not slow down the others.
+    // The error comes from an admission webhook or a schema. It concerns one kind or one namespace,
+    // and must not slow down the others.
     let message = answer.status().message.unwrap_or_default();
     let elsewhere =
         message.contains("webhook \"") || message.contains("failed to create typed patch object");

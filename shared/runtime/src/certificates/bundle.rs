@@ -1,9 +1,10 @@
-//! Mimeo's own CA and serving certificate: what is due when. No IO and no clock here.
+//! Mimeo's own CA and serving certificate, and when each step of their renewal is due. This file
+//! has no IO and no clock.
 //!
-//! # How a CA is replaced without anybody noticing
+//! # How a CA is replaced without a failed call
 //!
-//! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations, and see
-//! a new bundle a moment after it is published. So a CA is replaced in three steps, with the
+//! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations. They
+//! see a new bundle a moment after it is published. So a CA is replaced in three steps, with the
 //! overlap time between them:
 //!
 //! | step | trusted (`caBundle`) | served certificate is signed by |
@@ -13,11 +14,12 @@
 //! | promote | A, B | B |
 //! | finish | B | B |
 //!
-//! Whoever still has the bundle of the step before can verify what is served now, and whoever has
-//! the bundle of now can verify a replica that still serves the certificate of the step before. The
-//! state is the bundle itself: a CA that waits is one that was introduced when it was issued, a CA
-//! that retires does so since the serving certificate was issued. So there is no second record that
-//! could disagree, and any replica can take the next step.
+//! A client that still has the previous step's bundle can verify the present certificate. A client
+//! with the present bundle can verify a replica that still serves the previous step's certificate.
+//!
+//! The bundle itself is the state, so no second record can disagree with it and any replica can
+//! take the next step. The waiting time of the next CA runs from the issue of that CA. The time of
+//! the old CA runs from the issue of the serving certificate.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -30,7 +32,7 @@ use super::{
 };
 use crate::tls::TlsError;
 
-/// Keys of the Secret's data. The first three are what `kubernetes.io/tls` and cert-manager use.
+/// Keys of the Secret's data. `kubernetes.io/tls` and cert-manager use the first three, too.
 pub(super) mod key {
     pub(in crate::certificates) const SERVING: &str = "tls.crt";
     pub(in crate::certificates) const SERVING_KEY: &str = "tls.key";
@@ -50,18 +52,18 @@ pub(super) mod key {
     ];
 }
 
-/// Where the replacement of the CA stands.
+/// The state of the CA's replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Overlap {
     /// There is one CA.
     None,
-    /// The next CA is trusted already and signs nothing yet.
+    /// The next CA is trusted already, but signs nothing yet.
     Introduced(Credential),
-    /// The old CA (in PEM) signs nothing any more and is trusted still.
+    /// The old CA (in PEM) signs nothing any more, but is still trusted.
     Retiring(String),
 }
 
-/// The CA, the serving certificate it signed, and the state of the CA's replacement.
+/// The CA, the serving certificate that it signed, and the state of the CA's replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bundle {
     ca: Credential,
@@ -69,31 +71,32 @@ pub struct Bundle {
     overlap: Overlap,
 }
 
-/// What is due for a bundle.
+/// The step that is due for a bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewal {
-    /// Nothing before this time.
+    /// No step is due before this time.
     Keep {
-        /// When to look again.
+        /// The time of the next check.
         until: Timestamp,
     },
-    /// A new serving certificate from the same CA, for exactly the wanted names.
+    /// Issue a new serving certificate from the same CA, for exactly the wanted names.
     RenewServing,
-    /// A new serving certificate for the wanted names and those it has. Replicas with different
-    /// flags would otherwise undo each other's.
+    /// Issue a new serving certificate for the wanted names and for the names that it has.
+    /// Otherwise replicas with different flags would replace each other's certificate again and
+    /// again.
     AddNames,
-    /// A next CA is issued and trusted.
+    /// Issue the next CA and trust it.
     IntroduceCa,
-    /// The next CA takes over and signs a new serving certificate.
+    /// Let the next CA take over and sign a new serving certificate.
     PromoteCa,
-    /// The old CA is no longer trusted.
+    /// Stop trusting the old CA.
     FinishOverlap,
-    /// All is too late: a new CA and serving certificate at once.
+    /// It is too late for steps: issue a new CA and a new serving certificate at once.
     Reissue,
 }
 
 impl Bundle {
-    /// A new CA, and a serving certificate for `names` signed by it.
+    /// Issues a new CA, and a serving certificate for `names` that it signs.
     pub fn issue(
         names: &ServingNames,
         lifetimes: &Lifetimes,
@@ -118,7 +121,7 @@ impl Bundle {
         &self.serving
     }
 
-    /// All CAs to be trusted, in PEM; the one that signs comes first.
+    /// All trusted CAs in PEM. The CA that signs comes first.
     pub fn ca_bundle(&self) -> String {
         let other = match &self.overlap {
             Overlap::None => "",
@@ -128,7 +131,7 @@ impl Bundle {
         format!("{}{other}", self.ca.certificate)
     }
 
-    /// What a server needs of it.
+    /// The part of the bundle that a server needs.
     pub fn material(&self) -> Result<ServingMaterial, TlsError> {
         let certified_key = Arc::new(self.serving.certified_key()?);
         Ok(ServingMaterial {
@@ -138,13 +141,13 @@ impl Bundle {
         })
     }
 
-    /// What is due at `now`, for whoever wants to serve `names`.
+    /// The step that is due at `now` for a replica that wants to serve `names`.
     pub fn renewal(&self, names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Renewal {
         let overlap = seconds(lifetimes.overlap);
         let (ca, serving, now) = (&self.ca.facts, &self.serving.facts, now.as_second());
         let step = match &self.overlap {
             Overlap::None => (Renewal::IntroduceCa, ca.due()),
-            // The overlap can't outlast the CA that it replaces.
+            // The overlap ends at the latest when the replaced CA expires.
             Overlap::Introduced(next) => (
                 Renewal::PromoteCa,
                 next.facts.issued.saturating_add(overlap).min(ca.not_after),
@@ -178,7 +181,7 @@ impl Bundle {
         }
     }
 
-    /// The bundle after that step.
+    /// The bundle after this step.
     pub fn renewed(
         &self,
         step: Renewal,
@@ -219,7 +222,7 @@ impl Bundle {
         })
     }
 
-    /// Reads it from a Secret's data.
+    /// Reads a bundle from a Secret's data.
     pub fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
         let text = |name: &'static str| {
             let bytes = data
@@ -248,7 +251,7 @@ impl Bundle {
         })
     }
 
-    /// Writes it to a Secret's data; keys that aren't the bundle's stay.
+    /// Writes the bundle to a Secret's data. Keys that do not belong to the bundle stay.
     pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
         data.retain(|name, _| !key::ALL.contains(&name.as_str()));
         let mut put = |name: &str, text: &str| {

@@ -1,7 +1,7 @@
-//! Who may call: whoever shows a certificate of a CA in a file, as API servers do that have one for
-//! this webhook.
+//! Verifies callers by their client certificates. A caller needs a certificate from a CA in the
+//! given file, such as an API server that is configured with one for this webhook.
 //!
-//! The file is read again and again, like the mounted certificate, and for the same reason.
+//! The file is read periodically, as the mounted certificate is, and for the same reason.
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use tracing::{info, warn};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Everybody, unless there is a file. It is read until nobody asks any more; what can't be used
-/// changes nothing and is warned of once.
+/// Accepts every caller if there is no file. Otherwise the file is read until the verifier is
+/// dropped. A file that cannot be used changes nothing, and one warning is logged.
 pub fn start(file: Option<PathBuf>) -> Arc<dyn ClientCertVerifier> {
     match file {
         Some(file) => Arc::new(Callers::start(file)),
@@ -30,7 +30,8 @@ pub fn start(file: Option<PathBuf>) -> Arc<dyn ClientCertVerifier> {
     }
 }
 
-/// Asks every caller for a certificate, and lets nobody in while there is no CA to check it by.
+/// Requires a certificate from every caller. While there is no CA to verify it with, every caller
+/// is refused.
 struct Callers {
     cas: watch::Receiver<Option<Arc<dyn ClientCertVerifier>>>,
     provider: CryptoProvider,
@@ -78,8 +79,8 @@ fn verifier(pem: &Result<Vec<u8>, io::ErrorKind>) -> Result<Arc<dyn ClientCertVe
 }
 
 impl ClientCertVerifier for Callers {
-    /// Clients choose their certificate by it. Who has several knows which one this webhook is to
-    /// get.
+    /// Clients choose their certificate by this list. It is empty: a client with several
+    /// certificates knows which one is for this webhook.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -138,7 +139,7 @@ impl fmt::Debug for Callers {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // It is how a test fails.
+#[allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 mod tests {
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa,

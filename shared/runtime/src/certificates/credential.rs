@@ -1,4 +1,4 @@
-//! A certificate with its private key: how it is issued, and what it says of itself.
+//! A certificate with its private key: how it is issued, and how its fields are read.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
@@ -14,10 +14,10 @@ use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude:
 use super::{CertificateError, Lifetimes, ServingNames, bundle::key};
 use crate::tls::{self, TlsError};
 
-/// Certificates are valid from this long before they are issued, for clients whose clocks are late.
+/// Certificates are valid from this long before they are issued, for clients with slow clocks.
 const BACKDATED: i64 = 3_600;
 
-/// A private key in PEM. It shows itself to nobody who doesn't [`expose`](Self::expose) it.
+/// A private key in PEM. Only [`expose`](Self::expose) shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateKeyPem(String);
 
@@ -34,7 +34,7 @@ impl fmt::Debug for PrivateKeyPem {
     }
 }
 
-/// A certificate with its private key; they fit each other.
+/// A certificate with its private key. The two belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credential {
     pub(super) certificate: String,
@@ -48,12 +48,12 @@ impl Credential {
         &self.certificate
     }
 
-    /// Its private key.
+    /// The private key.
     pub fn key(&self) -> &PrivateKeyPem {
         &self.key
     }
 
-    /// When it expires.
+    /// When the certificate expires.
     pub fn not_after(&self) -> Timestamp {
         timestamp(self.facts.not_after)
     }
@@ -78,8 +78,8 @@ impl Credential {
     }
 }
 
-/// What a certificate says of itself. Times are in seconds of the Unix epoch, as exact as
-/// certificates are.
+/// The fields of a certificate that Mimeo reads. Times are in seconds of the Unix epoch, which is
+/// the precision of certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) issued: i64,
@@ -113,7 +113,7 @@ impl Facts {
         Some(facts)
     }
 
-    /// When it should be replaced: after two thirds of its life.
+    /// When the certificate should be replaced: after two thirds of its life.
     pub(super) fn due(&self) -> i64 {
         let life = self.not_after.saturating_sub(self.issued).max(0);
         self.issued.saturating_add(life / 3 * 2 + life % 3 * 2 / 3)
@@ -157,7 +157,8 @@ pub(super) fn issue_ca(
     now: Timestamp,
 ) -> Result<Credential, CertificateError> {
     let mut params = CertificateParams::default();
-    // Not the same name twice, so that nobody takes the old one for the new one's issuer.
+    // Each CA has a name of its own, so that a client does not treat the old CA as the issuer of
+    // the new one's certificates.
     params.distinguished_name = common_name(&format!("mimeo-ca@{}", now.as_second()));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -197,7 +198,8 @@ fn common_name(name: &str) -> DistinguishedName {
 }
 
 fn validity(now: i64, length: i64, latest: i64) -> (OffsetDateTime, OffsetDateTime) {
-    // The year 9999 is the last one that certificates know; the library's own range ends there too.
+    // The year 9999 is the last one that certificates can express. The library's own range ends
+    // there, too.
     let time = |second: i64| {
         OffsetDateTime::from_unix_timestamp(second.clamp(0, 253_402_300_799))
             .unwrap_or(OffsetDateTime::UNIX_EPOCH)

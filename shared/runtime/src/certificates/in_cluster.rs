@@ -1,13 +1,15 @@
-//! The certificate in a Secret of the cluster, shared by all replicas.
+//! The certificate in a Secret of the cluster, which all replicas share.
 //!
-//! Whoever is first creates it; every later write carries the resourceVersion it was decided on,
-//! and whoever comes second reads what the first one wrote. Replicas learn of a change by a watch
-//! on that one name, so all swap within moments, and an unchanged Secret costs nothing but that
-//! watch. A replica that stops writes nothing more: a Secret that is deleted while it finishes its
-//! work is to stay deleted, for a key that somebody has read is replaced that way.
+//! The first replica creates the Secret. Every later write carries the resourceVersion that it was
+//! decided on, so of two writers one fails and reads the result of the other. Replicas learn of a
+//! change by a watch on that one name, so all of them switch within moments. An unchanged Secret
+//! costs nothing except that watch.
 //!
-//! Needs, in its namespace: `create` on Secrets, and `get`, `list`, `watch`, `update` on the one
-//! name.
+//! A replica that stops no longer writes the Secret. A Secret that is deleted while the replica
+//! finishes its work must stay deleted, because operators replace a leaked key that way.
+//!
+//! Needs these permissions in its namespace: `create` on Secrets, and `get`, `list`, `watch`,
+//! `update` on this one name.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,17 +32,17 @@ use crate::{
     tls::TlsError,
 };
 
-/// Not the value that copies have: whoever lists those by their label must not find this Secret
-/// among them.
+/// This value differs from the one on copies: a list of copies by their label must not contain this
+/// Secret.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "mimeo-webhook");
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-/// The clock is looked at again at least this often: sleeping counts no time in which the machine
+/// The clock is checked at least this often. A sleep does not count the time in which the machine
 /// is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_hours(1);
 const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Keeps the Secret due and its material published, until nobody receives it any more, or until the
-/// shutdown: what was received last stays then.
+/// Renews the Secret when due and publishes its material, until all receivers are dropped or the
+/// shutdown begins. After the shutdown the last material stays published.
 pub fn start(
     clients: &Clients,
     namespace: &str,
@@ -62,7 +64,7 @@ pub fn start(
         tokio::select! {
             () = publish.closed() => {}
             () = keeper.keep(follower, &publish) => {}
-            // Connections that still come are served what is known.
+            // Connections that still arrive are served the last certificate.
             () = shutdown.triggered() => publish.closed().await,
         }
     });
@@ -83,7 +85,7 @@ enum KeepError {
     Read(Box<kube::Error>),
 }
 
-/// What a Secret calls for.
+/// The action that a Secret requires.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
     Keep(Bundle, Timestamp),
@@ -95,8 +97,8 @@ struct Keeper {
     name: String,
     names: ServingNames,
     lifetimes: Lifetimes,
-    /// The last good one: a Secret that was deleted comes back as it was, so that nobody has to
-    /// learn another CA.
+    /// The last valid bundle. If the Secret is deleted it is created again with this bundle, so
+    /// that clients need no other CA.
     known: Option<Bundle>,
 }
 
@@ -133,7 +135,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the steps that are due, one write each.
+    /// Takes all steps that are due, with one write each.
     async fn settle(&self, seen: Option<Secret>) -> Result<Settled, KeepError> {
         let mut secret = seen;
         loop {
@@ -182,7 +184,7 @@ impl Keeper {
         }
     }
 
-    /// Writes the bundle; if somebody else was faster, what they wrote is returned instead.
+    /// Writes the bundle. If another write came first, its result is read and returned instead.
     async fn write(
         &self,
         secret: Option<Secret>,
@@ -206,8 +208,8 @@ impl Keeper {
                 info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
-            // It is there already or has changed; or it is gone (while 404 to a create is about the
-            // namespace).
+            // The Secret exists already, has changed, or was deleted. (To a create, a 404 means
+            // that the namespace is missing.)
             Err(error) if status(&error) == Some(409) || (!new && status(&error) == Some(404)) => {
                 let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
                 read.map_err(|error| KeepError::Read(Box::new(error)))
@@ -241,7 +243,7 @@ fn is_ours(secret: &Secret) -> bool {
         .is_some_and(|value| value == MANAGED_BY.1)
 }
 
-/// Everything else of the Secret stays, its resourceVersion first of all.
+/// The rest of the Secret stays, above all its resourceVersion.
 fn with_bundle(mut secret: Secret, bundle: &Bundle) -> Secret {
     secret
         .labels_mut()

@@ -1,12 +1,12 @@
-//! The certificate from mounted files, as cert-manager's Secret in a volume.
+//! The certificate from mounted files, such as cert-manager's Secret in a volume.
 //!
-//! Compares contents on a short period: kubelet swaps a symbolic link two levels above the files,
-//! which watching the files would miss, and what watching the folders would catch depends on the
-//! file system.
+//! The files' contents are compared on a short period. The kubelet swaps a symbolic link two levels
+//! above the files, so a watch of the files would miss the change. A watch of the folders would
+//! depend on the file system.
 //!
-//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA,
-//! and some of the present one, and all share one `caBundle`: so whoever has seen a new CA goes on
-//! trusting the former one for a while.
+//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA
+//! and others one of the present CA, but all share one `caBundle`. So a replica that has seen a new
+//! CA trusts the former one for a while.
 
 use std::{
     io,
@@ -27,9 +27,9 @@ use crate::tls::{self, TlsError};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Reads `tls.crt`, `tls.key` and, if it is there, `ca.crt` from the folder, again and again until
-/// nobody receives any more. What can't be used (half written, say) changes nothing and is warned
-/// of once. A former CA stays in the bundle for `overlap`.
+/// Reads `tls.crt`, `tls.key` and, if present, `ca.crt` from the folder, periodically, until all
+/// receivers are dropped. Files that cannot be used (half written, for example) change nothing, and
+/// one warning is logged. A former CA stays in the bundle for `overlap`.
 pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
@@ -73,16 +73,16 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
     receiver
 }
 
-/// The CA certificates in the folder, and those that were there before.
+/// The CA certificates in the folder, and former ones.
 struct Trusted {
     overlap: Duration,
     present: Vec<String>,
-    /// Each with the time until which it is trusted.
+    /// Each former certificate with the time until which it is trusted.
     former: Vec<(String, Instant)>,
 }
 
 impl Trusted {
-    /// All that are to be trusted now that the folder has `ca`, which comes first.
+    /// All certificates to trust now that the folder has `ca`. Those of `ca` come first.
     fn bundle(&mut self, ca: &str, now: Instant) -> String {
         let certificates = ca
             .split_inclusive(END)
@@ -116,7 +116,7 @@ enum MountedError {
     Unreadable(&'static str),
 }
 
-/// What was read; without Debug, for it has the key.
+/// The contents of the files. No `Debug`, because they include the key.
 #[derive(PartialEq, Eq)]
 struct Contents {
     certificate: Vec<u8>,
@@ -126,12 +126,13 @@ struct Contents {
 
 struct Folder {
     path: PathBuf,
-    /// What was seen last, usable or not: the contents, or which file couldn't be read and how.
+    /// The last result of reading, usable or not: the contents, or the file that could not be read
+    /// with its error.
     last: Option<Result<Contents, (&'static str, io::ErrorKind)>>,
 }
 
 impl Folder {
-    /// What is there now, if it isn't what was there before.
+    /// The present material, if the files changed since the last call.
     async fn changed(&mut self) -> Result<Option<ServingMaterial>, MountedError> {
         let seen = read(&self.path).await;
         let (last, outcome) = match seen {
@@ -189,7 +190,7 @@ async fn read(folder: &Path) -> Result<Contents, (&'static str, io::Error)> {
             .map_err(|error| (name, error))
     };
     let ca = match file("ca.crt").await {
-        // cert-manager leaves it empty where the issuer doesn't tell.
+        // cert-manager leaves the file empty if the issuer does not provide its CA.
         Ok(ca) => Some(ca).filter(|ca| !ca.is_empty()),
         Err((_, error)) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),

@@ -1,6 +1,7 @@
-//! A certificate that nobody vouches for: made at start and kept in memory. It keeps tokens from
-//! being sent in the clear on ports whose clients are told not to verify it, and answers probes,
-//! which don't verify any, while there is no other.
+//! A certificate that no trusted CA has signed. It is made at start and kept in memory.
+//!
+//! It keeps tokens from being sent in clear text on ports where clients are told not to verify the
+//! certificate. It also answers probes, which verify no certificate, while there is no other one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,13 +11,13 @@ use tracing::warn;
 
 use super::{Bundle, CertificateError, Lifetimes, ServingMaterial, ServingNames, offer};
 
-/// Well before it expires.
+/// Well before the certificate expires.
 const RENEWAL: Duration = Duration::from_hours(30 * 24);
 
-/// Makes it, and a new one now and then, until nobody receives any more.
+/// Makes a certificate and replaces it periodically, until all receivers are dropped.
 ///
 /// # Errors
-/// When there is no first one.
+/// The first certificate could not be made.
 pub fn start() -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, CertificateError> {
     let (publish, receiver) = watch::channel(Some(Arc::new(issue()?)));
     tokio::spawn(async move {
@@ -34,11 +35,11 @@ pub fn start() -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, Certific
     Ok(receiver)
 }
 
-/// One of these until there is what is wanted: probes are answered then, and who verifies
-/// certificates is not. From then on what is wanted alone.
+/// Serves an unverified certificate until the wanted one exists, and from then on only the wanted
+/// one. Until then probes are answered, and clients that verify certificates are not.
 ///
 /// # Errors
-/// When there is none.
+/// The unverified certificate could not be made.
 pub fn until(
     mut wanted: watch::Receiver<Option<Arc<ServingMaterial>>>,
 ) -> Result<watch::Receiver<Option<Arc<ServingMaterial>>>, CertificateError> {

@@ -1,4 +1,4 @@
-//! Opens and closes watches as the engine's demand changes, and looks its kinds up.
+//! Opens and closes watches as the engine's demand changes, and looks up the kinds in the demand.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +19,8 @@ use super::{Failing, Observer, sources::Members};
 use crate::discovery::DiscoveryError;
 
 impl Observer {
-    /// Everything that the engine's demand asks for, opened and closed as it changes. `wake` makes
-    /// it look at kinds again.
+    /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
+    /// triggers another look-up of the kinds.
     pub async fn demand(self, wake: Arc<Notify>) {
         let mut changes = self.handle.changes();
         let mut open = Open::default();
@@ -28,8 +28,8 @@ impl Observer {
         let mut version = None;
         let mut took = Duration::ZERO;
         loop {
-            // However often it changes, to look at what a tenant with thousands of rules demands
-            // takes little of the time.
+            // Work on the demand takes at most a fifth of the time. This holds even if a tenant
+            // with thousands of rules changes the demand all the time.
             tokio::time::sleep(took * 4).await;
             let current = self.handle.look(|engine, _| engine.demand_version());
             let moved = || self.handle.look(|engine, _| engine.demand_version()) != current;
@@ -43,7 +43,8 @@ impl Observer {
                 }
                 took = began.elapsed();
                 failing.retain(|gvk, _| demand.kinds.contains(gvk));
-                // A kind whose server hangs doesn't hold up what the others' answers ask for.
+                // Kinds that are failing come last: a hanging server of one kind must not delay the
+                // demand that follows from the other kinds.
                 let (last, first): (Vec<_>, Vec<_>) = demand
                     .kinds
                     .iter()
@@ -66,7 +67,8 @@ impl Observer {
                     if moved() {
                         return;
                     }
-                    // Demand changes with rules and kinds, other things far more often.
+                    // The demand changes with rules and kinds. Most other changes leave it as it
+                    // is.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
@@ -78,8 +80,8 @@ impl Observer {
         }
     }
 
-    /// Looks these kinds up. Returns when to do so again: one that no CRD announces is looked for
-    /// now and then.
+    /// Looks up these kinds. Returns the time until the next look-up: a kind that no CRD announces
+    /// is looked up periodically.
     async fn discover(
         &self,
         kinds: &[&GroupVersionKind],
@@ -107,7 +109,7 @@ impl Observer {
                     });
                     continue;
                 }
-                // Not answered is not "not served".
+                // A missing answer does not mean "not served".
                 Err(error) => error,
             };
             pause = pause.min(Duration::from_secs(5));
@@ -128,8 +130,8 @@ impl Observer {
         pause
     }
 
-    /// How a kind is served. Copies that there may be are found in any version: theirs may not be
-    /// served any more.
+    /// How a kind is served. A kind that may have copies is looked up in any version: the version
+    /// of the copies may no longer be served.
     async fn look_up(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
         let noted = self
             .noted
@@ -143,8 +145,8 @@ impl Observer {
         }
     }
 
-    /// Opens and closes watches. Returns when to do so again, if one is to be opened anew that was
-    /// opened too short a time ago.
+    /// Opens and closes watches. Some watches must be reopened but were opened too recently. For
+    /// these, returns the time of the next attempt.
     fn follow(&self, demand: &Demand, open: &mut Open) -> Option<Instant> {
         open.copies
             .retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
@@ -165,7 +167,8 @@ impl Observer {
             if !wanted.contains(watch) {
                 return task.stop();
             }
-            // What another selector finds a wide watch would not show before its next listing.
+            // A watch of all objects of a kind would not show the objects of a new selector before
+            // its next listing. So it is reopened for other selectors.
             if task.selectors == watch.looks_for(demand.selectors.keys()) {
                 return true;
             }
@@ -248,10 +251,12 @@ impl Observer {
     }
 }
 
-/// A watch that shows all of a kind is opened anew for another selector, and lists it all. So that
-/// nobody keeps it at that, each time comes later than the last, from this pause
+/// A watch of all objects of a kind is reopened for each change of its selectors, and then lists
+/// all objects. To keep a user from causing such listings all the time, each pause before a
+/// reopening is longer than the last. This is the first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// to this, until it was left alone for a while.
+/// The longest pause. A watch that was open for six times this long begins with the first pause
+/// again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -259,14 +264,14 @@ struct Open {
     copies: BTreeMap<CopyWatch, Task>,
     sources: BTreeMap<SourceWatch, Task>,
     members: BTreeMap<SourceWatch, Arc<Members>>,
-    /// How long those are left open that were opened anew for other selectors.
+    /// The pauses of watches that were reopened for other selectors.
     pauses: BTreeMap<SourceWatch, Duration>,
 }
 
 struct Task {
     resource: Resource,
     began: Instant,
-    /// What it looks for, if it shows all of a kind.
+    /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
     abort: AbortHandle,
 }
@@ -282,7 +287,7 @@ impl Task {
         }
     }
 
-    /// Ends it; always false, for `retain`.
+    /// Ends the watch. Always returns false, for `retain`.
     fn stop(&self) -> bool {
         self.abort.abort();
         false

@@ -1,4 +1,4 @@
-//! Which replicas of the webhook are alive, and which rules each has taken in, by their Leases.
+//! Learns from Leases which replicas of the webhook are alive, and which rules each of them knows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,8 @@ use crate::{
 };
 
 impl Observer {
-    /// Leases of webhook replicas: who is alive, and which rules each has taken in.
+    /// Watches the Leases of webhook replicas. They show which replicas are alive, and which rules
+    /// each of them knows.
     pub async fn webhooks(self) {
         let path = format!(
             "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
@@ -49,7 +50,7 @@ impl Observer {
             }
             tell();
         });
-        // A replica that died says nothing: its Lease runs out.
+        // A dead replica sends no event: its Lease expires.
         let ageing = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(5)).await;
@@ -62,12 +63,12 @@ impl Observer {
     }
 }
 
-/// The webhook's replicas by the names of their Leases. Each lives as long as its Lease keeps
-/// changing; clocks are not compared.
+/// The replicas of the webhook, by the names of their Leases. A replica is alive as long as its
+/// Lease keeps changing. Clocks are not compared.
 #[derive(Default)]
 struct Replicas {
     leases: BTreeMap<String, SeenLease>,
-    /// Shown since the last listing began.
+    /// The Leases shown since the last listing began.
     listed: BTreeSet<String>,
 }
 
@@ -117,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// One that is no longer alive says nothing.
+    /// A dead replica's annotation is ignored.
     #[tokio::test]
     async fn what_one_replica_says_of_the_hooks_is_heard() {
         let lease = |name: &str, annotations: serde_json::Value| -> Lease {
@@ -144,7 +145,8 @@ mod tests {
         );
     }
 
-    /// By how long its Lease has not changed here: what its own clock says counts for nothing.
+    /// A replica's life is measured by the time without a change of its Lease here. The replica's
+    /// own clock does not count.
     #[tokio::test]
     async fn a_replica_lives_while_its_lease_changes() {
         let lease = |renewed: &str| -> Lease {
@@ -162,7 +164,8 @@ mod tests {
             assert_eq!(alive(&replicas, 14), [7]);
             assert!(alive(&replicas, 15).is_empty());
         }
-        // Shown again it is as old as it was; what a listing doesn't show is gone.
+        // A Lease that is shown again without a change does not get younger. A Lease that a listing
+        // does not show is gone.
         replicas.listed.clear();
         replicas.show(
             lease("2999-01-01T00:00:00.000000Z"),

@@ -1,5 +1,5 @@
-//! Watches of sources: one by one, by a selector, or many of a kind by their metadata, of which
-//! those that change are read.
+//! Watches sources in three ways: one source by its name, the sources of one selector, or many
+//! sources of a kind. In the third way only metadata is watched, and a source that changes is read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ impl Observer {
         tokio::join!(watching, newest.hand_over(tell));
     }
 
-    /// What a selector finds.
+    /// Watches the sources that a selector finds.
     pub(super) async fn selected(self, selector: SourceSelector, resource: Resource) {
         let spec = WatchSpec {
             path: resource_path(&resource, Some(&selector.namespace), None),
@@ -75,7 +75,7 @@ impl Observer {
             name: None,
             what: format!("sources {selector}"),
         };
-        // Of a listing that is under way.
+        // The sources in the listing that is in progress; none outside of a listing.
         let mut found = Some(Found::default());
         let show = |found: &mut Option<Found>, object: Decoded<Value>| {
             let name = object
@@ -114,8 +114,8 @@ impl Observer {
         .await;
     }
 
-    /// Many sources of one kind, and what these selectors find of it: the metadata is watched, and
-    /// what changed is read.
+    /// Watches many sources of one kind, and the sources that these selectors find among its
+    /// objects. Only metadata is watched, and a source that changes is read.
     pub(super) async fn many(
         self,
         resource: Resource,
@@ -125,7 +125,8 @@ impl Observer {
     ) {
         let path = resource_path(&resource, namespace.as_deref(), None);
         let spec = cluster_wide(&path, true, None, "sources");
-        // Each object is compared with those of its namespace alone.
+        // Grouped by namespace, so that each object is compared only with the selectors for its
+        // namespace.
         let mut selected: BTreeMap<Box<str>, Vec<Selected>> = BTreeMap::new();
         for selector in selectors {
             selected
@@ -153,7 +154,7 @@ impl Observer {
                     .flatten()
                     .for_each(|selected| selected.found = Found::default());
             }
-            // What became of it, and in which order, a read tells.
+            // A read tells the present state. The order of events therefore does not matter.
             Event::Applied(ref object) | Event::Deleted(ref object) => {
                 let there = matches!(event, Event::Applied(_));
                 if let Some(source) = find(object) {
@@ -169,7 +170,7 @@ impl Observer {
                     .iter_mut()
                     .filter_map(|selected| selected.show(object, member.as_ref()));
                 let version = meta::version(object.metadata.resource_version.as_deref());
-                // A new listing shows mostly what is known.
+                // A new listing shows mostly known versions. These are not read again.
                 let news = |source: &SourceRef| {
                     !there || !self.handle.look(|engine, _| engine.knows(source, version))
                 };
@@ -199,12 +200,13 @@ impl Observer {
         tokio::join!(watching, self.read(reads, &resource));
     }
 
-    /// Reads sources as they come due, one at a time.
+    /// Reads the due sources, one at a time.
     async fn read(&self, reads: &Reads, resource: &Resource) {
         let mut failing: BTreeMap<SourceRef, Failing> = BTreeMap::new();
         loop {
             let source = reads.next().await;
-            // What isn't granted any more isn't read, though it may be shown a moment longer.
+            // A source without a grant must not be read, although the watch may show it a moment
+            // longer.
             if !self.handle.look(|engine, _| engine.follows(&source)) {
                 failing.remove(&source);
                 continue;
@@ -237,13 +239,13 @@ impl Observer {
     }
 }
 
-/// How many times as long as it took to hand something over nothing else is.
+/// The pause after a handover, as a multiple of the time that the handover took.
 const REST: u32 = 10;
 
-/// The newest of what a watch showed. What it costs to take it up may be much: whoever changes one
-/// of his objects ten times a second, of which thousands of copies are rendered, would keep the
-/// engine from everybody else. So the first is taken up at once, and after that the newest, at a
-/// pace that leaves most of the time to others.
+/// The newest state that a watch showed, and its handover to the engine. The engine may need a long
+/// time for it: thousands of copies may have to be rendered. If an object changed ten times a
+/// second, it could keep the engine busy for all users. So the first state is handed over at once.
+/// After that only the newest one is, at a pace that leaves most of the time to others.
 struct Newest<T> {
     value: Mutex<Option<T>>,
     more: Notify,
@@ -271,7 +273,7 @@ impl<T> Newest<T> {
             .take()
     }
 
-    /// Runs until dropped.
+    /// Hands over until dropped.
     async fn hand_over(&self, mut to: impl FnMut(T)) {
         loop {
             self.more.notified().await;
@@ -283,8 +285,8 @@ impl<T> Newest<T> {
     }
 }
 
-/// The sources that one wide watch serves. They come and go while it goes on: whichever comes is
-/// read then, and what happens to it afterwards the watch shows.
+/// The sources that one watch of a kind serves. They change while the watch runs. A new source is
+/// read when it is added, and the watch shows its later changes.
 #[derive(Default)]
 pub(super) struct Members {
     wanted: Mutex<BTreeSet<SourceRef>>,
@@ -293,11 +295,12 @@ pub(super) struct Members {
 
 impl Members {
     fn wanted(&self) -> MutexGuard<'_, BTreeSet<SourceRef>> {
-        // It is replaced as a whole.
+        // The set is always replaced as a whole, so the set behind a poisoned lock is valid.
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it is these. What a watch that is yet to begin serves its listing will show.
+    /// Replaces the sources. New ones are read if the watch is running. Otherwise its first listing
+    /// shows them.
     pub(super) fn set<'a>(&self, sources: impl Iterator<Item = &'a SourceRef>, running: bool) {
         let sources: BTreeSet<SourceRef> = sources.cloned().collect();
         let former = std::mem::replace(&mut *self.wanted(), sources.clone());
@@ -309,7 +312,7 @@ impl Members {
     }
 }
 
-/// A selector among those that a kind's watch looks for.
+/// A selector, and the sources that a watch of its kind has found for it.
 struct Selected {
     selector: SourceSelector,
     found: Found,
@@ -323,7 +326,8 @@ impl Selected {
         }
     }
 
-    /// The source to read, if it is one now or was until now. `member`: the object, if it is there.
+    /// Returns the source that must be read: the object belongs to the selector's sources now, or
+    /// did until now. `member` is the object, unless it was deleted.
     fn show(&mut self, Meta { metadata }: &Meta, member: Option<&Member>) -> Option<SourceRef> {
         let name = metadata.name.as_deref()?;
         let label = |key: &str| metadata.labels.as_ref()?.get(key).map(String::as_str);
@@ -338,7 +342,7 @@ impl Selected {
     }
 }
 
-/// Sources to read: each once, however often it changed.
+/// The sources to read. Each is queued once, regardless of how often it changed.
 #[derive(Default)]
 struct Reads {
     due: Mutex<BTreeMap<SourceRef, Instant>>,
@@ -347,23 +351,23 @@ struct Reads {
 
 impl Reads {
     fn due(&self) -> MutexGuard<'_, BTreeMap<SourceRef, Instant>> {
-        // Entries are added and removed whole.
+        // Each entry is added or removed as a whole, so the map behind a poisoned lock is valid.
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It changed, or may have.
+    /// Queues a source that changed or may have changed.
     fn want(&self, source: SourceRef) {
         self.due().insert(source, Instant::now());
         self.more.notify_one();
     }
 
-    /// It is worth another look then, if nothing happens before.
+    /// Queues a source for a later time, unless it is queued already.
     fn want_at(&self, source: SourceRef, at: Instant) {
         self.due().entry(source).or_insert(at);
     }
 
-    /// The one that has been due for longest, as soon as one is. What happens to it from here on
-    /// makes it due again.
+    /// Returns the source that has been due for longest, as soon as one is due. A change from here
+    /// on makes the source due again.
     async fn next(&self) -> SourceRef {
         loop {
             let first = self

@@ -1,4 +1,4 @@
-//! Probes and metrics beside clients that stall, in TLS, and while something is missing.
+//! Probes and metrics beside clients that stall, in TLS, and while a check fails.
 
 use axum::body::Body;
 use futures::{FutureExt, StreamExt};
@@ -93,7 +93,7 @@ async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
         .await
         .expect("it reads");
     hurry(LIFETIME / 4, sleep(2 * LIFETIME)).await;
-    // What was on its way arrives, and no more.
+    // Data that was in flight arrives, and nothing after it.
     let _ = idle.read_to_end(&mut Vec::new()).await;
 }
 
@@ -197,7 +197,7 @@ async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
 
     let client = tls_client(&bundle.material().expect("its material"), b"http/1.1");
     let connect = async || loop {
-        // The folder is read soon after the start.
+        // The server reads the folder soon after its start.
         if let Ok(stream) = tls_connect(address, client.clone()).await {
             return stream;
         }
@@ -222,7 +222,7 @@ async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
         .await
         .expect("it reads");
     let mut answer = Vec::new();
-    // An alert of TLS, if the connection isn't reset.
+    // The answer is a TLS alert, unless the connection is reset.
     let _ = clear.read_to_end(&mut answer).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
 }

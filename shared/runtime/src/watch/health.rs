@@ -1,4 +1,4 @@
-//! How watches fare: when each was last heard of, and how often they failed.
+//! The health of watches: when each one last received data, and how often each one failed.
 
 use std::{
     borrow::Cow,
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::End;
 
-/// Of all watches of a program, by resource. Cheap to clone.
+/// The health of all watches of a program, by resource. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<Mutex<Known>>);
 
@@ -21,18 +21,18 @@ struct Known {
     failures: BTreeMap<(Box<str>, &'static str), u64>,
 }
 
-/// One watch's.
+/// The health of one watch.
 #[derive(Debug)]
 pub(super) struct Pulse {
-    /// As in `secrets` and `deployments.apps`.
+    /// The resource, such as `secrets` or `deployments.apps`.
     resource: Box<str>,
     heard: Mutex<Instant>,
     health: Health,
 }
 
 impl Health {
-    /// For each resource: how long ago the watch was heard of that was silent for longest, be it by
-    /// a bookmark.
+    /// For each resource, the longest time since one of its watches last received data. A bookmark
+    /// counts as data.
     pub fn silence(&self) -> BTreeMap<Cow<'static, str>, Duration> {
         let mut silence = BTreeMap::new();
         for pulse in self.known().watches.iter().filter_map(Weak::upgrade) {
@@ -44,7 +44,7 @@ impl Health {
         silence
     }
 
-    /// For each resource and reason: how often a watch failed.
+    /// How often watches failed, for each resource and reason.
     pub fn failures(&self) -> BTreeMap<(Cow<'static, str>, &'static str), u64> {
         let known = self.known();
         let failures = known.failures.iter();
@@ -53,7 +53,7 @@ impl Health {
             .collect()
     }
 
-    /// A watch of the collection at this path begins.
+    /// Adds a watch of the collection at this path.
     pub(super) fn begin(&self, path: &str) -> Arc<Pulse> {
         let pulse = Pulse {
             resource: resource(path),
@@ -73,23 +73,23 @@ impl Health {
 }
 
 impl Pulse {
-    /// The API server has said something.
+    /// Records that the API server sent data.
     pub(super) fn beat(&self) {
         *self.heard() = Instant::now();
     }
 
-    /// A watch ended; `settled`: after it had held for a while.
+    /// Records the end of a watch. `settled`: the watch had lasted for a while.
     pub(super) fn end(&self, end: &End, settled: bool) {
         let why = match end {
-            // The server ends each watch after some minutes, or hasn't this kind: that is how
-            // things are.
+            // These ends are no failures: the server ends each watch after some minutes, and may
+            // not have this kind.
             End::Closed(_) if settled => return,
             End::NoStreams | End::Expired => return,
             End::NotServed => return self.beat(),
             End::Closed(_) => "Closed",
             End::Silent | End::Mute => "Silent",
-            // An answer, be it a "no": a tenant may ask for a kind that Mimeo has no rights on, for
-            // as long as the tenant likes.
+            // A refusal is an answer, too, so the watch is not stale. A tenant may name a kind that
+            // Mimeo has no permissions for, as long as the tenant likes.
             End::Denied(_) => {
                 self.beat();
                 "Denied"
@@ -111,7 +111,7 @@ impl Pulse {
     }
 }
 
-/// Plural and group of what a path of the API leads to.
+/// The plural and the group in an API path.
 fn resource(path: &str) -> Box<str> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let plural = parts.last().copied().unwrap_or_default();

@@ -13,7 +13,7 @@ const PATIENCE: Patience = Patience {
     lasting: LASTING,
 };
 
-/// What a sink got, in a line each.
+/// The events that a sink received, one per line.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -36,7 +36,8 @@ impl Heard {
         }
     }
 
-    /// Watches until this much was heard, and a little longer: more would be too much.
+    /// Watches until the sink has received these events, and a little longer, so that an unexpected
+    /// event fails the test.
     #[track_caller]
     fn expect(
         self,
@@ -114,7 +115,7 @@ fn error(code: u16, message: &str) -> Script {
     )
 }
 
-/// Where each request went on from: a resourceVersion, `stream` or `list`.
+/// The version that each request resumed from, or `stream` or `list`.
 fn origins(server: &Server) -> Vec<String> {
     let origin = |line: String| {
         let parameters: Vec<&str> = line.split(['?', '&']).collect();
@@ -201,7 +202,7 @@ async fn a_named_object_is_shown_before_it_is_listed() {
         "{requests:?}"
     );
 
-    // What the read doesn't tell, the listing does.
+    // If the read fails, the listing shows the object.
     for answer in [
         error(404, "not found"),
         error(403, "no"),
@@ -270,7 +271,7 @@ async fn a_listing_that_breaks_off_begins_again() {
 async fn a_silent_watch_is_given_up() {
     let server = Server::start([
         Script::lines([listed(2)]).hold(),
-        // Any byte is a sign of life, so this one lasts.
+        // Every byte is a sign of life, so this watch lasts.
         Script::lines([bookmark(3)])
             .pause(Duration::from_millis(300))
             .send(format!("{}\n", bookmark(4)))
@@ -288,7 +289,7 @@ async fn a_silent_watch_is_given_up() {
     assert_eq!(origins(&server)[..2], ["stream", "2"]);
 }
 
-/// A server restored from a backup has yet to reach the version, and says nothing till then.
+/// A server that was restored from a backup sends no events before it reaches the version.
 #[tokio::test]
 async fn a_watch_that_was_silent_from_its_beginning_lists_anew() {
     let server = Server::start([
@@ -339,7 +340,7 @@ async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
         ),
         error(400, "resourceVersionMatch is forbidden for watch"),
-        // A server that ignores the parameters goes on to ordinary bookmarks.
+        // A server that ignores the parameters continues with ordinary bookmarks.
         Script::lines([bookmark(19)]),
     ];
     for (index, refusal) in refusals.into_iter().enumerate() {
@@ -363,7 +364,7 @@ async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
             "+d",
             "listed 20",
         ];
-        // The last one is noticed only after the listing began.
+        // The last refusal is noticed only after the listing has begun.
         let want = if index == 2 { &want[..] } else { &want[1..] };
         Heard::default().expect(&server, spec(), want).await;
         assert_eq!(
@@ -447,7 +448,8 @@ async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
     futures::future::join_all(cases).await;
 }
 
-/// What was listed holds while the server is away; that it answers errors alone makes it doubtful.
+/// The listed state stays valid while the server cannot be reached. If the server answers only with
+/// errors, the state becomes uncertain.
 #[tokio::test]
 async fn a_server_that_is_away_is_not_one_that_refuses() {
     let patience = Patience {
@@ -530,7 +532,7 @@ fn line(what: &str, object: &str) -> String {
     format!("{{\"type\":\"{what}\",\"object\":{object}}}\n")
 }
 
-/// Whoever may write one object could otherwise keep everybody from hearing of theirs.
+/// Otherwise a user who may write one object could hide the objects of all others.
 #[tokio::test]
 async fn an_object_that_cannot_be_decoded_stops_no_watch() {
     for bad in undecodable() {
@@ -597,7 +599,7 @@ async fn of_what_cannot_be_decoded_as_a_whole_the_rest_is_told() {
         .send(line("ADDED", &text_of("deep", 2, &[], &more)))
         .send(format!("{}\n", listed(10)))
         .send(line("DELETED", &text_of("deep", 11, &[], &more)))
-        // Not even its metadata makes sense.
+        // Not even the metadata can be decoded.
         .send(line("ADDED", r#"{"metadata":1e999}"#))
         .send(line("DELETED", r#"{"metadata":1e999}"#))
         .send(format!("{}\n", event("ADDED", "a", 12)))

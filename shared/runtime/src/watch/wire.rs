@@ -1,4 +1,4 @@
-//! What a watch and a list bring, byte by byte.
+//! Reads the bytes of a watch or a list.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,12 +12,13 @@ use tokio::time::timeout;
 use super::{End, Meta, broken};
 use crate::object::{self, Decoded};
 
-/// On the bookmark that ends a streamed list.
+/// Annotation of the bookmark that ends a streamed list.
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
-/// What the buffer keeps between events; one large object doesn't cost memory for ever.
+/// The size to which the buffer shrinks between events, so that one large object does not cost
+/// memory forever.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// A line of a watch. Of an object it has nothing if not even the metadata can be decoded.
+/// A line of a watch. An object is none if not even its metadata can be decoded.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
 pub(super) enum Line<T> {
     Shown(Option<Decoded<T>>),
@@ -26,7 +27,7 @@ pub(super) enum Line<T> {
     Error(Refusal),
 }
 
-/// The server writes `type` first, so `object` is read straight into what it is.
+/// The server writes `type` first, so `object` is parsed directly as the right type.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 enum Event<T, M> {
@@ -38,7 +39,7 @@ enum Event<T, M> {
 }
 
 impl<T: DeserializeOwned> Line<T> {
-    /// None if it is no event.
+    /// Reads a line; none if it is not an event.
     pub(super) fn read(line: &[u8]) -> Option<Self> {
         if let Ok(event) = serde_json::from_slice::<Event<T, Meta>>(line) {
             return Some(event.map(|object| Some(Decoded::Whole(object)), Some));
@@ -81,7 +82,7 @@ pub(super) struct BookmarkMeta {
 }
 
 impl BookmarkMeta {
-    /// Whether a streamed list is complete with it.
+    /// Whether this bookmark completes a streamed list.
     pub(super) fn ends_list(&self) -> bool {
         self.annotations.contains_key(INITIAL_EVENTS_END)
     }
@@ -93,7 +94,7 @@ pub(super) struct Refusal {
     pub(super) code: u16,
 }
 
-/// Reads only where in time an event belongs.
+/// Reads only the resourceVersion of an event.
 #[derive(Deserialize)]
 pub(super) struct Dated<'a> {
     #[serde(borrow)]
@@ -112,7 +113,7 @@ pub(super) struct DatedMeta<'a> {
     pub(super) version: &'a str,
 }
 
-/// A page of a list. Of an object it has nothing if not even the metadata can be decoded.
+/// A page of a list. An object is none if not even its metadata can be decoded.
 pub(super) struct Page<T> {
     pub(super) metadata: ListMeta,
     pub(super) items: Vec<Option<Decoded<T>>>,
@@ -121,12 +122,12 @@ pub(super) struct Page<T> {
 #[derive(Deserialize)]
 struct List<T> {
     metadata: ListMeta,
-    /// An empty list of metadata has null here.
+    /// Null in an empty list of metadata.
     items: Option<Vec<T>>,
 }
 
 impl<T: DeserializeOwned> Page<T> {
-    /// None if it is no list.
+    /// Reads a page; none if it is not a list.
     pub(super) fn read(page: &[u8]) -> Option<Self> {
         if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
             let items = items
@@ -146,11 +147,11 @@ impl<T: DeserializeOwned> Page<T> {
     }
 }
 
-/// Splits a body into lines. One buffer serves all of them.
+/// Splits a body into lines. All lines use one buffer.
 pub(super) struct Lines {
     body: Body,
     buffer: Vec<u8>,
-    /// How much of the buffer has been handed out.
+    /// How much of the buffer was returned already.
     used: usize,
 }
 
@@ -163,7 +164,7 @@ impl Lines {
         }
     }
 
-    /// The next line. Half a line at the end of the body is none.
+    /// Returns the next line. An incomplete line at the end of the body is dropped.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
         let mut searched = self.used;
         loop {

@@ -40,7 +40,7 @@ fn secrets() -> Resource {
     }
 }
 
-/// The first request about a cell of an engine that knows one rule, one source and one namespace.
+/// The first request for a copy, from an engine with one rule, one source and one namespace.
 fn request(verb: Verb) -> Request {
     let now = Duration::from_secs(1);
     let rule = json!({
@@ -552,7 +552,7 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
     }
 }
 
-/// One of them can't be decoded: it grants nothing, and the others what they did.
+/// One of the grants cannot be decoded. It grants nothing, and the other grants stay in force.
 #[tokio::test]
 async fn a_grant_that_cannot_be_decoded_takes_nothing_from_others() {
     let spec = r#","spec":{"grantees":[{"namespaces":["a"]}],"objects":[{"apiVersion":"v1","kind":"Secret"}]}"#;

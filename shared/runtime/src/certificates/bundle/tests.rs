@@ -1,4 +1,5 @@
-//! Whole lives of bundles, hour by hour, and what a client that trusts one accepts of another.
+//! Whole lives of bundles, hour by hour. Clients that trust one bundle verify the certificates of
+//! another.
 
 use std::time::Duration;
 
@@ -108,7 +109,7 @@ fn a_serving_certificate_is_renewed_after_two_thirds_by_the_same_ca() {
         "mimeo-webhook.mimeo-system.svc",
         60 * DAY
     ));
-    // Even one that slept through it all.
+    // The same step is due after a long time without a check.
     step(&first, Renewal::RenewServing, 200 * DAY);
 }
 
@@ -143,8 +144,8 @@ fn other_names_are_added_once_and_dropped_by_the_next_renewal() {
     assert_eq!(ServingNames(later.serving.facts.names), mine);
 }
 
-/// A year and a half, hour by hour: whoever has the bundle of this step or the one before accepts
-/// what is served in this step or was served in the one before.
+/// Runs a year and a half, hour by hour. A client has the bundle of the present or the previous
+/// step. It accepts the certificates of both steps.
 #[test]
 fn no_client_notices_a_rotation() {
     let name = "mimeo-webhook.mimeo-system.svc";

@@ -37,7 +37,7 @@ fn object(name: &str, version: u64) -> Value {
     json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "data": {"a": "aHVudGVyMg=="}})
 }
 
-/// An observer of this server whose engine has one rule with these sources, and a namespace that
+/// An observer of this server. Its engine has one rule with these sources, and a namespace that
 /// waits for their copies.
 fn observer(server: &Server, names: &[&str]) -> Observer {
     let sources: Vec<Value> = names
@@ -77,7 +77,7 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     }
 }
 
-/// Runs `work` until the engine looks as it should.
+/// Runs `work` until `holds` returns true for the engine.
 #[track_caller]
 fn until(
     work: impl Future<Output = ()>,
@@ -119,13 +119,13 @@ async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
     assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
 }
 
-/// Whether the namespace's pods are denied for want of one copy, for this reason.
+/// Whether pods of the namespace are denied because one copy is missing for this reason.
 fn denied_for(engine: &mut Engine, now: Tick, why: &str) -> bool {
     let denied = engine.progress("team", now).denied;
     matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why.as_deref() == Some(why))
 }
 
-/// What the namespace waits for, and what it can't get.
+/// The copies that the namespace waits for, and the copies that it cannot get.
 fn held(handle: &Handle) -> Vec<String> {
     let progress = handle.look(|engine, now| engine.progress("team", now));
     let told = |copy: &AwaitedCopy| match &copy.why {
@@ -152,7 +152,7 @@ fn listing(names: &[&str]) -> Script {
     Script::text(200, names.iter().map(line).collect::<String>() + &end())
 }
 
-/// What ends a streamed list.
+/// The bookmark that ends a streamed list.
 fn end() -> String {
     let annotations = json!({"k8s.io/initial-events-end": "true"});
     let object = json!({"metadata": {"resourceVersion": "10", "annotations": annotations}});
@@ -192,8 +192,8 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
     );
 }
 
-/// Of what is in the way of a decoder nothing is copied, and nobody waits for it; what else there
-/// is isn't concerned.
+/// A source that the decoder cannot read is not copied, and no pod waits for it. Other sources are
+/// not affected.
 #[tokio::test]
 async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     let deep = || text_of("a", 9, &[], &format!(r#","spec":{}"#, nested(130)));
@@ -229,7 +229,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
         "it is read again when it changes"
     );
 
-    // A client's managedFields make no difference.
+    // The `managedFields` that a client wrote make no difference.
     for bad in undecodable() {
         let object = text_of("a", 9, &[&bad], "");
         let server = Server::start([
@@ -252,7 +252,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     }
 }
 
-/// Its last state is still being read when it is deleted.
+/// The source is deleted while its last state is still being read.
 #[tokio::test]
 async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
     let deleted = json!({"type": "DELETED", "object": object("a", 11)});
