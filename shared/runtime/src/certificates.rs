@@ -1,8 +1,12 @@
 //! Sources of serving certificates, and the check of client certificates.
 //!
-//! A serving certificate comes from a Secret that Mimeo issues and rotates ([`in_cluster`], by the
-//! rules of [`Bundle`]), from mounted files ([`mounted`]), or from memory without a trusted CA
-//! ([`unverified`]). [`callers`] decides on the client certificates that are accepted.
+//! A serving certificate has one of three sources:
+//!
+//! - [`in_cluster`]: a Secret in which Mimeo issues and rotates it, by the rules of [`Bundle`].
+//! - [`mounted`]: files in a folder, which another program keeps current.
+//! - [`unverified`]: memory. No trusted CA has signed it.
+//!
+//! [`callers`] decides on the client certificates that are accepted.
 
 mod bundle;
 pub mod callers;

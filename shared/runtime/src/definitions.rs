@@ -1,4 +1,4 @@
-//! Checks that Mimeo's CRDs have every field that this program needs. The result is logged once and
+//! Checks whether Mimeo's CRDs lack a field that this program needs. The result is logged once and
 //! is a readiness check. A rollout without new CRDs therefore stops, and the former program keeps
 //! running.
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Watches Mimeo's CRDs until dropped. The check holds while no CRD lacks a field. A CRD that is
-/// missing altogether passes: the code that needs its kind reports that.
+/// missing altogether passes: its absence is reported by the code that needs the kind.
 pub async fn follow(watcher: Watcher, check: Check) {
     let names: Vec<String> = crds()
         .into_iter()

@@ -117,8 +117,8 @@ pub async fn serve(
     }
 }
 
-/// Closes a listener. Returns the connections that clients had opened by then and that were not
-/// accepted yet: closing the listener would reset them.
+/// Closes a listener. Returns the connections that clients have opened but the server has not
+/// accepted: closing the listener would reset them.
 fn waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
     let listener = listener.into_std().ok();
     std::iter::from_fn(move || {
@@ -217,9 +217,9 @@ struct Parting {
 /// lifetime is over.
 ///
 /// The client closes, because only the client knows whether a request is in flight. A server that
-/// closes an idle connection loses a request that was sent at the same moment. The client then
-/// cannot tell whether the request was carried out (RFC 9112, section 9.5). An API server speaks
-/// HTTP/1.1 with Services and treats such a request as a failed call.
+/// closes an idle connection loses a request sent at the same moment. The client then cannot tell
+/// whether the request was carried out (RFC 9112, section 9.5). An API server speaks HTTP/1.1 with
+/// Services and treats such a request as a failed call.
 async fn part(State(parting): State<Parting>, mut response: Response) -> Response {
     if parting.leaving.is_triggered() || parting.at <= Instant::now() {
         response

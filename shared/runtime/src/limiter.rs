@@ -170,7 +170,7 @@ impl Pace {
         }
     }
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Between `min` and `max`, both from a usize.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `min` to `max`: a usize.
     fn whole_limit(&self) -> usize {
         self.limit as usize
     }

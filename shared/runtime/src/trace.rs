@@ -125,8 +125,8 @@ impl Traces {
             failed: false,
         };
         describe(&mut span);
-        // A full channel drops the span, so that a slow collector does not slow down the work that
-        // it observes.
+        // A full channel drops the span: a slow collector must not slow down the work that it
+        // observes.
         let _ = spans.try_send(span);
     }
 }

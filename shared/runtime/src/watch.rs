@@ -5,8 +5,9 @@
 //! ensures that a broken watch is never reported as a deletion. `mimeo-engine` decides on the
 //! effect of a break on copies.
 //!
-//! This is not kube-runtime's `watcher`, because callers need more than objects. An event here can
-//! say that a kind is not served, that it is unreadable, or that an object cannot be decoded.
+//! This is not kube-runtime's `watcher`, because callers need more than objects. Here an unserved
+//! kind, an unreadable kind and an undecodable object each have an event of their own. Besides, the
+//! silence of each watch is measured ([`Health`]).
 
 mod health;
 mod wire;
@@ -48,7 +49,7 @@ const NOT_SERVED_BACKOFF: Duration = Duration::from_secs(5);
 /// A watch that lasted this long was healthy, so it is reopened without a pause.
 const SETTLED: Duration = Duration::from_secs(10);
 /// After this time with nothing but errors a watch counts as unreadable, as if it were forbidden.
-/// Only a person can fix such a failure, so waiting for it must end.
+/// Nothing waits for its objects from then on, because a person may have to fix the failure first.
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page if the server cannot stream its list.
 const PAGE: u32 = 500;
@@ -88,16 +89,16 @@ pub struct WatchSpec {
     pub metadata_only: bool,
     /// The label selector as in a query (`key=value,…`), not yet encoded.
     pub label_selector: Option<String>,
-    /// Watches only the object with this name. The object is read before the watch begins. A
-    /// streamed list may take 100 ms for a kind with few changes, because the API server's cache
-    /// does not know sooner that it is up to date.
+    /// Watches only the object with this name. The object is read before the watch begins: the
+    /// streamed list of a kind with few changes may take 100 ms. The API server's cache needs that
+    /// time to learn that it is up to date.
     pub name: Option<String>,
     /// The watch's name in logs.
     pub what: String,
 }
 
 /// The events of a watch, in order.
-#[allow(clippy::large_enum_variant)] // There is one at a time, and what is applied is mostly as large.
+#[allow(clippy::large_enum_variant)] // One at a time, and `Applied` is mostly as large.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
     /// A listing begins. Each existing object follows as [`Event::Applied`]. A listing that breaks
@@ -141,7 +142,8 @@ pub struct Meta {
 /// version, without a listing. It lists again only in these cases:
 ///
 /// - The server no longer knows the version (410).
-/// - The server does not know the version yet, because it was restored from a backup.
+/// - The server has sent nothing since the watch began. A server that was restored from a backup
+///   may not have reached the version yet.
 /// - [`Event::NotServed`] or [`Event::Unreadable`] was sent.
 /// - The stream brought a line that is not an event.
 ///

@@ -141,7 +141,7 @@ impl Bundle {
         })
     }
 
-    /// The step that is due at `now` for a replica that wants to serve `names`.
+    /// The step that is due at `now`. `names` are the names to serve.
     pub fn renewal(&self, names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Renewal {
         let overlap = seconds(lifetimes.overlap);
         let (ca, serving, now) = (&self.ca.facts, &self.serving.facts, now.as_second());

@@ -5,8 +5,8 @@
 //! change by a watch on that one name, so all of them switch within moments. An unchanged Secret
 //! costs nothing except that watch.
 //!
-//! A replica that stops no longer writes the Secret. A Secret that is deleted while the replica
-//! finishes its work must stay deleted, because operators replace a leaked key that way.
+//! A replica that stops no longer writes the Secret. If an operator deletes the Secret while the
+//! replica finishes its work, the Secret must stay deleted. That is how a leaked key is replaced.
 //!
 //! Needs these permissions in its namespace: `create` on Secrets, and `get`, `list`, `watch`,
 //! `update` on this one name.

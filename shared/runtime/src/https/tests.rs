@@ -1,4 +1,4 @@
-//! Certificates that change under connections, clients that stall, and the shutdown.
+//! Certificates that change under connections, stalling clients, and the shutdown.
 
 use std::net::SocketAddr;
 
@@ -279,8 +279,8 @@ async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
     let mut stream = connect(server.address, client(&trusted, b"h2"))
         .await
         .expect("trusted");
-    // The preface, empty settings, and the acknowledgement of the ping. By that ping the server
-    // learns that the client has read the GOAWAY.
+    // The preface, empty settings, and the acknowledgement of the ping. The ping tells the server
+    // whether the client has read the GOAWAY.
     stream
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await

@@ -245,7 +245,7 @@ const REST: u32 = 10;
 /// The newest state that a watch showed, and its handover to the engine. The engine may need a long
 /// time for it: thousands of copies may have to be rendered. If an object changed ten times a
 /// second, it could keep the engine busy for all users. So the first state is handed over at once.
-/// After that only the newest one is, at a pace that leaves most of the time to others.
+/// Later only the newest state is, and the pauses leave most of the time to other work.
 struct Newest<T> {
     value: Mutex<Option<T>>,
     more: Notify,

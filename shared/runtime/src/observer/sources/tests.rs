@@ -125,7 +125,7 @@ fn denied_for(engine: &mut Engine, now: Tick, why: &str) -> bool {
     matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why.as_deref() == Some(why))
 }
 
-/// The copies that the namespace waits for, and the copies that it cannot get.
+/// The copies that the namespace waits for, and the copies it cannot get.
 fn held(handle: &Handle) -> Vec<String> {
     let progress = handle.look(|engine, now| engine.progress("team", now));
     let told = |copy: &AwaitedCopy| match &copy.why {
