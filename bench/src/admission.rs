@@ -1,5 +1,5 @@
-//! Admission latency: one review after another to the webhook, against a TLS handler that does
-//! nothing.
+//! Admission latency: sends one review after another to the webhook, and compares it with a TLS
+//! server that does nothing.
 
 use std::time::{Duration, Instant};
 
@@ -20,11 +20,11 @@ use tokio::net::TcpListener;
 use crate::table::Results;
 
 const ROUNDS: usize = 2000;
-/// The first ones open connections.
+/// The first reviews open the connections and do not count.
 const UNCOUNTED: usize = 100;
 
-/// Adds the figures. Each review is followed by one to the handler that does nothing: what else the
-/// machine does meets both alike.
+/// Adds the figures. Each review to the webhook is followed by one to the server that does nothing.
+/// So other load on the machine affects both alike.
 pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> {
     let [noop, webhook] = [client(&noop().await?)?, client(webhook)?];
     for (what, path, review, reads) in [
@@ -57,7 +57,7 @@ pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> 
         for share in [50, 99] {
             let [own, floor] = [&own, &floor].map(|all| micros(all[all.len() * share / 100]));
             let figure = format!("admission, {what}, p{share}");
-            // What the API server takes for a read is no matter of the handler's.
+            // The server that does nothing reads no namespace, so these two times have no bound.
             let bound = if share == 99 && !reads {
                 1.2
             } else {
@@ -101,12 +101,12 @@ async fn noop() -> Result<String> {
 
 fn client(url: &str) -> Result<Client> {
     let mut config = Config::new(url.parse().context("a URL")?);
-    // The certificate is the webhook's own; who answers is not what is measured.
+    // The webhook uses a certificate of its own. Verifying it is not part of the measurement.
     config.accept_invalid_certs = true;
     Ok(Client::try_from(config)?)
 }
 
-/// One review, from its first byte to the answer's last.
+/// Sends one review. Returns the time from its first byte to the last byte of the answer.
 async fn once(client: &Client, path: &str, review: &Value, round: usize) -> Result<Duration> {
     let mut review = review.clone();
     review["request"]["uid"] = format!("0f3e4d5c-1a2b-3c4d-5e6f-{round:012x}").into();
@@ -129,7 +129,7 @@ fn micros(duration: Duration) -> f64 {
 
 fn namespace_review() -> Value {
     let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-review", "labels": {"a": "b"}}});
-    // A dry run: the token that it shows must not be waited for.
+    // A dry run: no replica must wait for a namespace with this pending label.
     review("Namespace", "namespaces", "", &object)
 }
 

@@ -1,5 +1,5 @@
-//! The floor: what the same API server does for a plain client that sends the same writes with
-//! nothing around them.
+//! The floor: the time that the same API server takes for the same writes by a plain client, with
+//! no other work around them.
 
 use std::time::{Duration, Instant};
 
@@ -10,26 +10,26 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
 
-/// Concurrency of the plain client; the best one counts.
+/// Numbers of concurrent requests that the plain client tries. The fastest one counts.
 const CONCURRENCY: [usize; 4] = [1, 8, 32, 64];
 
-/// Times of the best concurrency for one write each to every namespace.
+/// Times of one write to every namespace, each at the best concurrency.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Floor {
-    /// POST of an object that isn't there.
+    /// POST of an object that does not exist.
     pub(crate) create: Duration,
-    /// PUT of one that is.
+    /// PUT of an object that exists.
     pub(crate) update: Duration,
-    /// Server-side apply of one that isn't there.
+    /// Server-side apply of an object that does not exist.
     pub(crate) apply_create: Duration,
-    /// Server-side apply of one that is.
+    /// Server-side apply of an object that exists.
     pub(crate) apply_update: Duration,
-    /// The median of single creates, one after another.
+    /// Median of single creates, one after another.
     pub(crate) one_create: Duration,
-    /// Their p99: what the API server itself does now and then on two cores, as collecting its
-    /// garbage, is in it.
+    /// 99th percentile of these. It includes pauses of the API server itself, such as garbage
+    /// collection on two cores.
     pub(crate) one_create_p99: Duration,
-    /// The median of single server-side applies to an object that is there.
+    /// Median of single server-side applies to an existing object.
     pub(crate) one_apply: Duration,
 }
 
@@ -41,7 +41,7 @@ enum Write {
     Apply,
 }
 
-/// Measures all of it, leaving nothing behind.
+/// Measures all times and deletes all objects that it creates.
 pub(crate) async fn measure(
     client: &Client,
     namespaces: &[String],
@@ -99,7 +99,7 @@ async fn all(
     Ok(took)
 }
 
-/// One write after another: the median, and the p99.
+/// Writes one after another. Returns the median and the 99th percentile.
 async fn single(
     client: &Client,
     namespaces: &[String],
@@ -118,7 +118,7 @@ async fn single(
     Ok([took[took.len() / 2], took[took.len() * 99 / 100]])
 }
 
-/// Creates this many namespaces and a Secret in each as fast as the best concurrency does.
+/// Creates namespaces with one Secret each. Returns the time at the best concurrency.
 pub(crate) async fn namespaces_with_secrets(
     client: &Client,
     prefix: &str,
@@ -178,7 +178,7 @@ async fn send(
     call(client, method, &path, content, body.to_owned()).await
 }
 
-/// Sends one request and reads its answer to the end, as metadata like Mimeo does.
+/// Sends one request and reads the whole answer. Asks for metadata only, as Mimeo does.
 pub(crate) async fn call(
     client: &Client,
     method: Method,
@@ -232,8 +232,8 @@ async fn remove(client: &Client, namespaces: &[String], name: &str) -> Result<()
         .collect()
 }
 
-/// A Secret like the copy of [`source`] byte for byte, or nearly so, under names of the floor's
-/// own; without a namespace: that is in the path.
+/// A Secret of almost the same bytes as the copy of [`source`], with label and annotation keys of
+/// the floor's own. It has no namespace, because the path names it.
 pub(crate) fn secret(name: &str, payload: &str, version: &str) -> String {
     let metadata = json!({
         "name": name,
@@ -247,7 +247,7 @@ pub(crate) fn secret(name: &str, payload: &str, version: &str) -> String {
     with(&metadata, payload, version)
 }
 
-/// A Secret to be copied: what a copy has besides is Mimeo's.
+/// A Secret to be copied. Mimeo adds the rest of a copy's metadata.
 pub(crate) fn source(name: &str, payload: &str, version: &str) -> String {
     with(
         &json!({"name": name, "annotations": {"version": version}}),
@@ -256,7 +256,7 @@ pub(crate) fn source(name: &str, payload: &str, version: &str) -> String {
     )
 }
 
-/// `payload` and `version` are base64 already, as they are in a copy.
+/// `payload` and `version` are already base64, as they are in a copy.
 fn with(metadata: &Value, payload: &str, version: &str) -> String {
     let data = json!({"payload": payload, "version": format!("{version:0>4}")});
     json!({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}).to_string()

@@ -1,5 +1,6 @@
-//! Mimeo's measurements, each as a ratio to the floor: the same writes to the same API server by a
-//! plain client, in the same run. Machines differ and drift; ratios hold.
+//! Mimeo's measurements, most of them as ratios to the floor. The floor is the time of a plain
+//! client that sends the same writes to the same API server in the same run. Machines differ and
+//! drift; ratios stay comparable.
 
 mod admission;
 mod floor;

@@ -1,4 +1,5 @@
-//! When copies became visible: a watch of their metadata that notes the time of each event.
+//! Notes when copies became visible, by a watch of their metadata that records the time of each
+//! event.
 
 use std::{
     collections::BTreeMap,
@@ -11,20 +12,20 @@ use kube::Client;
 use mimeo_runtime::watch::{Event, Meta, WatchSpec, watch};
 use tokio::{sync::Notify, task::JoinHandle};
 
-/// One copy as last seen.
+/// The last event of one copy.
 #[derive(Debug, Clone)]
 pub(crate) struct Sight {
-    /// When it was seen so.
+    /// Time of that event.
     pub(crate) at: Instant,
-    /// Its rendering, by Mimeo's annotation.
+    /// Checksum of the rendering, from Mimeo's annotation.
     pub(crate) checksum: String,
-    /// Whether it is there.
+    /// True if the copy exists.
     pub(crate) there: bool,
-    /// How many events there were.
+    /// Number of events so far.
     pub(crate) events: u64,
 }
 
-/// Follows all copies until dropped.
+/// Watches all copies until dropped.
 pub(crate) struct Watcher {
     state: Arc<State>,
     task: JoinHandle<()>,
@@ -37,7 +38,7 @@ struct State {
 }
 
 impl Watcher {
-    /// Follows Secrets with this label.
+    /// Watches the Secrets with this label.
     pub(crate) fn start(client: Client, label: &str) -> Self {
         let state = Arc::new(State::default());
         let own = state.clone();
@@ -79,7 +80,7 @@ impl Watcher {
         Self { state, task }
     }
 
-    /// Waits until `done` is satisfied with the copies that are there.
+    /// Waits until `done` returns a value for the copies seen so far.
     pub(crate) async fn until<T>(
         &self,
         what: &str,
@@ -109,14 +110,14 @@ impl Watcher {
                     .len();
                 bail!("{what}: not within two minutes; {count} copies are there");
             }
-            // Times are noted with the events. To look after each of a thousand would load the
-            // machine that is being measured.
+            // Each event carries its time already. Checking after each of a thousand events would
+            // load the machine under measurement.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Waits until exactly this many copies of that name are there with one rendering other than
-    /// `old`; tells when the last one was seen, and the rendering.
+    /// Waits until exactly `count` copies with this name exist, all with one rendering other than
+    /// `old`. Returns the time of the last one's event, and the rendering.
     pub(crate) async fn all(
         &self,
         name: &str,

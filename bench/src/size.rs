@@ -1,4 +1,4 @@
-//! What very many copies take: the reconciler's memory, and what it asks for when it starts.
+//! The cost of very many copies: the reconciler's memory, and its restart.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,16 @@ use crate::{
 };
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
-/// What the reconciler may take without any copies, in bytes.
+/// Bytes that the reconciler may use without any copies.
 const BASE: f64 = 25.0 * MEBIBYTE;
-/// What it may take besides, for each copy.
+/// Bytes that it may use for each copy in addition.
 const COPY: f64 = 300.0;
-/// A hundred thousand copies take some minutes.
+/// Time limit. A hundred thousand copies take some minutes.
 const PATIENCE: Duration = Duration::from_mins(20);
 
 impl Stage {
-    /// Fills so many namespaces by so many rules. Memory is looked at when all is written, and
-    /// again after a restart.
+    /// Fills `namespaces` namespaces through `rules` rules. Measures the memory once all copies are
+    /// written, and again after a restart.
     pub(crate) async fn many(&mut self, namespaces: usize, rules: usize) -> Result<()> {
         let copies = namespaces * rules;
         let names: Vec<String> = (0..namespaces).map(|n| format!("many-{n:05}")).collect();
@@ -43,7 +43,8 @@ impl Stage {
         self.stop_reconciler().await?;
         let begun = Instant::now();
         self.pair.start_reconciler().await?;
-        // The statuses are the former process's: that this one knows the copies, its metrics say.
+        // The statuses still come from the former process. Only the metrics show that the new one
+        // knows the copies.
         eventually(PATIENCE, "all copies known", || async {
             Ok((self.synced_by_metrics()? == synced).then_some(()))
         })
@@ -90,7 +91,7 @@ impl Stage {
         .await
     }
 
-    /// Waits until each of the rules says that all its copies are as they should be.
+    /// Waits until each rule's status counts all its copies as synced.
     async fn synced(&self, namespaces: usize, rules: usize) -> Result<()> {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
             "mimeo.dev",

@@ -1,4 +1,4 @@
-//! The run: one control plane, one pair, one figure after another.
+//! The run: one control plane and one pair of programs, which give one figure after another.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ struct Connection {
     client: ClientArgs,
 }
 
-/// The control plane, the pair, and what was found so far.
+/// The control plane, the programs, and the results so far.
 pub(crate) struct Stage {
     control_plane: ControlPlane,
     clients: Clients,
@@ -74,8 +74,8 @@ impl Stage {
         // "xxx" in base64.
         let payload = "eHh4".repeat(bytes / 3);
         eprintln!("measuring the floor");
-        // Watched like the copies are, by one for Mimeo and one for the measuring: what events cost
-        // the server is no one's merit.
+        // These Secrets are watched twice like the copies, once for Mimeo and once for the
+        // measurement. So the floor includes the API server's cost of events.
         let watched = [0, 1].map(|_| Watcher::start(clients.watches.clone(), "bench=floor"));
         let floor = floor::measure(&client, &namespaces, &payload).await?;
         drop(watched);
@@ -97,7 +97,7 @@ impl Stage {
         })
     }
 
-    /// What everything else is compared with.
+    /// Adds the floor to the results. The other figures refer to it.
     fn tell_floor(&mut self) {
         let Floor {
             create,
@@ -143,7 +143,7 @@ impl Stage {
         call(self.client(), Method::PATCH, &path, MERGE, body).await
     }
 
-    /// Requests by Mimeo since then, without its Leases, statuses and watches.
+    /// Mimeo's requests since `mark`, without those for Leases, statuses and watches.
     async fn requests(&self, mark: &mimeo_tests::AuditMark) -> Result<Vec<AuditEvent>> {
         let all = self.control_plane.audit_since(mark).await?;
         let own = |event: &AuditEvent| {
@@ -182,7 +182,7 @@ impl Stage {
         Ok(checksum)
     }
 
-    /// Three times: the median counts.
+    /// Changes the source three times. The median time counts.
     async fn rotation(&mut self, old: &str) -> Result<String> {
         let mark = self.control_plane.audit_mark().await?;
         let before = self.processor_time()?;
@@ -223,7 +223,7 @@ impl Stage {
         mark: &mimeo_tests::AuditMark,
         times: usize,
     ) -> Result<()> {
-        // The webhook's look at the source, for its warnings, is no copy's.
+        // The webhook also reads the source, for its warnings. That read belongs to no copy.
         let copy = |event: &&AuditEvent| event.resource == "secrets" && event.namespace != SOURCES;
         let requests = self.requests(mark).await?.iter().filter(copy).count();
         let value = ratio(requests, times * self.namespaces.len());
@@ -237,7 +237,7 @@ impl Stage {
         Ok(())
     }
 
-    /// One hand edit or one deletion in each of 100 namespaces, one after another.
+    /// Edits or deletes one copy in each of 100 namespaces, one after another.
     async fn repairs(&mut self) -> Result<()> {
         let mark = self.control_plane.audit_mark().await?;
         let mut took = Vec::new();
@@ -257,7 +257,7 @@ impl Stage {
                 call(self.client(), Method::DELETE, &path, JSON, String::new()).await?;
             }
             let answered = Instant::now();
-            // The edit's or deletion's own event comes first, the repair's second.
+            // The first event is the edit or deletion itself, the second is the repair.
             let repaired = self
                 .seen
                 .until("a repair", |copies| {
@@ -305,8 +305,8 @@ impl Stage {
         }
         took.sort();
         let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
-        // What is promised is about the slow ones. An ordinary one takes an apply, which costs more
-        // than a create, and some milliseconds till the API server knows the namespace.
+        // Only the slow cases have a bound. An ordinary case includes a server-side apply, which
+        // costs more than a create, and some milliseconds until the API server knows the namespace.
         self.compare(
             "new namespace: copy visible, p50",
             at(50),
@@ -338,7 +338,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until no namespace is marked any more.
+    /// Waits until no namespace has the pending label.
     async fn settled(&self, expected: usize) -> Result<()> {
         let client = self.client().clone();
         eventually(Duration::from_secs(30), "marks removed", || async {
@@ -389,8 +389,8 @@ impl Stage {
         let of = |replica: Option<&mimeo_tests::Replica>| -> Result<Duration> {
             let id = replica.context("a program")?.program.id();
             let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-            // Fields 14 and 15 of proc(5), in hundredths of a second; the name before them may hold
-            // anything but ')'.
+            // Fields 14 and 15 of proc(5), in hundredths of a second. The program's name comes
+            // before them and may contain anything but ')'.
             let fields: Vec<&str> = stat
                 .rsplit(')')
                 .next()
@@ -448,8 +448,8 @@ impl Stage {
         let mark = self.control_plane.audit_mark().await?;
         let begun = Instant::now();
         self.pair.start_reconciler().await?;
-        // Steady: a change is answered. It comes after everything else, so its answer tells that
-        // the rest is done.
+        // The reconciler answers this change after all its work at startup. So its answer shows
+        // that the rest is done.
         self.put_source("3").await?;
         let copies = self.copies().await?;
         let (last, new) = self.seen.all(SOURCE, copies, checksum).await?;
@@ -463,8 +463,8 @@ impl Stage {
             millis(last - begun)
         );
         let count = f64::from(u32::try_from(requests)?);
-        // Ten of these for the author of the rule: the key, roles and bindings, and what the author
-        // may.
+        // About ten of these requests concern the author of the rule: the key, Roles and bindings,
+        // and the author's permissions.
         self.results.add(
             "restart: requests besides one rotation",
             took,

@@ -1,4 +1,4 @@
-//! The results: one row a figure, printed as a table and written as JSON.
+//! The results: one row per figure, printed as a table and written as JSON.
 
 use std::{fs, path::Path};
 
@@ -8,15 +8,15 @@ use serde::Serialize;
 /// One figure.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
-    /// What was measured.
+    /// The name of the figure.
     pub(crate) figure: String,
-    /// As measured, with its unit.
+    /// The measured value with its unit.
     pub(crate) measured: String,
-    /// What it is compared with, as measured in this run.
+    /// The floor of this run that the value is compared with.
     pub(crate) floor: String,
-    /// The quotient of the two, or the number itself where it is a count.
+    /// The quotient of the two, or the number itself if it is a count.
     pub(crate) value: f64,
-    /// What `value` must not exceed.
+    /// The limit for `value`.
     pub(crate) bound: f64,
 }
 
@@ -41,7 +41,7 @@ const BEGIN: &str = "<!-- bench -->";
 const END: &str = "<!-- /bench -->";
 
 impl Results {
-    /// Adds a figure, and says so at once: a run takes minutes.
+    /// Adds a figure and prints it at once, because a run takes minutes.
     pub(crate) fn add(
         &mut self,
         figure: &str,
@@ -88,7 +88,7 @@ impl Results {
             .collect()
     }
 
-    /// The figures that are over their bounds.
+    /// Names of the figures that exceed their bounds.
     pub(crate) fn over(&self) -> Vec<&str> {
         self.rows
             .iter()
@@ -97,7 +97,7 @@ impl Results {
             .collect()
     }
 
-    /// To standard output.
+    /// Prints the table to standard output.
     #[allow(clippy::print_stdout)] // It is what the program is for.
     pub(crate) fn print(&self) {
         println!("{}", self.markdown());
@@ -124,7 +124,7 @@ impl Results {
         lines.join("\n")
     }
 
-    /// All rows, as an object.
+    /// Writes all rows as one JSON object.
     pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
         fs::write(path, serde_json::to_string_pretty(self)? + "\n")
             .with_context(|| format!("writing {}", path.display()))

@@ -1,6 +1,5 @@
-//! Writes a development CA and a serving certificate to a folder, for a webhook that runs outside a
-//! cluster (`mimeo-webhook --cert-dir`) and for tests. How certificates are made is the business of
-//! `mimeo-runtime`.
+//! Writes a development CA and a serving certificate to a folder. Tests use them, and so does a
+//! webhook outside a cluster (`mimeo-webhook --cert-dir`). `mimeo-runtime` makes the certificates.
 
 use std::{
     fs::{self, OpenOptions},
@@ -79,7 +78,7 @@ fn write(options: &Options, now: Timestamp) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Through a file beside it, so that nobody reads a half.
+/// Writes a temporary file beside the target and renames it, so that no reader sees half a file.
 fn replace(folder: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
     let new = folder.join(format!(".{name}.{}", std::process::id()));
     let mut file = OpenOptions::new()
@@ -91,7 +90,7 @@ fn replace(folder: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| fs::rename(&new, folder.join(name)));
     if written.is_err() {
-        // What is reported is why it couldn't be written.
+        // The caller needs the reason why the write failed, not the reason why the cleanup failed.
         let _ = fs::remove_file(&new);
     }
     written

@@ -1,5 +1,6 @@
-//! `mimeo-reconciler`: keeps every copy in every namespace as its rule says. Parses flags, wires,
-//! waits.
+//! `mimeo-reconciler`: keeps every copy in every namespace as its rule says.
+//!
+//! This file parses the flags, connects the parts, and waits for the shutdown.
 
 mod ui;
 
@@ -104,7 +105,7 @@ struct KeepArgs {
     concurrency: usize,
 }
 
-/// Name of the Lease by which one replica leads.
+/// Name of the Lease that elects the leading replica.
 const LEASE: &str = "mimeo-reconciler";
 
 #[tokio::main(worker_threads = 2)]
@@ -204,8 +205,8 @@ async fn main() -> anyhow::Result<()> {
     };
     tokio::select! {
         () = shutdown.triggered() => info!("shutting down"),
-        // What another leader has written since is not known here: starting over is the simplest
-        // way to know it.
+        // This process does not know the writes of another leader since then. Starting over is the
+        // simplest way to learn them.
         () = lost => anyhow::bail!("leadership lost"),
     }
     driving.abort();
@@ -241,7 +242,7 @@ fn observe(
     tokio::spawn(observer.demand(wake));
 }
 
-/// What must hold for this replica to be ready. A standby is ready, too.
+/// Conditions that must hold before this replica is ready. A standby replica is ready too.
 struct Checks {
     listed: Check,
     readable: Check,
@@ -258,7 +259,8 @@ impl Checks {
     }
 }
 
-/// Says whether rules and namespaces were seen, and whether rules may be read still.
+/// Keeps two checks current: rules and namespaces have been listed, and ClusterReplications can
+/// still be read.
 async fn ready(
     handle: Handle,
     Checks {
@@ -273,7 +275,7 @@ async fn ready(
         if changes.changed().await.is_err() {
             return;
         }
-        // While copies are written changes come by the thousand.
+        // Thousands of changes arrive while copies are written. The pause combines them.
         sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,10 +1,12 @@
-//! `--ui`: a page that shows what goes where, live, on the operations address.
+//! `--ui`: a live page on the operations address. It shows the rules, the namespaces, and the state
+//! of the copies.
 //!
-//! It only ever reads: names, states, and what rules say of themselves. The page itself is for
-//! everybody and holds nothing; its data names what tenants have, so it is for those whom RBAC
-//! lets, or without tokens for who connects from this machine or Pod. So that nobody who looks on
-//! is a burden, there is a limit to how many do; each is told what has changed since it last took
-//! something, however much that is; and whoever takes nothing is cut off.
+//! The page only reads: names, states, and the statuses of rules. The page itself holds no data, so
+//! it needs no permission. Its data names the objects of tenants, so the guard protects it: RBAC
+//! must allow the user, or, without tokens, the client must connect from this machine or Pod.
+//!
+//! Viewers must not burden the program. Their number is limited. Each receives the changes since
+//! its last read, as one combined piece. A viewer that stops reading is disconnected.
 
 mod session;
 
@@ -40,38 +42,39 @@ pub(crate) struct UiArgs {
     ui: bool,
 }
 
-/// Most pages that are followed at once: of the connections that the operations server accepts,
-/// probes and scrapes keep most.
+/// Most pages that are followed at once. Most of the operations server's connections stay free for
+/// probes and scrapes.
 const VISITORS: usize = 16;
 
-/// Nothing comes from elsewhere, and no text ever becomes a document or a script.
+/// Content Security Policy of the page. It loads nothing from other origins, and no text can become
+/// a document or a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// The page. Cheap to clone.
+/// The page's state. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Page {
     known: Arc<OnceLock<Known>>,
     visitors: Arc<Semaphore>,
 }
 
-/// What the page tells of.
+/// Data that the page shows.
 #[derive(Clone)]
 pub(crate) struct Known {
     /// The engine.
     pub(crate) handle: Handle,
-    /// Whether this replica leads: the others' engines don't know how copies stand.
+    /// True if this replica leads. The engines of other replicas do not know the state of copies.
     pub(crate) leading: watch::Receiver<bool>,
-    /// Who does.
+    /// The replica that leads.
     pub(crate) leader: watch::Receiver<Option<String>>,
-    /// This replica.
+    /// The name of this replica.
     pub(crate) replica: String,
-    /// Where Mimeo is installed.
+    /// The namespace in which Mimeo is installed.
     pub(crate) namespace: String,
 }
 
 impl UiArgs {
-    /// The page, if there is to be one.
+    /// The page, if the flag enables it.
     pub(crate) fn page(&self) -> Option<Page> {
         self.ui.then(|| Page {
             known: Arc::default(),
@@ -81,7 +84,7 @@ impl UiArgs {
 }
 
 impl Page {
-    /// What it adds to the operations server, its data behind the guard.
+    /// The routes that the page adds to the operations server. The guard protects the data.
     pub(crate) fn routes(&self, guard: &Guard) -> Router {
         let data = Router::new()
             .route("/ui/stream", get(stream))
@@ -104,9 +107,9 @@ impl Page {
             .layer(map_response(harden))
     }
 
-    /// From now on there is something to tell.
+    /// Makes the data available. Until then, requests for it are answered with 503.
     pub(crate) fn open(&self, known: Known) {
-        // It is opened once; a second time would change nothing.
+        // Main opens the page once. A second call would change nothing.
         let _ = self.known.set(known);
     }
 
@@ -125,7 +128,7 @@ fn script(text: &'static str) -> MethodRouter {
     asset("text/javascript; charset=utf-8", text)
 }
 
-/// What browsers are told with every answer.
+/// Adds the security headers to every answer.
 async fn harden(mut response: Response) -> Response {
     let told: [(HeaderName, &'static str); 5] = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -143,7 +146,7 @@ async fn harden(mut response: Response) -> Response {
     response
 }
 
-/// Server-sent events, for as long as somebody takes them.
+/// Streams server-sent events until the client disconnects.
 async fn stream(State(page): State<Page>) -> Result<Response, (StatusCode, &'static str)> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
@@ -167,14 +170,14 @@ async fn stream(State(page): State<Page>) -> Result<Response, (StatusCode, &'sta
         .into_response())
 }
 
-/// Of which cell.
+/// Query of `/ui/copies`: one rule in one namespace.
 #[derive(Debug, Deserialize)]
 struct Place {
     rule: String,
     namespace: String,
 }
 
-/// The copies of one cell, with messages.
+/// Returns the copies of one rule in one namespace, with their messages.
 async fn copies(
     State(page): State<Page>,
     Query(place): Query<Place>,

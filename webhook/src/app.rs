@@ -13,46 +13,47 @@ use crate::{
 
 /// State that all hooks share.
 pub(crate) struct App {
-    /// Rules, namespaces and copies.
+    /// The engine: rules, namespaces and copies.
     pub(crate) handle: Handle,
-    /// For reads that no cache may answer.
+    /// Client for reads that must come from the API server, not from a cache.
     pub(crate) client: Client,
-    /// Which kinds there are.
+    /// The kinds that the cluster serves.
     pub(crate) discovery: Arc<Discovery>,
-    /// The policies.
+    /// The TransformPolicies.
     pub(crate) policies: Arc<Policies>,
-    /// Receives a span of each review.
+    /// Records one trace span per review.
     pub(crate) traces: Traces,
     /// Counters.
     pub(crate) metrics: Answers,
-    /// How long one request may be held.
+    /// Longest time that one request is held.
     pub(crate) pod_gate_wait: Duration,
     /// Room for held requests.
     pub(crate) held: Semaphore,
-    /// Permits to read namespaces for the pod gate.
+    /// Limits the concurrent reads of namespaces for the pod gate.
     pub(crate) reads: Semaphore,
-    /// Questions to the API server under way.
+    /// Limits the concurrent requests to the API server on behalf of reviews.
     pub(crate) questions: Questions,
     /// The limits of all reviews together.
     pub(crate) limits: Limits,
-    /// When it was last logged that there was no room for a review.
+    /// Limits the log lines about reviews that found no room.
     pub(crate) no_room: Paced,
-    /// When it was last logged that a review could not be read.
+    /// Limits the log lines about reviews that could not be read.
     pub(crate) no_review: Paced,
-    /// Where Mimeo itself runs.
+    /// The namespace in which Mimeo runs.
     pub(crate) own_namespace: String,
-    /// Users who may change the mark.
+    /// Users that may change the pending label.
     pub(crate) mimeo_users: Vec<String>,
-    /// The one that this program is.
+    /// The user of this program.
     pub(crate) username: String,
 }
 
-/// A namespace as the API server stores it.
+/// State of a namespace according to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Live {
-    /// It waits for copies.
+    /// The namespace has the pending label: it waits for copies.
     Marked(Uid),
-    /// It doesn't, or doesn't exist: whether it was deleted or never was, the API server will say.
+    /// The namespace has no pending label or does not exist. In the second case the API server
+    /// itself refuses the request.
     Unmarked,
     /// The API server did not answer.
     Unknown,

@@ -1,4 +1,5 @@
-//! A review's body: read within the request's time and within the limits of all reviews together.
+//! Reads the body of a review, within the request's deadline and the limits of all reviews
+//! together.
 
 use axum::body::Body;
 use futures::StreamExt;
@@ -16,12 +17,13 @@ use crate::{
     metrics::{Hook, Word},
 };
 
-/// Object and old object travel together. Each has up to 1.5 MiB in etcd, and API servers write six
-/// bytes for some that take one there (`<`, `>`, `&`, control characters): whoever may edit an
-/// object can make it that large. A MiB is for the rest.
+/// Largest body of a review, in bytes. A review holds the object and the old object. Each has up to
+/// 1.5 MiB in etcd. The API server writes some characters that take one byte in etcd (`<`, `>`,
+/// `&`, control characters) as six bytes, so any user that may edit an object can make it that
+/// large. One MiB is for the rest of the review.
 pub(crate) const BODY_LIMIT: usize = (2 * 6 * 3 / 2 + 1) << 20;
 
-/// Why there is no review, and what there is of it.
+/// Reason why a review could not be read, and the bytes that were read before.
 #[derive(Debug)]
 pub(crate) struct Unread {
     pub(crate) why: Why,
@@ -43,7 +45,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    /// How it is counted.
+    /// The verdict under which the metrics count this reason.
     pub(crate) fn word(&self) -> Word {
         match self {
             Self::NoRoom => Word::ComeAgain,
@@ -55,8 +57,8 @@ impl Why {
 }
 
 impl Unread {
-    /// The answer that says so; `None` if it is to be an error, so that the failure policy decides:
-    /// any verdict is a refusal.
+    /// The response that refuses the request. Returns `None` where the call must fail instead, so
+    /// that the API server applies the hook's failure policy: any response would be a refusal.
     pub(crate) fn answer(&self, hook: Hook) -> Option<Vec<u8>> {
         Some(encode_unread(&self.begun, &self.verdict(hook)?))
     }
@@ -65,10 +67,13 @@ impl Unread {
         let told = || bad_request(format!("Mimeo cannot read the review: {}", self.why));
         match (hook, &self.why) {
             (_, Why::NoRoom) => Some(come_again(self.why.to_string())),
-            // The first fail closed, and a verdict says why. How much is in an object is up to
-            // whoever writes it: no way past the guard of a copy, which API servers have seen to be
-            // taken from before they ask, nor to a namespace without its mark. (None that can be
-            // stored is too large.)
+            // Pods, Authors and Rules fail closed, and a response can say why.
+            //
+            // The writer of an object decides how large it is and how deeply it nests. So a review
+            // that is too large or undecodable must not pass the guard of copies. (The API server
+            // asks that hook only after its match conditions have found a change of a copy.) Nor
+            // may such a review create a namespace without the pending label. A namespace small
+            // enough to be stored never exceeds the size limit.
             (Hook::Pods | Hook::Authors | Hook::Rules, _)
             | (Hook::Copies, Why::TooLarge | Why::Undecodable(_))
             | (Hook::Namespaces, Why::Undecodable(_)) => Some(told()),
@@ -77,7 +82,7 @@ impl Unread {
     }
 }
 
-/// Each hook's parts of a review's objects.
+/// The parts of a review's objects that each hook needs.
 fn kept(hook: Hook) -> Kept {
     match hook {
         Hook::Namespaces => Kept::Metadata,
@@ -87,7 +92,8 @@ fn kept(hook: Hook) -> Kept {
     }
 }
 
-/// Reads a review. The permit, if the hook has a limit, lasts until the answer.
+/// Reads a review. If the hook limits concurrent decisions, the caller keeps the permit until it
+/// has answered.
 pub(crate) async fn receive<'a>(
     body: Body,
     hook: Hook,
@@ -117,7 +123,7 @@ pub(crate) async fn receive<'a>(
     }
 }
 
-/// Takes room for the bytes that have come, not for those that are announced.
+/// Takes room for bytes as they arrive. The announced length reserves nothing.
 async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<u8>, Unread> {
     let (mut stream, mut begun) = (body.into_data_stream(), Vec::<u8>::new());
     let why = loop {
@@ -145,7 +151,7 @@ mod tests {
 
     const UID: &str = r#"{"request":{"uid":"u-1","#;
 
-    /// A body of these pieces that then stalls.
+    /// A body that sends these pieces and then stalls.
     fn stalling(pieces: Vec<Vec<u8>>) -> Body {
         Body::from_stream(
             stream::iter(pieces.into_iter().map(Ok::<_, Infallible>)).chain(stream::pending()),
@@ -193,7 +199,8 @@ mod tests {
         );
     }
 
-    /// What each hook refuses that can't read its review; of the rest the failure policy decides.
+    /// For each failure, the hooks that refuse the request. For the other hooks the failure policy
+    /// decides.
     #[test]
     fn what_fails_open_refuses_only_what_would_be_a_way_past_it() {
         let undecodable = decode(b"", Kept::Marks).unwrap_err();

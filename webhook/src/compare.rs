@@ -1,4 +1,4 @@
-//! Whether a stored webhook configuration still says what Mimeo wants it to.
+//! Compares a stored webhook configuration with the one that Mimeo wants.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,20 @@ use serde_json::Value;
 /// Which certificates a `caBundle` may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Those that are wanted.
+    /// Exactly the wanted ones.
     Exactly,
-    /// Those that are wanted, and others.
+    /// The wanted ones, and possibly others.
     AtLeast,
 }
 
-/// Whether the webhook configuration that is stored says what is wanted: its metadata may say more,
-/// its entries may not.
+/// True if the stored webhook configuration is as wanted. Its metadata may have more fields; its
+/// entries may not.
 pub(crate) fn holds(live: &Value, wanted: &Value, trust: Trust) -> bool {
     contains(&live["metadata"], &wanted["metadata"])
         && same(&live["webhooks"], &wanted["webhooks"], trust)
 }
 
-/// Whether everything that `part` says is so in `whole`, which may say more.
+/// True if `whole` has every field of `part` with the same value. `whole` may have more fields.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => part
@@ -31,14 +31,14 @@ fn contains(whole: &Value, part: &Value) -> bool {
     }
 }
 
-/// Whether both say the same. An empty value equals one that is left out.
+/// True if both values are equal. An empty value equals a missing one.
 fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => {
             let keys: BTreeSet<&String> = live.keys().chain(wanted.keys()).collect();
             keys.into_iter()
                 .all(|key| match (live.get(key), wanted.get(key)) {
-                    // Where Mimeo knows no CA, others may.
+                    // Mimeo may know no CA. Another client may then set one.
                     (_, None) if key == "caBundle" => true,
                     (Some(live), Some(wanted)) if key == "caBundle" => trusts(live, wanted, trust),
                     (live, wanted) => same(
@@ -77,7 +77,7 @@ fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
     }
 }
 
-/// The certificates of a `caBundle`, each as its text.
+/// The certificates of a `caBundle`, one string each.
 fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
     let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
     let text = String::from_utf8(bytes).ok()?;
@@ -90,7 +90,7 @@ fn each(pem: &str) -> impl Iterator<Item = &str> {
         .filter(|one| !one.is_empty())
 }
 
-/// These certificates, and after them the others that aren't among them.
+/// The certificates of `first`, followed by those of `others` that `first` does not have.
 pub(crate) fn joined(first: &str, others: &str) -> String {
     let known: BTreeSet<&str> = each(first).collect();
     let more: Vec<&str> = each(others).filter(|one| !known.contains(one)).collect();

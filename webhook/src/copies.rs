@@ -1,6 +1,7 @@
-//! `/validate/copies`: refuses changes of copies whose rule says so.
+//! `/validate/copies`: refuses changes to copies of rules with `driftPolicy: Deny`.
 //!
-//! Fails open, here as in the API server: what nobody refused is put right afterwards.
+//! The hook fails open, here as in the API server: the reconciler restores the copy after a change
+//! that was let through.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;

@@ -1,4 +1,4 @@
-//! Flags of `mimeo-webhook`, and what they mean together.
+//! Flags of `mimeo-webhook`, and the values that several flags give together.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -62,7 +62,8 @@ pub(crate) struct PodArgs {
 }
 
 impl PodArgs {
-    /// What says so on an object.
+    /// An owner reference to this Pod. Returns `None` unless both the Pod's name and its uid are
+    /// known.
     pub(crate) fn owner(&self, identity: &IdentityArgs) -> Option<OwnerReference> {
         let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
         let (name, uid) = given(&identity.replica_name).zip(given(&self.pod_uid))?;
@@ -116,7 +117,7 @@ pub(crate) struct EndpointArgs {
 }
 
 impl EndpointArgs {
-    /// What is registered, and the names that a certificate for it must have.
+    /// The endpoint to register, and the names that the serving certificate must have.
     pub(crate) fn resolve(&self, namespace: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
         if let Some(url) = &self.url {
             return by_url(url);
@@ -221,7 +222,7 @@ impl HookArgs {
         }
     }
 
-    /// What waits for copies besides pods.
+    /// Resources besides pods that wait for copies.
     pub(crate) fn pod_gate_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
         let parse = |text: &String| {
             let parts: Vec<&str> = text.trim().split('/').collect();
@@ -241,8 +242,8 @@ impl HookArgs {
         self.pod_gate_resources.iter().map(parse).collect()
     }
 
-    /// The users that Mimeo's programs are to the API server, the same list whichever replica makes
-    /// it.
+    /// The users under which Mimeo's programs send requests. The list is sorted and free of
+    /// duplicates, so every replica registers the same one.
     pub(crate) fn mimeo_users(&self, namespace: &str, own: String) -> Vec<String> {
         let mut users = self.mimeo_users.clone();
         if users.is_empty() {

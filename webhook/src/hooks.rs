@@ -1,4 +1,5 @@
-//! From bytes to bytes: the routes, and the steps that every hook has in common.
+//! The routes of the hooks, and the steps that all hooks share: from a request's bytes to the
+//! response's bytes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,10 +38,10 @@ use crate::{
     namespaces, objects, pod_gate, rules,
 };
 
-/// How long API servers wait, and so does whoever else says that he waits longer.
+/// Timeout of the API server, and the longest timeout that the webhook accepts from a caller.
 const LONGEST: Duration = TIMEOUT;
 
-/// The hooks, each at its path.
+/// The router, with one path for each hook.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(NAMESPACES_PATH, post(namespaces_hook))
@@ -52,16 +53,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// What the API server says besides the review.
+/// Parts of the HTTP request besides the review.
 #[derive(Debug)]
 struct Asked {
-    /// How long it waits, as in `5s`.
+    /// The API server's timeout, such as `5s`.
     timeout: Option<String>,
-    /// The trace that it makes of this request, if it traces.
+    /// The API server's trace context, if it traces this request.
     parent: Parent,
 }
 
-/// What it adds to the URL.
+/// Query parameters that the API server adds to the URL.
 #[derive(Debug, Deserialize)]
 struct Added {
     timeout: Option<String>,
@@ -80,7 +81,8 @@ impl<S: Sync> FromRequestParts<S> for Asked {
 }
 
 impl Asked {
-    /// When the answer must be on its way.
+    /// Time by which the webhook must send the response. It leaves a margin before the API server's
+    /// timeout.
     fn deadline(&self, arrived: Instant) -> Instant {
         let told = self
             .timeout
@@ -165,7 +167,7 @@ async fn copies_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
     }
 }
 
-/// A review under way.
+/// A review that is being answered.
 struct Review<'a> {
     app: &'a App,
     hook: Hook,
@@ -174,19 +176,21 @@ struct Review<'a> {
     parent: Parent,
     deadline: Instant,
     request: Request,
-    /// The body's share of the room for all, and the permit to decide: until the answer.
+    /// The body's share of the room for all reviews, and the permit to decide. Both are kept until
+    /// the response is made.
     _limits: (Room<'a>, Option<SemaphorePermit<'a>>),
 }
 
 impl<'a> Review<'a> {
-    /// Reads it, in the time that there is for all of it.
+    /// Reads the review, within the deadline of the whole request.
     ///
     /// # Errors
-    /// The answer that says why that can't be done.
+    /// The response for a review that cannot be read.
     async fn open(app: &'a App, hook: Hook, asked: &Asked, body: Body) -> Result<Self, Response> {
         let (arrived, began, parent) = (Instant::now(), Began::now(), asked.parent);
         let deadline = asked.deadline(arrived);
-        // Its uid isn't known before it is read, for which there is no room.
+        // Without room the body is not read, so the review's uid is unknown. The response can only
+        // be an HTTP error.
         let Some(mut room) = app.limits.room() else {
             Self::unread(app, hook, arrived, &Why::NoRoom);
             return Err(StatusCode::TOO_MANY_REQUESTS.into_response());
@@ -211,7 +215,7 @@ impl<'a> Review<'a> {
         }
     }
 
-    /// Tells and counts one that isn't read.
+    /// Logs and counts a review that could not be read.
     fn unread(app: &App, hook: Hook, arrived: Instant, why: &Why) {
         let told = if *why == Why::NoRoom {
             &app.no_room
@@ -224,7 +228,7 @@ impl<'a> Review<'a> {
         app.metrics.answered(hook, why.word(), arrived.elapsed());
     }
 
-    /// Answers with what is decided, in time.
+    /// Answers with the decision, or with 429 if the decision misses the deadline.
     async fn answer(&self, decision: impl Future<Output = Verdict>) -> Response {
         let late = || come_again("Mimeo did not answer in time; try again".into());
         let verdict = timeout_at(self.deadline, decision)
@@ -260,8 +264,8 @@ impl<'a> Review<'a> {
     }
 }
 
-/// To the API server this is a call that failed. It tells its clients, and counts, which code there
-/// was; of a 500 alone also what it says.
+/// Makes an HTTP error, which the API server treats as a failed call to the webhook. The API server
+/// passes the code on to its clients and counts it. It passes on the text only for a code of 500.
 fn failed(why: &Why) -> Response {
     let code = match why {
         Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -1,5 +1,4 @@
-//! What the program does besides being the webhook: the chart's Jobs, which have no other image to
-//! run.
+//! Subcommands for the chart's Jobs. The Jobs run this image because the chart has no other.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -24,18 +23,18 @@ use serde_json::{from_value, json};
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-/// For one request.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// For a Job, all in all.
+/// Timeout of a whole Job.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long registrations must have stayed away: a write may have been under way when its right was
-/// taken, and API servers hear of that one after the other.
+/// Time for which the registrations must stay deleted before the Job ends. A webhook may have sent
+/// a write just before its permission was removed, and API servers learn of the removal one by one.
 const SETTLED: Duration = Duration::from_secs(3);
-/// By which the webhook may write its registrations.
+/// ClusterRoleBinding that lets the webhook write its registrations.
 const BINDING: &str = "mimeo-webhook";
-/// The policy that guards namespaces' labels, and its binding.
+/// Name of the policy that guards the labels of namespaces, and of its binding.
 const GUARDED_LABELS: &str = "mimeo-guarded-labels";
 
 /// What to do instead of serving.
@@ -49,7 +48,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// Runs it to its end.
+    /// Runs the Job until it ends.
     pub(crate) async fn run(self, client: &Client, namespace: &str) -> anyhow::Result<()> {
         match self {
             Self::Unregister => unregister(client).await,
@@ -59,7 +58,7 @@ impl Job {
 }
 
 async fn unregister(client: &Client) -> anyhow::Result<()> {
-    // First, for a running webhook puts back what is deleted.
+    // The permission goes first, because a running webhook restores deleted registrations.
     remove::<ClusterRoleBinding>(client, BINDING).await?;
     let started = Instant::now();
     let mut settled = started;
@@ -77,15 +76,15 @@ async fn unregister(client: &Client) -> anyhow::Result<()> {
         }
         sleep(PAUSE).await;
     }
-    // It fails closed without the definitions, and these may be gone before it. Last, for Mimeo
-    // goes on should anything before have failed, and labels then have to be guarded.
+    // The policy fails closed without Mimeo's CRDs, and the uninstallation may delete these first.
+    // It goes last: if an earlier step fails, Mimeo keeps running and the labels must stay guarded.
     remove::<ValidatingAdmissionPolicyBinding>(client, GUARDED_LABELS).await?;
     remove::<ValidatingAdmissionPolicy>(client, GUARDED_LABELS).await?;
     info!("unregistered");
     Ok(())
 }
 
-/// Deletes an object; false if there was none.
+/// Deletes an object. Returns false if it did not exist.
 async fn remove<K>(client: &Client, name: &str) -> anyhow::Result<bool>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -106,8 +105,8 @@ where
     }
 }
 
-/// The rule would copy what its author, this program's account, may not read: a refusal for that
-/// has come all the way from the webhook.
+/// Verifies that the API server asks the webhook. The rule copies a Secret that its author, the
+/// account of this program, may not read. Only the webhook refuses such a rule for that reason.
 async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "mimeo-verify"},
@@ -140,7 +139,7 @@ async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Whether the refusal is what the webhook has to say, not that it wasn't reached.
+/// True if the refusal comes from the webhook itself. A failed call to the webhook does not count.
 fn is_the_webhooks(code: u16, message: &str) -> bool {
     code == 403 && message.contains("rules.mimeo.dev") && message.contains("denied the request")
 }

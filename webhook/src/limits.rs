@@ -1,22 +1,24 @@
-//! The limits of all reviews together. They treat all callers alike, since a caller can't be told
-//! from the API server: whoever reaches the port can use them up.
+//! Limits that all reviews share.
+//!
+//! They treat all callers alike, because the webhook cannot tell the API server from other callers.
+//! Any client that reaches the port can use the limits up.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::metrics::Hook;
 
-/// Bytes of the bodies of all reviews under way: three of the largest, or some 2,000 of the usual
-/// size. The memory limit in `manifests/chart/values.yaml` reckons with it.
+/// Bytes that the bodies of all reviews under way may take: three of the largest, or about 2,000 of
+/// the usual size. The memory limit in `manifests/chart/values.yaml` depends on this number.
 const BODIES: usize = 64 << 20;
-/// Bytes that a request counts for besides its body. This bounds the number of requests, too.
+/// Bytes that each request takes besides its body. This also bounds the number of requests.
 const REQUEST: u32 = 16 << 10;
-/// Reviews that are parsed and decided at once, where a hook keeps more of the objects than their
-/// marks: up to 8 MiB for each review that somebody has made that large on purpose.
+/// Concurrent reviews per limit, for hooks that keep more of the objects than their labels and
+/// annotations. A client that makes a review as large as it can makes it take up to 8 MiB.
 const DECIDING: usize = 8;
-/// The same for namespaces, of which a storm must not wait.
+/// The same for namespaces. It is larger, so that many new namespaces at once do not wait.
 const NAMESPACES: usize = 32;
 
-/// The limits of all reviews together.
+/// Limits that all reviews share.
 #[derive(Debug)]
 pub(crate) struct Limits {
     bodies: Semaphore,
@@ -37,7 +39,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Room for one more request; `None` if all of it is taken.
+    /// Room for one more request. Returns `None` if no room is left.
     pub(crate) fn room(&self) -> Option<Room<'_>> {
         let taken = self.bodies.try_acquire_many(REQUEST).ok()?;
         Some(Room {
@@ -46,8 +48,8 @@ impl Limits {
         })
     }
 
-    /// The permits to decide reviews of a hook; `None` if the hook has no such limit. Hooks have
-    /// separate ones, so that slow reviews of rules keep no namespace waiting.
+    /// The permits to decide reviews of a hook, or `None` if the hook has no such limit. Hooks have
+    /// separate limits, so that slow reviews of rules do not delay namespaces.
     pub(crate) fn deciding(&self, hook: Hook) -> Option<&Semaphore> {
         match hook {
             Hook::Namespaces => Some(&self.namespaces),
@@ -58,7 +60,7 @@ impl Limits {
     }
 }
 
-/// The room that one request takes, until dropped.
+/// The room that one request takes. Dropping the value frees it.
 #[derive(Debug)]
 pub(crate) struct Room<'a> {
     all: &'a Semaphore,
@@ -66,8 +68,8 @@ pub(crate) struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Takes that many bytes more, without waiting: several large bodies that wait for each other
-    /// would all be late. False if too few are left.
+    /// Takes room for more bytes. Returns false if too few are left. It does not wait: several
+    /// large bodies that wait for each other would all miss their deadlines.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         let more = u32::try_from(bytes).ok();
         let Some(more) = more.and_then(|bytes| self.all.try_acquire_many(bytes).ok()) else {

@@ -1,4 +1,6 @@
-//! `mimeo-webhook`: acts inside the API request. Parses flags, wires, waits.
+//! `mimeo-webhook`: the part of Mimeo that answers the API server's admission reviews.
+//!
+//! This file parses the flags, connects the parts, and waits for the shutdown.
 
 mod app;
 mod body;
@@ -69,13 +71,13 @@ use crate::{
     register::{Kept, MANAGER, Wanted},
 };
 
-/// How long one request of ours may take.
+/// Timeout of one request to the API server.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Requests at once: at least and at most. A webhook fills single namespaces, the reconciler does
-/// the mass.
+/// Minimum and maximum number of concurrent requests. A webhook replica fills single namespaces;
+/// the reconciler writes the bulk of the copies.
 const CONCURRENCY: (usize, usize) = (4, 32);
-/// Between renewals of this replica's Lease. A killed replica counts as alive for three of these,
-/// and while it counts no new rule is said to be in force.
+/// Interval between renewals of this replica's Lease. A killed replica counts as alive for three
+/// intervals. During that time Mimeo does not report a new rule as in force.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 #[tokio::main(worker_threads = 2)]
@@ -92,7 +94,7 @@ async fn main() -> anyhow::Result<()> {
             () = shutdown.triggered() => anyhow::bail!("interrupted"),
         };
     }
-    // Flags that make no sense end the program before it asks or answers anybody.
+    // Invalid flags end the program before it sends or answers any request.
     let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
     let pod_gate_resources = flags.hooks.pod_gate_resources()?;
     let readiness = Readiness::new(shutdown.clone());
@@ -181,7 +183,8 @@ async fn main() -> anyhow::Result<()> {
         flags.drain,
         shutdown.clone(),
     ));
-    // A replica that isn't ready gets no requests: that it lives doesn't mean that pods wait.
+    // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
+    // that it does, therefore starts only once it is ready.
     let ready = async {
         let overlap = flags.certificate.ca_overlap;
         let contested = register(&clients, &app, registration, material, overlap, &checks).await;
@@ -199,7 +202,7 @@ async fn main() -> anyhow::Result<()> {
     serving.await.context("server")
 }
 
-/// What must hold before this replica is ready.
+/// Conditions that must hold before this replica is ready.
 struct Checks {
     informed: Check,
     policies: Check,
@@ -218,16 +221,17 @@ impl Checks {
     }
 }
 
-/// What this replica has taken in of the rules, as resourceVersions.
+/// The rules that this replica has seen, as resourceVersions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
-    /// The newest spec of a rule: worth telling at once.
+    /// The newest change of a rule's spec. The Lease reports it at once.
     spec: u64,
-    /// The newest state of any rule: statuses are written often, and nobody waits for them here.
+    /// The newest change of any rule, including its status. Mimeo writes statuses often and nothing
+    /// waits for them here, so the Lease reports this value at its next renewal.
     version: u64,
 }
 
-/// Opens the watches, and drives what follows from them.
+/// Starts the watches and the driver, which carries out the engine's decisions.
 fn observe(
     clients: &Clients,
     identity: &Identity,
@@ -292,14 +296,15 @@ fn observe(
     };
     let handle = app.handle.clone();
     tokio::spawn(async move {
-        // Any number of replicas fill namespaces side by side.
+        // Several replicas may fill namespaces at the same time. The webhook therefore needs no
+        // leader.
         let (_always, active) = watch::channel(true);
         drive(handle, tools, active).await;
     });
     seen
 }
 
-/// Sets the check once everything was seen that decides about a namespace.
+/// Sets the check once the engine has read everything that a namespace's copies depend on.
 async fn informed(handle: Handle, check: Check) {
     let mut changes = handle.changes();
     while !handle.look(|engine, _| engine.informed()) {
@@ -310,9 +315,11 @@ async fn informed(handle: Handle, check: Check) {
     check.set(true);
 }
 
-/// Registers the hooks, and keeps them registered; returns when the API server has them, with what
-/// others do to those of namespaces and pods. What was trusted before is trusted on for the
-/// overlap: replicas of before, which may serve another certificate, are still there.
+/// Registers the hooks and keeps them registered. Returns once the API server has them.
+///
+/// The returned channel holds a message while another client keeps changing the hooks of namespaces
+/// and pods. For the time of `overlap`, the CA bundle also keeps the certificates that it held
+/// before. Replicas of an earlier version may still run and serve such a certificate.
 async fn register(
     clients: &Clients,
     app: &App,
@@ -367,8 +374,8 @@ async fn register(
     kept.0.contested()
 }
 
-/// Shows on this replica's Lease that it lives, which rules it has taken in, and whether others
-/// keep changing its hooks; ends with the shutdown, and the Lease with it.
+/// Keeps this replica's Lease, which shows three things: the replica is alive, which rules it has
+/// seen, and whether another client keeps changing its hooks. Removes the Lease at shutdown.
 async fn beat(
     clients: &Clients,
     identity: &Identity,

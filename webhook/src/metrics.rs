@@ -1,5 +1,6 @@
-//! The metrics. Labels are few and bounded. The only names of objects in them are those of
-//! registered `TransformPolicies`, at most 256.
+//! The metrics. Labels are few and bounded.
+//!
+//! The only object names in labels are those of registered `TransformPolicies`, at most 256.
 
 use std::{iter, time::Duration};
 
@@ -10,38 +11,38 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// What the hooks answer. Cheap to clone.
+/// Metrics of the hooks and their registration. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Answers {
     admission: Family<Answer, Histogram>,
-    /// Requests that wait for copies now.
+    /// Requests that wait for copies at this moment.
     pub(crate) held: Gauge,
     registered: Family<Configuration, Gauge>,
     policies: Family<Policies, Gauge>,
     rewritten: Family<Rewriter, Counter>,
 }
 
-/// A webhook configuration.
+/// Labels that identify a webhook configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Configuration {
     kind: String,
     name: &'static str,
 }
 
-/// Policies of which the same is said.
+/// Labels that group policies by their condition Ready.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Policies {
     ready: &'static str,
     reason: String,
 }
 
-/// A policy that objects are rewritten by.
+/// Label that names the policy that rewrote an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Rewriter {
     policy: String,
 }
 
-/// Which hook.
+/// A hook of the webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum Hook {
     Namespaces,
@@ -87,7 +88,7 @@ impl Word {
         Self::Undecodable,
     ];
 
-    /// Of a review that was read.
+    /// The word for the verdict of a review that was read.
     pub(crate) fn of(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Allow { .. } => Self::Allowed,
@@ -100,9 +101,9 @@ impl Word {
 }
 
 impl Answers {
-    /// Registers them.
+    /// Creates the metrics and adds them to the registry.
     pub(crate) fn new(registry: &mut Registry) -> Self {
-        // From what memory answers to what a wait takes, in seconds.
+        // Seconds, from an answer out of memory to the longest wait.
         const BUCKETS: [f64; 11] = [
             0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0,
         ];
@@ -125,7 +126,8 @@ impl Answers {
         let rewritten = Family::<Rewriter, Counter>::default();
         let help = "Objects that a TransformPolicy has changed as they were written, dry runs among them, by the policy's name";
         registry.register("policy_rewrites", help, rewritten.clone());
-        // From zero on: of what appears with its first event no rate can tell that one.
+        // Every series exists from the start with the value zero. A rate cannot show the first
+        // event of a series that appears with it.
         for (hook, verdict) in Hook::ALL
             .into_iter()
             .flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict)))
@@ -143,7 +145,7 @@ impl Answers {
         answers
     }
 
-    /// Says whether the API server has that configuration as it should be.
+    /// Records whether the API server has the configuration as Mimeo wants it.
     pub(crate) fn registered(&self, kind: &str, name: &'static str, yes: bool) {
         self.registered
             .get_or_create(&Configuration {
@@ -153,7 +155,7 @@ impl Answers {
             .set(yes.into());
     }
 
-    /// Counts the policies by whether they are ready, and why.
+    /// Counts the policies by status and reason.
     pub(crate) fn policies(&self, all: impl Iterator<Item = (bool, ConditionReason)>) {
         self.policies.clear();
         let counted = |ready, reason: ConditionReason| {
@@ -163,29 +165,29 @@ impl Answers {
                 reason: reason.to_string(),
             })
         };
-        // Where there are none, that is known, too.
+        // A cluster without policies reports zero, so that the series always exists.
         counted(true, ConditionReason::Active).set(0);
         for (ready, reason) in all {
             counted(ready, reason).inc();
         }
     }
 
-    /// A policy is registered: its objects count from zero on.
+    /// Starts counting rewrites of a policy from zero. Called for each policy that is registered.
     pub(crate) fn rewrites_by(&self, policy: &str) {
         drop(self.rewritten.get_or_create(&Rewriter {
             policy: policy.into(),
         }));
     }
 
-    /// A policy is not registered any more.
+    /// Removes the count of a policy that is no longer registered.
     pub(crate) fn rewrites_no_more(&self, policy: &str) {
         self.rewritten.remove(&Rewriter {
             policy: policy.into(),
         });
     }
 
-    /// A policy has changed an object. One that isn't registered doesn't count: anybody may ask for
-    /// any name.
+    /// Counts one rewrite by a policy. A policy that is not registered does not count, because any
+    /// caller may put any name into the path.
     pub(crate) fn rewrote(&self, policy: &str) {
         if let Some(count) = self.rewritten.get(&Rewriter {
             policy: policy.into(),

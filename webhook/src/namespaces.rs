@@ -1,7 +1,8 @@
-//! `/mutate/namespaces`: marks namespaces that must wait for copies, and keeps the mark.
+//! `/mutate/namespaces`: sets the pending label on namespaces that must wait for copies, and guards
+//! it against other users.
 //!
-//! Its failure policy is the operator's choice. What it decides is [`mimeo_engine::admission`]'s;
-//! this waits and marks.
+//! The operator chooses the hook's failure policy. [`mimeo_engine::admission`] makes the decisions;
+//! this file waits and writes the label.
 
 use std::time::Duration;
 
@@ -31,9 +32,9 @@ use tracing::{info, warn};
 
 use crate::{app::App, register::MANAGER};
 
-/// Left for the answer when waiting took all the time there was.
+/// Time kept for the answer when waiting has used up the rest.
 const RESERVE: Duration = Duration::from_millis(100);
-/// Until every API server has seen a namespace's new mark; it takes some 5 ms.
+/// Time until every API server has seen a namespace's new pending label. It takes about 5 ms.
 const SPREADING: Duration = Duration::from_millis(50);
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
@@ -75,7 +76,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     }
 }
 
-/// Waits until the rules are known, or for as long as there is time.
+/// Waits until the rules are known, at most until the deadline.
 async fn primed_by(handle: &Handle, until: Instant) {
     let mut changes = handle.changes();
     let primed = async {
@@ -85,7 +86,7 @@ async fn primed_by(handle: &Handle, until: Instant) {
             }
         }
     };
-    // Late is an answer, too: the rules stay unknown.
+    // After a timeout the rules stay unknown, and the decision covers that case.
     let _ = timeout_at(until, primed).await;
 }
 
@@ -105,9 +106,12 @@ fn note(request: &Request, mark: Mark) {
     }
 }
 
-/// Marks a namespace before it gets its labels, and waits until every API server knows. This write
-/// makes the API server try the update anew, and ask again; by then it finds the mark. An update
-/// that names the resourceVersion it was made for gets a 409 instead, and its author reads again.
+/// Sets the pending label on a namespace before the namespace gets its new labels. Then waits until
+/// every API server has seen the label.
+///
+/// This write changes the namespace, so the API server retries the update and calls the hook again.
+/// The second call finds the pending label. If the update names a resourceVersion, the API server
+/// answers it with 409 instead, and its client reads the namespace again.
 async fn mark_first(
     app: &App,
     request: &Request,
@@ -115,8 +119,8 @@ async fn mark_first(
     deadline: Instant,
 ) -> Result<(), Verdict> {
     let name = request.name.as_deref().unwrap_or_default();
-    // An API server always says it. Without it (and 0 is as good as none) the mark would land on
-    // whatever has the name, whoever asks.
+    // An API server always sends a resourceVersion. Without one (or with 0) any caller could put
+    // the pending label on whichever namespace has this name.
     let old = request
         .old_object
         .as_ref()
@@ -151,8 +155,8 @@ async fn mark_first(
             sleep(SPREADING).await;
             Ok(())
         }
-        // It has changed since the API server read it for this update, which therefore will be
-        // tried anew, too.
+        // The namespace has changed since the API server read it for this update. The API server
+        // therefore retries this update as well.
         Err(error) if status(&error) == Some(409) => Ok(()),
         Err(error) => {
             warn!(namespace = name, error = %Fault(&error), "failed to mark a namespace");

@@ -1,7 +1,7 @@
-//! `/mutate/objects/<policy>`: rewrites objects as the policy says, whoever writes them.
+//! `/mutate/objects/<policy>`: rewrites objects as a TransformPolicy says, for every user.
 //!
-//! While it doesn't answer, the policy's own failure policy decides; its errors follow the same
-//! policy as far as it is known.
+//! If the webhook does not answer, the policy's own failure policy decides. The hook's errors
+//! follow the same failure policy as far as it is known.
 
 use kube::Api;
 use mimeo_api::{FailurePolicy, TransformPolicy};
@@ -26,7 +26,8 @@ async fn answer(app: &App, name: &str, request: &Request) -> Verdict {
     if !is_name(name) {
         return Verdict::ALLOW;
     }
-    // Registered by another replica whose watch was quicker, or deleted just now.
+    // Either another replica has registered the policy and its watch was faster than this one's, or
+    // the policy has just been deleted.
     let api: Api<TransformPolicy> = Api::all(app.client.clone());
     match named::read(&api, name).await {
         Ok(Some(object)) => rewrite(&Known::new(object), request),

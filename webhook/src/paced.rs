@@ -1,5 +1,5 @@
-//! What the log tells now and then, however often it happens: anybody who reaches the port can make
-//! it happen thousands of times.
+//! Limits how often one message is logged. Any client that reaches the port can cause some messages
+//! thousands of times.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 const EVERY: Duration = Duration::from_secs(10);
 
-/// When it was told last.
+/// Time of the last log line.
 #[derive(Debug, Default)]
 pub(crate) struct Paced(Mutex<Option<Instant>>);
 
 impl Paced {
-    /// Whether it is time to tell again; then it counts as told.
+    /// True if the message is due. It then counts as logged.
     pub(crate) fn is_news(&self) -> bool {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let news = told.is_none_or(|told| told.elapsed() >= EVERY);

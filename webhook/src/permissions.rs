@@ -1,6 +1,6 @@
-//! Asks the API server whether whoever writes a rule or policy holds the rights that it takes.
+//! Asks the API server whether the author of a rule or policy has the permissions that it uses.
 //!
-//! Fails closed: what can't be asked isn't held.
+//! It fails closed: a permission that the API server cannot confirm counts as missing.
 
 use std::{collections::BTreeMap, io};
 
@@ -22,13 +22,13 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Questions of one review at once. The API server answers each from memory.
+/// Concurrent questions of one review. The API server answers each from memory.
 const PARALLEL: usize = 16;
-/// Of all reviews: whoever reaches the port can send as many as he likes, of rules that give rise
-/// to hundreds each.
+/// Concurrent questions of all reviews. Any client that reaches the port can send many reviews, and
+/// one rule can cause hundreds of questions.
 const AT_ONCE: usize = 32;
 
-/// What the API server is asked on behalf of rules under review: so much at once, in turn.
+/// Limits the concurrent requests to the API server on behalf of reviews. Further requests wait.
 #[derive(Debug)]
 pub(crate) struct Questions(Semaphore);
 
@@ -39,7 +39,8 @@ impl Default for Questions {
 }
 
 impl Questions {
-    /// The answer to one of them; none if there is none in time.
+    /// Sends one question when its turn comes. Returns `None` if there is no answer before the
+    /// deadline.
     pub(crate) async fn ask<T>(
         &self,
         question: impl Future<Output = T>,
@@ -52,10 +53,10 @@ impl Questions {
         timeout_at(deadline, turn).await.ok()
     }
 
-    /// Whether the user holds the right.
+    /// True if the user has the permission.
     ///
     /// # Errors
-    /// Nobody could say: that isn't "no".
+    /// The question has no answer. This does not mean that the user lacks the permission.
     pub(crate) async fn may(
         &self,
         client: &Client,
@@ -73,11 +74,11 @@ impl Questions {
     }
 }
 
-/// Asks for all that is needed, at most twice in a row: for each need, and where that is denied,
-/// for what is enough instead.
+/// Checks all needs, in at most two rounds. The first asks for each needed permission. The second
+/// asks, for each that was denied, for the permissions that are enough instead.
 ///
 /// # Errors
-/// The refusal, with what is missing; or that nobody could say.
+/// A refusal that lists the missing permissions, or one that says that the check had no answer.
 pub(crate) async fn check(
     client: &Client,
     questions: &Questions,
@@ -117,7 +118,7 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
             "Mimeo cannot check the permissions of user {user:?} now"
         ));
     }
-    // Coming again is of no use.
+    // A retry would not help.
     let message = "Mimeo may not check the permissions of users: it must be allowed to create subjectaccessreviews.authorization.k8s.io";
     Verdict::Deny {
         code: 500,
@@ -167,7 +168,8 @@ mod tests {
         }
     }
 
-    /// A client whose server answers each review so, and the attributes it was asked about.
+    /// A client, and the specs of the reviews that it sent. Its server answers each review with
+    /// `answer`.
     fn server(answer: fn(&Value) -> (u16, Value)) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let asked: Arc<Mutex<Vec<Value>>> = Arc::default();
         let told = asked.clone();

@@ -1,11 +1,12 @@
-//! `/mutate/pods`: pods of a marked namespace wait here for its copies.
+//! `/mutate/pods`: holds the pods of a namespace that has the pending label until its copies exist.
 //!
-//! Fails closed: it is only asked about namespaces whose copies are missing. That the API server
-//! asks at all says that it has seen the mark; this process's own watch may be behind, or still
-//! show an earlier namespace of the same name. So nothing is admitted or denied before a read, not
-//! from a cache and not older than the request, has shown which namespace it is. What has to wait
-//! anyway costs no read: held requests take up the API server's seats, of which reads would need
-//! more.
+//! The hook fails closed. The API server only asks about namespaces with the pending label, so its
+//! own cache shows the label. This process's watch may be behind, or it may still show an earlier
+//! namespace of the same name. The hook therefore admits or denies no pod before it has read the
+//! namespace itself. That read is newer than the request and does not come from a cache.
+//!
+//! A pod that has to wait anyway costs no read. Held requests already take up the API server's
+//! capacity for concurrent requests, and reads would need more of it.
 
 use std::time::Duration;
 
@@ -30,12 +31,12 @@ use tracing::{debug, info, warn};
 
 use crate::app::{App, Live};
 
-/// The replica that marked a namespace fills it within a few milliseconds; only when it hasn't by
-/// then do others help.
+/// Other replicas help after this time. The replica that set the pending label normally fills the
+/// namespace within a few milliseconds.
 const HELP_AFTER: Duration = Duration::from_millis(50);
-/// Changes come in bursts: a waiting request looks no more often than this.
+/// Shortest time between two checks of a waiting request, because changes come in bursts.
 const PACE: Duration = Duration::from_millis(1);
-/// Reads of namespaces at once, so that a storm of pods is none of reads.
+/// Concurrent reads of namespaces. The limit keeps many pods at once from causing as many reads.
 pub(crate) const READS: usize = 16;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
@@ -68,7 +69,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     }
 }
 
-/// Waits until something can be said, or waiting has been long enough.
+/// Waits until there is a decision or the waiting time is over.
 async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) -> GateDecision {
     let arrived = Instant::now();
     let until = (arrived + app.pod_gate_wait).min(deadline);
@@ -127,12 +128,12 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
     }
 }
 
-/// What this process knows is about another namespace of that name.
+/// The decision for a pod where this process knows only another namespace of the same name.
 fn elsewhere(namespace: &str) -> GateDecision {
     GateDecision::ComeAgain(admission::still_reading(namespace))
 }
 
-/// Reads a namespace. The engine learns its state, too.
+/// Reads a namespace, and passes its state to the engine.
 async fn read(app: &App, namespace: &str, until: Instant) -> Live {
     let Ok(Ok(_permit)) = timeout_at(until, app.reads.acquire()).await else {
         return Live::Unknown;
@@ -157,14 +158,14 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
     uid.map_or(Live::Unmarked, Live::Marked)
 }
 
-/// A place among the held requests.
+/// A slot among the held requests.
 struct Held<'a> {
     app: &'a App,
     _room: SemaphorePermit<'a>,
 }
 
 impl<'a> Held<'a> {
-    /// None if all places are taken.
+    /// Takes a slot. Returns `None` if all are taken.
     fn new(app: &'a App) -> Option<Self> {
         let room = app.held.try_acquire().ok()?;
         app.metrics.held.inc();

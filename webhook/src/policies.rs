@@ -1,7 +1,8 @@
-//! `TransformPolicies`: which there are, their entries in a webhook configuration of their own, and
-//! what their statuses say.
+//! `TransformPolicies`: watches them, registers one hook for each in a webhook configuration of
+//! their own, and writes their statuses.
 //!
-//! Every replica does all of it: what one wrote the others find as they would have written it.
+//! Every replica does all of this. Equal replicas write equal objects, so they do not disturb each
+//! other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,23 +46,24 @@ use crate::{
     register::{Kept, MANAGER, Refused, Wanted, try_out},
 };
 
-/// Most policies in the configuration, which is one object and has to fit into etcd.
+/// Most policies in the configuration. The configuration is one object and must fit into etcd.
 const MOST: usize = 256;
-/// A kind that nothing announces, as of an aggregated API, is looked for again this often.
+/// Interval at which unserved kinds are looked up again. No watch announces the kinds of an
+/// aggregated API.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
-/// After a failure.
+/// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
-/// What an API server may take until it goes by a configuration that was written: it watches them.
-/// Until then a policy that is said to be active would not be.
+/// Time until every API server uses a configuration that was written. API servers watch their
+/// configurations. A status that calls a policy active any earlier would be wrong.
 const HEARD: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A policy as it was last seen.
+/// A policy as last seen.
 #[derive(Debug)]
 pub(crate) struct Known {
     /// The object.
     pub(crate) object: TransformPolicy,
-    /// What it means, or why it means nothing.
+    /// The parsed policy, or the reasons why it is invalid.
     pub(crate) policy: Result<Policy, Vec<Refusal>>,
 }
 
@@ -78,12 +80,13 @@ impl Known {
     }
 }
 
-/// The policies that there are.
+/// All policies in the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Policies {
     known: ArcSwap<BTreeMap<Box<str>, Arc<Known>>>,
     listed: AtomicBool,
-    /// Something may have to be registered anew: a policy, or a kind.
+    /// Signals that a policy or a kind has changed, so that the registration may have to change
+    /// too.
     changed: Notify,
 }
 
@@ -93,17 +96,17 @@ impl Policies {
         self.known.load().get(name).cloned()
     }
 
-    /// Whether all have been seen once.
+    /// True once all policies have been listed.
     pub(crate) fn listed(&self) -> bool {
         self.listed.load(Ordering::Acquire)
     }
 
-    /// Kinds may have come or gone.
+    /// Signals that the cluster may serve other kinds now.
     pub(crate) fn kinds_changed(&self) {
         self.changed.notify_one();
     }
 
-    /// Follows them until dropped; `listed` is called after each complete listing.
+    /// Watches the policies until dropped. Calls `listed` after each complete list.
     pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
         let spec = WatchSpec {
             path: "/apis/mimeo.dev/v1alpha1/transformpolicies".into(),
@@ -121,7 +124,7 @@ impl Policies {
                 let known = Arc::new(Known::new(object));
                 self.change(|all| all.insert(name, known));
             }
-            // What it was before holds.
+            // The last version that could be decoded stays in force.
             Event::Undecodable(part) => {
                 shown.extend(part["metadata"]["name"].as_str().map(Box::from));
             }
@@ -134,7 +137,7 @@ impl Policies {
                 self.complete(&shown);
                 listed();
             }
-            // Without their CRD there are none.
+            // Without the CRD there are no policies.
             Event::NotServed => {
                 self.complete(&BTreeSet::new());
                 listed();
@@ -144,7 +147,7 @@ impl Policies {
         .await;
     }
 
-    /// Only the watch writes, so nothing is lost between reading and storing.
+    /// Only the watch calls this, so no change is lost between reading and storing.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<Box<str>, Arc<Known>>) -> T) {
         let mut all = BTreeMap::clone(&self.known.load());
         change(&mut all);
@@ -159,30 +162,30 @@ impl Policies {
     }
 }
 
-/// Keeps the policies' configuration and statuses.
+/// Keeps the policies' webhook configuration and their statuses.
 pub(crate) struct Registrar {
     policies: Arc<Policies>,
     client: Client,
     discovery: Arc<Discovery>,
     metrics: Answers,
     kept: Kept,
-    /// How kinds were last known to be served: an unanswered question changes nothing.
+    /// The last known resource of each kind. A failed lookup leaves the entry as it is.
     served: BTreeMap<GroupVersionKind, Resource>,
-    /// Entries that were tried, by their contents.
+    /// Results of dry runs, by the contents of the entry.
     tried: BTreeMap<Checksum, Result<(), String>>,
-    /// The configuration of which every API server has heard.
+    /// The configuration that every API server uses by now.
     heard: Option<Checksum>,
     /// Names of the policies that are registered.
     registered: BTreeSet<Box<str>>,
 }
 
-/// What is to be said of a policy: condition Ready.
+/// The condition Ready that a policy will get.
 struct Finding {
     ready: bool,
     reason: ConditionReason,
     message: String,
-    /// Whether the same may be found otherwise in a while, without anything that would be heard of
-    /// here.
+    /// True if the result may change without an event that this process would see. The registrar
+    /// then checks again soon.
     passing: bool,
 }
 
@@ -226,7 +229,7 @@ impl Registrar {
         }
     }
 
-    /// Runs until dropped; does nothing before there is a registration.
+    /// Runs until dropped. Registers no policy before it receives a registration.
     pub(crate) async fn run(mut self, mut registration: channel::Receiver<Option<Registration>>) {
         loop {
             let current = registration.borrow_and_update().clone();
@@ -246,7 +249,7 @@ impl Registrar {
         }
     }
 
-    /// One round; returns when the next one is due even if nothing happens.
+    /// Registers all policies once. Returns the time until the next round if nothing else happens.
     async fn register(&mut self, registration: &Registration) -> anyhow::Result<Duration> {
         let known: Vec<Arc<Known>> = self.policies.known.load().values().cloned().collect();
         let all_served = self.look_kinds_up(&known).await;
@@ -288,7 +291,8 @@ impl Registrar {
         let wanted = Checksum::of(configuration.render().to_string().as_bytes());
         self.kept.want(configuration);
         if timeout(DEADLINE, self.kept.holds()).await.is_err() {
-            // Whoever keeps it has said why. Until then no policy is said to be active.
+            // The task that writes the configuration has logged the reason. Until it succeeds no
+            // status calls a policy active.
             return Ok(RETRY);
         }
         if self.heard.replace(wanted) != Some(wanted) {
@@ -315,7 +319,7 @@ impl Registrar {
         Wanted::Policies(registration.clone(), policies, served)
     }
 
-    /// A kind that is not served, and which one its author may have meant.
+    /// The text for an unserved kind, with the kind that the author may have meant.
     fn name_missing(&self, gvk: &GroupVersionKind) -> String {
         match self.discovery.meant(gvk) {
             Some(kind) => format!("{gvk} (did you mean {kind}?)"),
@@ -323,7 +327,7 @@ impl Registrar {
         }
     }
 
-    /// Whether an entry of this policy can be registered.
+    /// Decides whether this policy's entry can be registered.
     async fn judge(
         &mut self,
         registration: &Registration,
@@ -371,7 +375,8 @@ impl Registrar {
             verdict.clone()
         } else {
             let verdict = match try_out(&self.client, &wanted).await? {
-                // Rights and policies change.
+                // The result is not remembered, because permissions and the cluster's own policies
+                // change.
                 Err(Refused {
                     message,
                     forbidden: true,
@@ -393,7 +398,7 @@ impl Registrar {
         })
     }
 
-    /// Looks every kind up that a policy names; tells whether all were found.
+    /// Looks up every kind that a policy names. Returns true if all of them are served.
     async fn look_kinds_up(&mut self, known: &[Arc<Known>]) -> bool {
         let kinds: BTreeSet<GroupVersionKind> = known
             .iter()
@@ -409,14 +414,14 @@ impl Registrar {
                 Ok(None) => {
                     self.served.remove(gvk);
                 }
-                // Not answered is not "not served".
+                // A failed lookup does not mean that the kind is unserved.
                 Err(error) => warn!(%gvk, %error, "cannot look a kind up"),
             }
         }
         kinds.len() == self.served.len()
     }
 
-    /// Writes the policy's status if it says something new.
+    /// Writes the policy's status if it has changed.
     async fn report(&self, known: &Known, finding: Finding) -> anyhow::Result<()> {
         let old = known.object.status.as_ref();
         let status = compose(known, finding, old, Timestamp::now());
@@ -441,7 +446,7 @@ impl Registrar {
                 info!(policy = name, reason, "policy status written");
                 Ok(())
             }
-            // Gone, or another one of its name by now.
+            // The policy is deleted, or another policy has its name by now.
             Err(error) if matches!(self::status(&error), Some(404 | 409 | 422)) => Ok(()),
             Err(error) => anyhow::bail!("status of policy {name}: {}", Fault(&error)),
         }
@@ -460,7 +465,7 @@ fn active(missing: &[String]) -> String {
     }
 }
 
-/// The status that says so, the same from all replicas.
+/// The status for a finding. All replicas make the same one.
 fn compose(
     known: &Known,
     finding: Finding,

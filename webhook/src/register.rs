@@ -1,9 +1,10 @@
-//! Keeps the webhook configurations in the cluster as they should be: written when this replica can
-//! serve, again when what they say changes, and put back when somebody changes or deletes them.
+//! Keeps the webhook configurations in the cluster as Mimeo wants them. A replica writes them once
+//! it can serve, writes them again when their contents change, and restores them when another
+//! client changes or deletes them.
 //!
-//! Every replica does so. Equal replicas write the same, which is no write to the server, so they
-//! don't disturb each other; unequal ones, as during an update of Mimeo, give way with a growing
-//! pause.
+//! Every replica does this. Equal replicas write equal configurations, which the API server stores
+//! as no change, so they do not disturb each other. During an update of Mimeo the replicas are
+//! unequal. Each then waits longer and longer between its writes.
 
 use std::{cmp::Reverse, fmt::Debug, sync::Arc, time::Duration};
 
@@ -39,30 +40,30 @@ use crate::{
     metrics::Answers,
 };
 
-/// Field manager of the configurations and of policies' statuses.
+/// Field manager of the configurations and of the statuses of policies.
 pub(crate) const MANAGER: &str = "mimeo-webhook";
-/// The configurations belong to this `ClusterRole`: whoever removes it removes Mimeo.
+/// The ClusterRole that owns the configurations. Deleting it means removing Mimeo.
 const OWNER: &str = "mimeo-webhook";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A repair this long after the last one is no part of the same fight.
+/// Time without a write after which a fight with another client is over.
 const FIGHT: Duration = Duration::from_mins(5);
-/// From this pause on, which is that of the fourth repair, the rules' status tells of the other
-/// client.
+/// From this pause on, the statuses of rules report the other client. The fourth write in a row
+/// reaches it.
 const CONTESTED: Duration = Duration::from_secs(4);
-/// The same while no other client is known: an update of Mimeo has two versions write for as long
-/// as it takes.
+/// The same if no other client is known. During an update two versions of Mimeo write the same
+/// configuration, for as long as the update takes.
 const CONTESTED_BY_ANOTHER_VERSION: Duration = Duration::from_secs(30);
-/// Most field managers that are named: each is up to 128 bytes long.
+/// Most field managers that a message names. Each name has up to 128 bytes.
 const MANAGERS: usize = 5;
 
-/// What a configuration shall say.
+/// The contents that a configuration must have.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wanted {
     /// The hooks of namespaces and pods.
     Mutating(Registration),
     /// The hook of rules.
     Validating(Registration),
-    /// The hooks of these policies, whose kinds are served so.
+    /// The hooks of these policies, and the resources of their kinds.
     Policies(Registration, Vec<Policy>, Vec<Served>),
 }
 
@@ -103,22 +104,23 @@ impl Wanted {
     }
 }
 
-/// A configuration that is being kept.
+/// A webhook configuration that a task keeps as wanted.
 #[derive(Debug)]
 pub(crate) struct Kept {
     wanted: watch::Sender<Option<Arc<Wanted>>>,
-    /// What the cluster was last seen to hold of it.
+    /// The contents that the cluster was last seen to have.
     held: watch::Receiver<Option<Arc<Wanted>>>,
     contested: watch::Receiver<Option<String>>,
 }
 
 impl Kept {
-    /// Keeps the mutating configuration of that name, once it is known what it shall say.
+    /// Starts to keep the mutating configuration with this name. The task writes nothing before the
+    /// first call of [`want`](Self::want).
     pub(crate) fn mutating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
         Self::start::<MutatingWebhookConfiguration>(clients, metrics, name)
     }
 
-    /// The same for the validating one.
+    /// Starts to keep the validating configuration with this name.
     pub(crate) fn validating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
         Self::start::<ValidatingWebhookConfiguration>(clients, metrics, name)
     }
@@ -160,13 +162,13 @@ impl Kept {
         }
     }
 
-    /// Another client keeps changing the configuration: a sentence that says so, until five minutes
-    /// after the last change.
+    /// A message while another client keeps changing the configuration, otherwise `None`. The
+    /// message stays until five minutes after the last write.
     pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
         self.contested.clone()
     }
 
-    /// Says what it shall hold from now on.
+    /// Sets the contents that the configuration must have from now on.
     pub(crate) fn want(&self, wanted: Wanted) {
         self.wanted.send_if_modified(|current| {
             let changed = current.as_deref() != Some(&wanted);
@@ -177,12 +179,12 @@ impl Kept {
         });
     }
 
-    /// Returns when the cluster holds what was wanted last. Cancel safe.
+    /// Returns once the cluster has the contents that were wanted last. Cancel safe.
     pub(crate) async fn holds(&self) {
         let mut held = self.held.clone();
         let current = |held: &Option<Arc<Wanted>>| held.is_some() && *held == *self.wanted.borrow();
         if held.wait_for(current).await.is_err() {
-            // The task ends with the runtime.
+            // The task ends only with the runtime.
             std::future::pending::<()>().await;
         }
     }
@@ -195,11 +197,11 @@ struct Keeper<K> {
     metrics: Answers,
     held: watch::Sender<Option<Arc<Wanted>>>,
     contested: watch::Sender<Option<String>>,
-    /// Whether it was seen with an owner.
+    /// True once the configuration was seen with an owner.
     owned: bool,
-    /// What was written last, or seen to be there: to the letter.
+    /// The contents that were last written, or last seen to match exactly.
     applied: Option<Arc<Wanted>>,
-    /// Whether the last write succeeded. A write that is refused again and again is no fight.
+    /// True if the last write succeeded. A write that the API server keeps refusing is not a fight.
     put_back: bool,
     repairs: Repairs,
 }
@@ -290,8 +292,8 @@ where
         }
     }
 
-    /// Tells of the other client that changed the configuration after Mimeo had written it, if it
-    /// does so again and again.
+    /// Logs and reports the other client that keeps changing the configuration after Mimeo has
+    /// written it. The first changes in a row are not reported.
     fn tell(&self, live: &Value, pause: Duration) {
         let (kind, managers) = (K::kind(&()), managers(live));
         let another_version = managers.is_empty() && !live.is_null();
@@ -306,21 +308,23 @@ where
         }
         let message = "another client, or another version of mimeo-webhook, keeps changing this webhook configuration";
         warn!(name = self.name, %kind, field_managers = managers.join(", "), pause = ?pause, message);
-        // The first sentence stays: a new one would be a write of every rule's status.
+        // The first message stays. A new message would cause a write of every rule's status.
         let sentence = contested(&kind, self.name, live);
         self.contested
             .send_if_modified(|told| told.is_none() && told.replace(sentence).is_none());
     }
 
-    /// How long to wait after this write before the next one.
+    /// Time to wait between this write and the next one.
     fn pause(&mut self, want: &Arc<Wanted>) -> Duration {
         let news = self.held.borrow().as_ref() != Some(want) && self.held.borrow().is_some();
         self.repairs.next(news, Instant::now())
     }
 
-    /// Whether nothing needs to be written. Certificates that this replica does not ask for may be
-    /// trusted by others, who have yet to see, or have already seen, the next ones; once, when what
-    /// it asks for changes, it takes them out.
+    /// True if the configuration needs no write.
+    ///
+    /// Other replicas may trust certificates that this one does not want: they may know the next
+    /// certificates already, or not yet. Such certificates stay. They are removed once, when the
+    /// contents that this replica wants change.
     fn holds(&self, live: &Value, want: &Arc<Wanted>) -> bool {
         let trust = if self.applied.as_ref() == Some(want) {
             Trust::AtLeast
@@ -330,7 +334,8 @@ where
         holds(live, &want.render(), trust)
     }
 
-    /// Writes it; none if its owner is gone, and Mimeo with it.
+    /// Writes the contents. Returns `None` if the owner is gone, because Mimeo is then being
+    /// removed.
     async fn write(&mut self, want: &Wanted) -> anyhow::Result<Option<Value>> {
         let owner = match self.owner().await? {
             Owner::None if self.owned => {
@@ -359,7 +364,8 @@ where
         Ok(Some(written))
     }
 
-    /// Takes out what apply leaves to others: entries and conditions that they added.
+    /// Replaces all entries. A server-side apply leaves the entries and match conditions that other
+    /// clients added.
     async fn replace(&self, live: &Value, body: &Value) -> anyhow::Result<Value> {
         let operations = json!([
             {"op": "test", "path": "/metadata/resourceVersion", "value": live["metadata"]["resourceVersion"]},
@@ -388,7 +394,7 @@ where
     }
 }
 
-/// When a configuration was written.
+/// Times of writes, and the pause between them.
 struct Repairs {
     last: Option<Instant>,
     backoff: Backoff,
@@ -404,8 +410,8 @@ impl Default for Repairs {
 }
 
 impl Repairs {
-    /// It is written now, because of `news` or because somebody changed it: how long to wait before
-    /// the next write.
+    /// Records a write at `now` and returns the pause before the next one. With `news` Mimeo itself
+    /// wants new contents; otherwise another client has changed the configuration.
     fn next(&mut self, news: bool, now: Instant) -> Duration {
         if news || self.fight_ends().is_none_or(|end| now >= end) {
             self.backoff.reset();
@@ -414,14 +420,14 @@ impl Repairs {
         self.backoff.pause()
     }
 
-    /// When whoever has changed it no longer counts, if it isn't changed again.
+    /// Time at which a fight is over if there are no more writes.
     fn fight_ends(&self) -> Option<Instant> {
         self.last.map(|last| last + FIGHT)
     }
 }
 
-/// The sentence that tells people that a configuration keeps being changed, or deleted if `live` is
-/// null.
+/// The message about a configuration that another client keeps changing. It says "deleted" if
+/// `live` is null.
 fn contested(kind: &str, name: &str, live: &Value) -> String {
     if live.is_null() {
         return format!(
@@ -430,7 +436,7 @@ fn contested(kind: &str, name: &str, live: &Value) -> String {
     }
     let managers = managers(live);
     let others = match &managers[..] {
-        // Another version of Mimeo has the same one.
+        // Another version of Mimeo uses the same field manager.
         [] => "another version of mimeo-webhook".to_owned(),
         all if all.len() <= MANAGERS => all.join(", "),
         all => format!(
@@ -444,28 +450,29 @@ fn contested(kind: &str, name: &str, live: &Value) -> String {
     )
 }
 
-/// The `ClusterRole` of this program.
+/// The `ClusterRole` that owns the configurations.
 enum Owner {
     /// A reference to it.
     Role(Value),
-    /// There is none, as outside a cluster, or after Mimeo was removed.
+    /// It does not exist: this program runs outside a cluster, or Mimeo has been removed.
     None,
-    /// This program may not look.
+    /// This program may not read it.
     Unknown,
 }
 
-/// Why the server refuses a configuration.
+/// The API server's refusal of a configuration.
 pub(crate) struct Refused {
     pub(crate) message: String,
-    /// Not because of what it says: of somebody who may not write such a one, by their rights or a
-    /// policy of the cluster's.
+    /// True if the contents are not the reason: the user lacks a permission, or a policy of the
+    /// cluster forbids the write.
     pub(crate) forbidden: bool,
 }
 
-/// Tries a configuration without writing it.
+/// Tries a configuration in a dry run.
 ///
 /// # Errors
-/// The server's refusal in the inner result; in the outer one that it couldn't be asked.
+/// The inner error is the API server's refusal. The outer error means that the API server gave no
+/// answer.
 pub(crate) async fn try_out(
     client: &Client,
     wanted: &Wanted,
@@ -492,22 +499,22 @@ pub(crate) async fn try_out(
     }
 }
 
-/// The object as JSON; null if there is none.
+/// The object as JSON, or null if there is none.
 fn value<K: Serialize>(object: Option<K>) -> Value {
-    // A typed object has no maps with other keys than strings.
+    // Serialization cannot fail: a typed object has no maps with keys other than strings.
     object
         .and_then(|object| serde_json::to_value(object).ok())
         .unwrap_or_default()
 }
 
-/// Field managers that own something in the object, without Mimeo; the one that wrote last first.
+/// Field managers of the object besides Mimeo's, the most recent writer first.
 fn managers(live: &Value) -> Vec<&str> {
     let entries = live["metadata"]["managedFields"]
         .as_array()
         .into_iter()
         .flatten();
     let mut entries: Vec<&Value> = entries.collect();
-    // Equal times (they are whole seconds) are in no order.
+    // Times are whole seconds. Entries with equal times are sorted by name.
     entries.sort_by_key(|entry| (Reverse(entry["time"].as_str()), entry["manager"].as_str()));
     let mut names = Vec::new();
     for name in entries
@@ -521,9 +528,10 @@ fn managers(live: &Value) -> Vec<&str> {
     names
 }
 
-/// The certificates by which API servers know the hooks at present, in PEM. Other replicas may
-/// serve one that these vouch for, and this one doesn't know: of a Secret that was given another
-/// name, or from before there was a folder.
+/// The CA certificates of the hooks as registered now, in PEM. Other replicas may serve
+/// certificates that only these can verify and that this replica does not know. Such a certificate
+/// comes from a Secret that was since renamed, or from the time before a certificate folder was
+/// configured.
 pub(crate) async fn trusted_before(clients: &Clients) -> String {
     let api = Api::<MutatingWebhookConfiguration>::all(clients.requests.clone());
     let found = within(DEADLINE, api.get_opt(NAME))
@@ -545,8 +553,8 @@ pub(crate) async fn trusted_before(clients: &Clients) -> String {
 mod tests {
     use super::*;
 
-    /// Four repairs, each within five minutes of the one before, are a fight; five minutes without
-    /// one end it.
+    /// Four writes, each within five minutes of the one before, are a fight. Five minutes without a
+    /// write end it.
     #[test]
     fn who_changes_it_again_and_again_fights() {
         let start = Instant::now();

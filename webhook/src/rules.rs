@@ -1,10 +1,10 @@
-//! The two hooks of Mimeo's own kinds. `/mutate/rules` notes the author. `/validate/rules` refuses
-//! objects that cannot work or that use permissions which their author does not have, and warns
-//! about the odd ones.
+//! The two hooks for Mimeo's own kinds. `/mutate/rules` notes the author. `/validate/rules` refuses
+//! objects that cannot work or that use permissions which their author does not have. It also warns
+//! about probable mistakes.
 //!
-//! Both fail closed and have no effects, so a dry run is like any other request. The author is
-//! checked when the object is created or its spec changes, and never again: a later write of
-//! labels, annotations or finalizers makes no author.
+//! Both hooks fail closed and have no effects, so they treat a dry run like any other request. The
+//! author is checked when the object is created or its spec changes, and never again. A later write
+//! of labels, annotations or finalizers does not make its user the author.
 
 use std::collections::BTreeMap;
 
@@ -44,10 +44,10 @@ use crate::{
     warnings::{self, Told},
 };
 
-/// So many objects of a selector are counted: more than a rule may have.
+/// Most objects of a selector that are counted. This is more than a rule may have as sources.
 const LISTED: u32 = 512;
 
-/// So many selectors of a tenant's rule are looked into.
+/// Most selectors of a tenant's rule that are checked.
 const TENANTS_LISTS: usize = 4;
 
 /// Answers `/mutate/rules`.
@@ -63,8 +63,8 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     let Some(object) = &request.object else {
         return Verdict::ALLOW;
     };
-    // Whoever stored this spec was told; what is refused by now must still be editable otherwise,
-    // and removable.
+    // The spec has passed this hook before. If it would be refused by now, the rest of the object
+    // must still be editable, and the object must be removable.
     if request
         .old_object
         .as_ref()
@@ -86,7 +86,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     }
 }
 
-/// Warnings, or the refusal.
+/// The warnings of an accepted object, or the refusal.
 type Checked = Result<Vec<String>, Verdict>;
 
 fn invalid(refusals: &[Refusal]) -> Verdict {
@@ -127,7 +127,7 @@ fn parse<T: DeserializeOwned, P>(
         .map_err(|refusals| invalid(&refusals))
 }
 
-/// A rule of the kind that the request is about.
+/// Parses the rule that the request is about.
 fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
     match &*request.kind.kind {
         names::REPLICATION => parse::<Replication, _>(object, Rule::parse_replication),
@@ -135,8 +135,8 @@ fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
     }
 }
 
-/// Checks the author before it says anything about the cluster's objects, which only an author with
-/// the permissions may know.
+/// Checks a rule. The author's permissions come first: every later check reveals something about
+/// the cluster's objects, which only an author with the permissions may know.
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
     let reach = app.handle.look(|engine, _| engine.reach().clone());
     let rule = parse_rule(request, object)?.within(&reach);
@@ -144,8 +144,8 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
     let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
     if let Err(refusal) = authorize(app, request, &needs, deadline).await {
-        // A user who may delete the rule or suspend it learns nothing more about the cluster by
-        // that.
+        // A user who may delete or suspend the rule is allowed to do so, and learns nothing more
+        // about the cluster.
         return if takes_away(request, object) {
             Ok(vec![])
         } else {
@@ -160,7 +160,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     )?;
     let mut warnings = kinds.warnings(app);
     warnings.extend(warnings::near_misses(object, VARIABLES));
-    // Nobody is told what is in another namespace by naming it, nor what Mimeo may do there.
+    // Naming another namespace must not reveal its objects, nor Mimeo's permissions there.
     let told =
         |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
     let (sources, refused): (Vec<_>, Vec<_>) = rule
@@ -194,7 +194,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         .as_ref()
         .and_then(|old| parse_rule(request, old).ok());
     let before = before.map(|rule| rule.within(&reach));
-    // What doesn't grow can be changed and deleted wherever it is.
+    // A rule that makes no more copies than before stays editable and removable, wherever it is.
     if before
         .as_ref()
         .is_none_or(|before| before.most_copies() < rule.most_copies())
@@ -216,7 +216,8 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         places.retain(|namespace| rule.names(namespace));
     }
     let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
-    // A list each: a tenant, who may write as many rules as he likes, is told of the first.
+    // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
+    // only the first few selectors of each.
     let most = if rule.id.kind == RuleKind::Replication {
         TENANTS_LISTS
     } else {
@@ -263,7 +264,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
                 &sources,
                 before.as_ref(),
             ));
-            // The webhook copies nothing for it.
+            // Only the reconciler writes copies for a Replication.
             own.retain(|need| need.program == Program::Reconciler);
         }
     }
@@ -280,7 +281,7 @@ impl Told {
         object: &Value,
         deadline: Instant,
     ) -> Self {
-        // A tenant's rule names all of its own.
+        // A tenant's rule names all its namespaces.
         if rule.id.kind == RuleKind::Replication
             || !lists_namespaces(app, &request.user, deadline).await
         {
@@ -300,7 +301,7 @@ impl Told {
     }
 }
 
-/// In doubt they don't.
+/// Returns false if the check has no answer.
 async fn lists_namespaces(app: &App, user: &User, deadline: Instant) -> bool {
     let namespaces = Right {
         verb: "list",
@@ -340,9 +341,9 @@ async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Ins
     Ok(kinds.warnings(app))
 }
 
-/// True if the request only takes something away from a rule or grant that is stored and valid. No
-/// permission is needed for that besides the one to update the object. An object that is not valid
-/// does nothing so far, so any change to it may add something.
+/// True if the request only takes something away from a rule or grant that is stored and valid.
+/// Such a request needs no permission besides the one to update the object. An invalid object does
+/// nothing so far, so any change to it may add something.
 fn takes_away(request: &Request, object: &Value) -> bool {
     fn both<T: DeserializeOwned>(
         old: &Value,
@@ -404,7 +405,7 @@ async fn authorize(
     checked
 }
 
-/// What discovery says of some kinds; one that wasn't answered about in time is left out.
+/// Discovery's answers about some kinds. A kind without an answer before the deadline is missing.
 struct Kinds(BTreeMap<GroupVersionKind, Option<Resource>>);
 
 impl Kinds {
@@ -446,8 +447,8 @@ impl Kinds {
             .collect()
     }
 
-    /// The refusal of an author who would need the permissions on all kinds of a group, because one
-    /// of them is misspelt.
+    /// Adds to a refusal the kind that the author may have meant. If a kind is misspelt, its
+    /// resource is unknown and the author would need the permissions on all resources of its group.
     fn explain(&self, app: &App, refusal: Verdict) -> Verdict {
         let meant = self
             .missing()
@@ -472,7 +473,7 @@ impl Kinds {
     }
 }
 
-/// Sources that a read answers with 404, one warning each.
+/// Returns one warning for each source that the API server answers with 404.
 async fn missing_sources(
     app: &App,
     sources: &[&SourceRef],
@@ -495,8 +496,8 @@ async fn missing_sources(
         .collect()
 }
 
-/// Of a RoleBinding what it binds. Its subjects, of which there may be thousands, are nobody's
-/// business here.
+/// The role of a RoleBinding. The subjects are left out: there may be thousands, and they do not
+/// matter here.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = RoleBinding)]
 #[serde(rename_all = "camelCase")]
@@ -505,9 +506,9 @@ struct Binding {
     role_ref: RoleRef,
 }
 
-/// The roles that those of the sources bind which are RoleBindings, as far as they can be read in
-/// time: what they give Mimeo must be granted, and no more. One is read after the other: whoever
-/// has a namespace can make them as large as objects can be.
+/// The roles that RoleBindings among the sources refer to, as far as they can be read before the
+/// deadline. Mimeo needs the permission to grant exactly these roles. The RoleBindings are read one
+/// after the other, because any user with a namespace can make them as large as an object can be.
 async fn bound(
     client: &Client,
     questions: &Questions,
@@ -535,22 +536,23 @@ async fn bound(
     bound
 }
 
-/// What one selector finds.
+/// The objects that one selector finds.
 struct Selected<'a> {
     selector: &'a SourceSelector,
     sources: Vec<SourceRef>,
-    /// Whether these are not all.
+    /// True if the selector finds more objects than these.
     more: bool,
 }
 
 impl Selected<'_> {
-    /// What is odd about it in a rule that may have so many sources.
+    /// The warning about this selector in a rule that may have at most `most` sources.
     fn warning(&self, most: usize) -> Option<String> {
         warnings::selected(self.selector, self.sources.len(), self.more, most)
     }
 }
 
-/// What these selectors find. What can't be found out in time is left out.
+/// Lists the objects that these selectors find. A selector without an answer before the deadline is
+/// left out.
 async fn select<'a>(
     app: &App,
     selectors: &[&'a SourceSelector],
@@ -623,7 +625,7 @@ mod tests {
 
     use super::*;
 
-    /// Each may be as large as an object can be.
+    /// RoleBindings are read one by one, since each may be as large as an object can be.
     #[tokio::test(start_paused = true)]
     async fn what_role_bindings_give_is_read_one_after_the_other_and_nothing_else() {
         let (asked, at_once) = (

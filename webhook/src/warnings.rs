@@ -1,10 +1,10 @@
-//! What the author of a rule is told that was accepted, since the API server passes warnings on to
-//! whoever wrote it.
+//! Warnings for the author of an accepted rule. The API server passes them on to the client.
 //!
-//! A warning on each harmless change is soon read by nobody. So these are spoken of alone: how many
-//! namespaces are selected, when the targets are new or others, and on any dry run; what is
-//! probably not meant (nothing selected, everything selected, copies that go with this change), and
-//! what keeps the rule from doing what it says (other rules, missing rights).
+//! A warning on every harmless change would soon be ignored. So there are only three kinds:
+//!
+//! - The number of selected namespaces, when the targets are new or changed, and on any dry run.
+//! - Probable mistakes: the rule selects nothing or everything, or this change deletes copies.
+//! - Obstacles to the rule: other rules and missing permissions.
 
 use std::collections::BTreeSet;
 
@@ -28,31 +28,31 @@ use tracing::debug;
 
 use crate::app::App;
 
-/// Most contests that are told one by one.
+/// Most contests with other rules that get their own warning.
 const CONTESTS: usize = 3;
-/// Most missing grants that are told one by one.
+/// Most missing grants that get their own warning.
 const GRANTS: usize = 3;
-/// Most texts that look like variables that are told one by one.
+/// Most near misses of a variable that get their own warning.
 const MISSES: usize = 3;
-/// Most rights that are asked for: those of some ten kinds.
+/// Most permissions that are checked. This covers about ten kinds.
 const RIGHTS: usize = 128;
-/// So many at once.
+/// Concurrent permission checks.
 const AT_ONCE: usize = 16;
 
-/// What of namespaces its author is to be told.
+/// How much the warnings may say about namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// Nothing but of those that the rule names: who may not list namespaces is not to learn how
-    /// many there are, nor what a glob finds.
+    /// Only about namespaces that the rule names. An author who may not list namespaces must not
+    /// learn their number, nor the matches of a glob.
     Named,
-    /// What is odd.
+    /// Only probable mistakes.
     Odd,
-    /// How many are selected, be there nothing odd about it.
+    /// Also the number of selected namespaces, even without any mistake.
     Counts,
 }
 
-/// About the namespaces and the other rules that the rule would meet with these sources, all it has
-/// now; `before` is the rule as it is stored.
+/// Warnings about the namespaces that the rule selects and the other rules that want the same
+/// copies. `sources` are all sources that the rule has at present; `before` is the stored rule.
 pub(crate) fn foresee(
     app: &App,
     rule: &Rule,
@@ -83,7 +83,7 @@ pub(crate) fn foresee(
     warnings
 }
 
-/// About the other rules that a tenant's rule would meet in its own namespace.
+/// Warnings about other rules that want the same copies in the own namespace of a tenant's rule.
 pub(crate) fn foresee_at_home(
     app: &App,
     rule: &Rule,
@@ -98,7 +98,7 @@ pub(crate) fn foresee_at_home(
     contested(&contests.unwrap_or_default())
 }
 
-/// The first, and how many more there are.
+/// The warnings about the first contests, and the number of the others.
 fn contested(contests: &[Contest]) -> Vec<String> {
     let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
     if contests.len() > CONTESTS {
@@ -142,8 +142,9 @@ fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     })
 }
 
-/// Copies know from their own marks that they are to stay without their rule, and whoever deletes
-/// it before these are written deletes them.
+/// A warning if the rule changes to retain its copies after its deletion. Each copy carries this in
+/// its own annotation. If the rule is deleted before Mimeo has written all annotations, Mimeo
+/// deletes the other copies.
 pub(crate) fn untold_retention(rule: &Rule, before: Option<&Rule>) -> Option<String> {
     let retains = |rule: &Rule| rule.retention.when_rule_deleted == Retain::Retain;
     let untold = retains(rule) && before.is_some_and(|before| !retains(before));
@@ -164,8 +165,7 @@ fn contest(contest: &Contest) -> String {
         ..
     } = contest;
     let places = contest.places();
-    // Whether the other rule's copies are there already, the webhook doesn't know. A new rule has
-    // none.
+    // The webhook does not know whether the other rule's copies exist already. A new rule has none.
     let gets = if *lost {
         format!("{other} gets {kind} {name} in {places}, not this rule (RuleConflict)")
     } else {
@@ -176,8 +176,8 @@ fn contest(contest: &Contest) -> String {
     format!("{gets}. Name one rule's copies differently (copyName)")
 }
 
-/// What other namespaces don't grant a tenant's rule with these sources, all it has now. Whether
-/// they exist makes no difference.
+/// Warnings about grants that a tenant's rule lacks. `sources` are all sources that it has at
+/// present. The warnings do not depend on whether the other namespaces exist.
 pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
     let (mut warnings, more) = app
         .handle
@@ -188,7 +188,7 @@ pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<
     warnings
 }
 
-/// Texts in a spec that look like a variable and are none.
+/// Warnings about text in a spec that resembles a variable but is none.
 pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     let misses = near_misses_in(&object["spec"]);
     let warning = |(field, miss): &(String, &str)| {
@@ -206,7 +206,7 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     warnings
 }
 
-/// That a kind isn't served, and which one its author may have `meant`.
+/// The warning that a kind is not served. `meant` is the kind that the author may have meant.
 pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
     match meant {
         Some(kind) => format!("the cluster does not serve {gvk}; did you mean {kind}?"),
@@ -214,17 +214,18 @@ pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
     }
 }
 
-/// That a source, or what a selector finds, isn't copied.
+/// The warning that a source, or the objects that a selector finds, will not be copied.
 pub(crate) fn out_of_reach(source: &str, why: OutOfReach) -> String {
     format!("{source}: {why}")
 }
 
-/// That a source doesn't exist.
+/// The warning that a source does not exist.
 pub(crate) fn missing_source(source: &SourceRef) -> String {
     format!("source {source} does not exist; nothing is copied until it does")
 }
 
-/// The warning for a selector that finds no objects, or more than the rule may have as sources.
+/// The warning about a selector that finds no objects, or more than the rule may have as sources,
+/// or that is empty.
 pub(crate) fn selected(
     selector: &SourceSelector,
     found: usize,
@@ -253,8 +254,8 @@ pub(crate) fn selected(
     }
 }
 
-/// How to grant what Mimeo's programs lack for the rule's kinds. What can't be found out in time
-/// isn't told.
+/// Warnings that say how to grant the permissions which Mimeo's programs lack for the rule's kinds.
+/// A permission without an answer before the deadline counts as granted.
 pub(crate) async fn missing_rights(
     app: &App,
     needs: BTreeSet<ProgramRight>,
@@ -272,7 +273,8 @@ pub(crate) async fn missing_rights(
     own_rights::explain(&answers.into_iter().flatten().collect(), reach)
 }
 
-/// The right, if any of the program's users lacks it; in doubt they don't.
+/// Returns the permission if one of the program's users lacks it. A check without an answer counts
+/// as granted.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
         match app
@@ -294,7 +296,7 @@ fn users(app: &App, program: Program) -> Vec<User> {
     let own = &app.username;
     match program {
         Program::Webhook => vec![user(own)],
-        // Whoever else is known as one of Mimeo's users.
+        // The reconciler's users are all of Mimeo's users besides this program's own.
         Program::Reconciler => app
             .mimeo_users
             .iter()
@@ -304,7 +306,7 @@ fn users(app: &App, program: Program) -> Vec<User> {
     }
 }
 
-/// A user with the groups that the API server puts it in by its name.
+/// A user in the groups that the API server derives from its name.
 fn user(name: &str) -> User {
     let mut groups = vec!["system:authenticated".to_owned()];
     if let Some((namespace, _)) = name
@@ -343,7 +345,7 @@ mod tests {
         letter.repeat(length)
     }
 
-    /// As API servers get them.
+    /// The warnings as the API server receives them.
     fn sent(warnings: Vec<String>) -> Vec<String> {
         let review: Value = from_slice(&encode("u", &Verdict::Allow { warnings })).unwrap();
         serde_json::from_value(review["response"]["warnings"].clone()).unwrap()
@@ -369,7 +371,7 @@ mod tests {
         }
     }
 
-    /// API servers cut a warning off at 256 characters.
+    /// The API server truncates each warning after 256 characters.
     #[test]
     fn no_warning_is_cut_before_its_advice_however_long_the_names_are() {
         let gvk =

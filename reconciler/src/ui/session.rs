@@ -1,4 +1,4 @@
-//! One page that is being followed: what it was shown so far, and what it is shown next.
+//! One followed page: the data that it has received so far, and the next event for it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -14,28 +14,28 @@ use tokio::time::{Instant, sleep};
 
 use super::Known;
 
-/// Between two looks for what has changed. A thousand changes within it are one to the page.
+/// Pause between two checks for changes. The page receives all changes within it as one event.
 const PACE: Duration = Duration::from_millis(250);
-/// Something is said at least this often: else the page takes the connection for lost.
+/// Longest time without an event. The page treats a longer silence as a lost connection.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Most held deletions that are told one by one. Anybody's marks can name rules that there never
-/// were.
+/// Most held deletions that are listed one by one. Anyone who may write labels and annotations can
+/// name rules that never existed.
 const HELD: usize = 20;
 
-/// Then the page comes again, and shows again that it may see this: rights may have been taken
-/// away.
+/// Longest duration of one stream. The page then reconnects and shows again that it has the
+/// permission, which may have been removed in the meantime.
 const LONGEST: Duration = Duration::from_mins(10);
 
 /// One page that is being followed.
 pub(super) struct Session {
     known: Known,
     cursor: Cursor,
-    /// What rules are called in this stream: names would be most of it.
+    /// The numbers of rules in this stream. Their names would make up most of the data.
     numbers: HashMap<Arc<RuleId>, u32>,
     last_number: u32,
-    /// Whether this replica led, and who did, when that was last told.
+    /// Whether this replica led, and which replica did, in the last event about them.
     told: Option<(bool, Option<String>)>,
-    /// The nonces of the held deletions that were last told.
+    /// Nonces of the held deletions in the last event about them.
     held: Option<Vec<Box<str>>>,
     began: Instant,
     spoke: Instant,
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// The next event, as text; none: it has been long enough.
+    /// The next event, as text. Returns `None` when the stream has reached its longest duration.
     pub(super) async fn next(&mut self) -> Option<String> {
         while self.began.elapsed() < LONGEST {
             let event = self
@@ -64,7 +64,7 @@ impl Session {
                 .or_else(|| self.news());
             if event.is_some() || self.spoke.elapsed() >= HEARTBEAT {
                 self.spoke = Instant::now();
-                // A comment is as good a sign of life as any.
+                // A comment is enough as a heartbeat.
                 return event.or_else(|| Some(":\n\n".to_owned()));
             }
             sleep(PACE).await;
@@ -72,7 +72,7 @@ impl Session {
         None
     }
 
-    /// Whether this replica leads, if that is news.
+    /// An event that says whether this replica leads, if that has changed.
     fn standing(&mut self) -> Option<String> {
         let Known {
             leading,
@@ -99,7 +99,8 @@ impl Session {
         Some(event)
     }
 
-    /// What is held of rules that are gone, if that is news: no rule's column has it.
+    /// An event with the held deletions of rules that no longer exist, if they have changed. The
+    /// page has no column for such rules.
     fn held(&mut self) -> Option<String> {
         if !*self.known.leading.borrow() {
             return None;
@@ -120,7 +121,7 @@ impl Session {
         })
     }
 
-    /// A piece of what has changed.
+    /// An event with the next part of the changes.
     fn news(&mut self) -> Option<String> {
         if !*self.known.leading.borrow() {
             return None;
@@ -196,7 +197,7 @@ impl Session {
 }
 
 fn event(name: &str, data: &impl Serialize) -> String {
-    // Serializing plain data to memory cannot fail; JSON has no line breaks, so it is one line of
+    // Serializing plain data to memory cannot fail. JSON has no line breaks, so it fits one line of
     // an event.
     format!(
         "event: {name}\ndata: {}\n\n",
@@ -204,7 +205,7 @@ fn event(name: &str, data: &impl Serialize) -> String {
     )
 }
 
-/// As the page numbers them: the later one counts more.
+/// The number of a state in the page. States with higher numbers take precedence.
 fn number(state: State) -> u8 {
     match state {
         State::Synced => 0,
@@ -223,7 +224,7 @@ struct Replica<'a> {
     leader: Option<&'a str>,
 }
 
-/// All that is held of rules that are gone.
+/// All held deletions of rules that no longer exist.
 #[derive(Serialize)]
 struct AllHeld<'a> {
     deletions: Vec<HeldTold<'a>>,
@@ -259,7 +260,7 @@ impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
     }
 }
 
-/// A piece of a view. What isn't in it has not changed.
+/// A part of the view. Whatever it leaves out has not changed.
 #[derive(Default, Serialize)]
 struct Told<'a> {
     anew: bool,
@@ -275,12 +276,13 @@ struct EndedTold<'a> {
     namespaces: Vec<&'a str>,
 }
 
-/// Number of the rule, state, since when (seconds since 1970, 0 if that isn't known), copies, those
-/// of them that are synced, reason. There may be hundreds of thousands: so they have no field
-/// names.
+/// Number of the rule, state, start of the state (seconds since 1970, 0 if unknown), number of
+/// copies, number of synced copies, reason. There may be hundreds of thousands of these, so the
+/// fields have no names.
 type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
 
-/// A rule with what its status says; no resourceVersions, which are of no use to people.
+/// A rule with its status. The resourceVersions in the status are left out, because they do not
+/// help people.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RuleTold<'a> {
@@ -328,7 +330,7 @@ impl<'a> RuleTold<'a> {
     }
 }
 
-/// What people know a source by.
+/// The source as people write it.
 fn known_as(source: &SourceStatus) -> String {
     let SourceStatus { kind, name, .. } = source;
     match &source.namespace {
@@ -359,7 +361,7 @@ impl<'a> ConditionTold<'a> {
     }
 }
 
-/// A copy, when it is asked for.
+/// A copy, as the page requests it for one rule and namespace.
 #[derive(Serialize)]
 pub(super) struct CopyTold {
     kind: String,
