@@ -1,5 +1,5 @@
-//! What the API servers were asked, from their audit logs: one event per request, so that tests
-//! count exactly.
+//! Requests to the API servers, from their audit logs: one event per request, so that tests count
+//! exactly.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-/// Everything, without bodies. That a write has begun is logged too, so that [`settled`] knows
-/// which are under way: a watch shows what a write did before the write is answered and logged.
-/// Pods are left out, whose creation Mimeo may hold up.
+/// Logs all requests without bodies. It also logs when a write begins, so that [`settled`] knows
+/// the writes under way. A watch shows the effect of a write before the write is answered and
+/// logged. Pods are an exception, because Mimeo may hold their creation.
 pub(crate) const POLICY: &str = r#"{
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -23,55 +23,56 @@ pub(crate) const POLICY: &str = r#"{
     ]
 }"#;
 
-/// The stage of a request that hasn't been answered yet.
+/// The stage of a request that is not answered yet.
 const RECEIVED: &str = "RequestReceived";
 
-/// Of this crate's own requests (readiness, marks), which no test wants to count.
+/// User agent of this crate's own requests (readiness, marks). Tests do not count these.
 pub(crate) const OWN_USER_AGENT: &str = "mimeo-tests-control-plane";
 
 /// A position in the audit logs; see [`crate::ControlPlane::audit_mark`].
 #[derive(Debug, Clone)]
 pub struct AuditMark(pub(crate) Vec<u64>);
 
-/// One request that an API server has answered, or a watch that it has begun.
+/// A request that an API server has answered, or a watch that it has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEvent {
-    /// Which API server, counted from 0.
+    /// The API server, counted from 0.
     pub api_server: usize,
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. Apply is
-    /// a `patch`, also when it creates. Requests for something else than an object have the HTTP
-    /// method in small letters.
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. An apply
+    /// is a `patch`, even if it creates the object. Requests for other things than objects have the
+    /// HTTP method in lower case.
     pub verb: String,
-    /// Who asked.
+    /// The user that sent the request.
     pub user: String,
-    /// With which program.
+    /// The user agent of the client.
     pub user_agent: String,
-    /// API group; empty for the core group and for what is no object.
+    /// API group. It is empty for the core group and for requests that do not concern an object.
     pub group: String,
-    /// Plural name, such as `secrets`; empty for what is no object.
+    /// Plural name, such as `secrets`. It is empty for requests that do not concern an object.
     pub resource: String,
     /// Such as `status`; mostly empty.
     pub subresource: String,
     /// Empty for cluster-scoped objects and for lists of all namespaces.
     pub namespace: String,
-    /// Empty for lists and watches; with `generateName`, the name that was given.
+    /// Empty for lists and watches. With `generateName`, the generated name.
     pub name: String,
     /// The HTTP status of the answer.
     pub code: u16,
     /// Path and query.
     pub uri: String,
-    /// `ResponseComplete`; `ResponseStarted` for a watch, which is told when it begins; `Panic`.
+    /// `ResponseComplete`, or `Panic`, or `ResponseStarted` for a watch, which is logged when it
+    /// begins.
     pub stage: String,
-    /// When the request arrived.
+    /// Time at which the request arrived.
     pub received: Timestamp,
-    /// When this stage was reached.
+    /// Time at which this stage was reached.
     pub at: Timestamp,
 }
 
 impl AuditEvent {
-    /// Whether the verb is one that changes objects, whether or not it did (see
-    /// [`AuditEvent::code`]); dry runs aside, and questions that are asked by creating what nobody
-    /// stores.
+    /// True if the verb changes objects, whether or not the request succeeded (see
+    /// [`AuditEvent::code`]). Dry runs do not count. Neither do reviews that are asked by a create
+    /// and never stored.
     pub fn is_write(&self) -> bool {
         let verbs = ["create", "update", "patch", "delete", "deletecollection"];
         let question = matches!(
@@ -81,8 +82,8 @@ impl AuditEvent {
         verbs.contains(&self.verb.as_str()) && !question && !self.uri.contains("dryRun=All")
     }
 
-    /// Whether it tells of the end of a watch. A watch is told twice; that one was open at a mark
-    /// is no request after it.
+    /// True for the event at the end of a watch. A watch has two events. The end of a watch that
+    /// was open at a mark is no request after the mark.
     pub(crate) fn ends_watch(&self) -> bool {
         self.verb == "watch" && self.stage == "ResponseComplete"
     }
@@ -107,7 +108,7 @@ struct Line {
     stage_timestamp: Timestamp,
 }
 
-/// Of each line, what [`settled`] needs.
+/// The fields of a line that [`settled`] needs.
 #[derive(Deserialize)]
 struct Stage {
     stage: String,
@@ -137,8 +138,8 @@ struct ResponseStatus {
     code: u16,
 }
 
-/// The events of one log from an offset (bytes) on, in the order in which requests were answered;
-/// of a watch, two.
+/// The events of one log from an offset (in bytes) on, in the order of the answers. A watch has two
+/// events.
 pub(crate) fn read(log: &Path, api_server: usize, offset: u64) -> Result<Vec<AuditEvent>> {
     let bytes = whole_lines(log, offset)?;
     let lines = bytes
@@ -155,9 +156,9 @@ pub(crate) fn read(log: &Path, api_server: usize, offset: u64) -> Result<Vec<Aud
     Ok(others.map(|line| event(api_server, line)).collect())
 }
 
-/// Where the last whole line of a log ends, in bytes.
+/// The end of the last whole line of a log, in bytes.
 pub(crate) fn end(log: &Path) -> Result<u64> {
-    // Longer than any line: bodies are not logged.
+    // More than any line needs: bodies are not logged.
     const LONGEST_LINE: u64 = 1024 * 1024;
     let length = std::fs::metadata(log)
         .with_context(|| format!("failed to read {}", log.display()))?
@@ -166,8 +167,9 @@ pub(crate) fn end(log: &Path) -> Result<u64> {
     Ok(from + u64::try_from(whole_lines(log, from)?.len())?)
 }
 
-/// Where the line with this text begins (bytes), once it is in the log and every write that was
-/// received before it has been answered. Nothing before the offset is looked at.
+/// The position (in bytes) of the line with this text. Returns `None` until the log has that line
+/// and the answers of all writes that were received before it. Ignores everything before the
+/// offset.
 pub(crate) fn settled(log: &Path, offset: u64, text: &str) -> Result<Option<u64>> {
     let bytes = whole_lines(log, offset)?;
     let Some(at) = std::str::from_utf8(&bytes)?.find(text) else {
@@ -190,7 +192,7 @@ pub(crate) fn settled(log: &Path, offset: u64, text: &str) -> Result<Option<u64>
         .then_some(offset + u64::try_from(begin)?))
 }
 
-/// The ids of the writes that were received, as far as these lines tell.
+/// The ids of the writes that these lines show as received.
 fn received_writes(lines: &[u8]) -> Result<HashSet<String>> {
     let received =
         stages(lines).filter(|stage| !matches!(stage, Ok(stage) if stage.stage != RECEIVED));
@@ -210,7 +212,7 @@ fn whole_lines(log: &Path, offset: u64) -> Result<Vec<u8>> {
     let mut file = File::open(log).with_context(|| format!("failed to open {}", log.display()))?;
     file.seek(SeekFrom::Start(offset))?;
     file.read_to_end(&mut bytes)?;
-    // The server may be writing the last one.
+    // The server may still be writing the last line.
     bytes.truncate(
         bytes
             .iter()

@@ -1,4 +1,4 @@
-//! Users of limited rights, who write rules.
+//! Users with limited permissions, as authors of rules.
 
 use anyhow::{Result, bail, ensure};
 use kube::{Api, Client, api::PostParams};
@@ -11,26 +11,26 @@ use crate::{
     unique,
 };
 
-/// Everything that a rule does with Secrets, but for reading its source.
+/// All verbs that a rule uses on Secrets, except reading its source.
 pub const WRITE: [&str; 3] = ["create", "update", "delete"];
 
-/// The right to do this with Secrets.
+/// An RBAC rule that allows these verbs on Secrets.
 pub fn secrets(verbs: &[&str]) -> Value {
     json!({"apiGroups": [""], "resources": ["secrets"], "verbs": verbs})
 }
 
-/// Somebody who may write rules and policies, and nothing else yet.
+/// A user that may write rules and policies, and nothing else at first.
 pub struct Author<'a> {
-    /// Where they are.
+    /// The scene of this user.
     pub scene: &'a Scene<'a>,
-    /// Their name.
+    /// The user's name.
     pub name: String,
-    /// Theirs.
+    /// The user's client.
     pub client: Client,
 }
 
 impl<'a> Author<'a> {
-    /// With a name that nobody else has, in these groups.
+    /// A user with a unique name, in these groups.
     pub async fn new(scene: &'a Scene<'a>, groups: &[&str]) -> Result<Self> {
         let name = unique(&scene.tag);
         let client = scene
@@ -50,18 +50,19 @@ impl<'a> Author<'a> {
         Ok(author)
     }
 
-    /// From now on they may do this, too: there, or everywhere. Returns the name of the binding.
+    /// Grants the user these RBAC rules, in `namespace` or in the whole cluster. Returns the name
+    /// of the binding.
     pub async fn may(&self, namespace: Option<&str>, rules: &Value) -> Result<String> {
         grant(self.scene, "User", &self.name, namespace, rules).await
     }
 
-    /// Waits until creating the rule is refused with these words. What was granted takes a moment
-    /// to be known.
+    /// Waits until the API server refuses the rule with a message that contains all `words`. A new
+    /// permission takes a moment to work.
     pub async fn refused(&self, rule: &RuleSpec, words: &[&str]) -> Result<String> {
         self.refused_as(&PostParams::default(), rule, words).await
     }
 
-    /// The same with these parameters.
+    /// The same, with these parameters for the create request.
     pub async fn refused_as(
         &self,
         params: &PostParams,
@@ -99,7 +100,7 @@ impl<'a> Author<'a> {
         Ok(message)
     }
 
-    /// Waits until the rule is accepted.
+    /// Waits until the API server accepts the rule.
     pub async fn accepted(&self, rule: &RuleSpec) -> Result<()> {
         eventually(SOON, format!("{} accepted", rule.name), || async {
             Ok(Some(
@@ -111,7 +112,8 @@ impl<'a> Author<'a> {
     }
 }
 
-/// Lets a user or a group do this: there, or everywhere. Returns the name of the binding.
+/// Grants a user or group these RBAC rules, in `namespace` or in the whole cluster. Returns the
+/// name of the binding.
 pub async fn grant(
     scene: &Scene<'_>,
     to: &str,

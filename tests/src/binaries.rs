@@ -1,6 +1,6 @@
-//! Where the programs of others are: those of the control plane built on first use by
-//! `control-plane/build.sh`, or `KUBEBUILDER_ASSETS`, Helm and promtool by `tools/build.sh`; and
-//! their definitions, fetched on first use.
+//! Paths of third-party programs. `control-plane/build.sh` builds the control plane on first use,
+//! unless `KUBEBUILDER_ASSETS` names a directory. `tools/build.sh` builds Helm and promtool.
+//! Third-party CRDs are downloaded on first use.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,15 +9,15 @@ use anyhow::{Context, Result, bail};
 
 /// The directory of `etcd`, `kube-apiserver`, `kube-controller-manager` and `kubectl`.
 ///
-/// Takes 5 to 10 minutes the first time on a machine and some milliseconds from then on; progress
-/// goes to stderr.
+/// The first call on a machine takes 5 to 10 minutes, later calls some milliseconds. Progress is
+/// printed to stderr.
 pub(crate) async fn directory() -> Result<PathBuf> {
     tokio::task::spawn_blocking(|| build("control-plane/build.sh", &[]))
         .await
         .context("the build of the control plane was interrupted")?
 }
 
-/// The program of that name, an error that says what to do if it is not there.
+/// The path of a program. If it is missing, the error says how to fix that.
 pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     if !path.is_file() {
@@ -29,11 +29,11 @@ pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `helm`, without arguments; built on first use, which takes some minutes. It reads and writes no
-/// configuration of the user's.
+/// `helm`, without arguments. It is built on first use, which takes some minutes. It reads and
+/// writes none of the user's configuration.
 pub(crate) fn helm() -> Result<Command> {
     let mut command = Command::new(build("tools/build.sh", &["helm"])?);
-    // Repositories and plugins of whoever runs the tests have no say.
+    // Repositories and plugins of the user must not influence the tests.
     for (variable, folder) in [
         ("HELM_CONFIG_HOME", "config"),
         ("HELM_CACHE_HOME", "cache"),
@@ -47,13 +47,13 @@ pub(crate) fn helm() -> Result<Command> {
     Ok(command)
 }
 
-/// Where `promtool` is; built on first use, which takes some minutes.
+/// The path of `promtool`. It is built on first use, which takes some minutes.
 pub(crate) fn promtool() -> Result<PathBuf> {
     build("tools/build.sh", &["promtool"])
 }
 
-/// Files of custom resources' definitions in the modules that `definitions/go.mod` pins, by their
-/// paths there: of each the first module's that has it.
+/// CRD files from the modules that `definitions/go.mod` pins, by their paths inside a module. The
+/// first module that has a path wins.
 pub(crate) fn definitions(paths: &[&str]) -> Result<Vec<PathBuf>> {
     let mut go = Command::new("go");
     go.args(["mod", "download", "-json"])
@@ -81,7 +81,7 @@ pub(crate) fn definitions(paths: &[&str]) -> Result<Vec<PathBuf>> {
     paths.iter().map(find).collect()
 }
 
-/// What a script says that it has built.
+/// Runs a build script and returns the path that it prints.
 fn build(script: &str, args: &[&str]) -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let output = Command::new(&script)

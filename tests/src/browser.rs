@@ -1,5 +1,4 @@
-//! A real browser: Chromium without a window, driven by `WebDriver` through Debian's
-//! `chromedriver`.
+//! A real browser: headless Chromium, driven through `WebDriver` and Debian's `chromedriver`.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -18,10 +17,10 @@ use crate::{
     scenario::SOON,
 };
 
-/// For one command, on a busy machine, too.
+/// Timeout of one command. It allows for a busy machine.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A browser with one page. Ends with the process that started it.
+/// A browser with one page. It ends with the process that started it.
 pub struct Browser {
     port: u16,
     session: String,
@@ -37,11 +36,11 @@ fn which(name: &str) -> Option<PathBuf> {
 }
 
 impl Browser {
-    /// Starts one.
+    /// Starts a browser.
     ///
     /// # Errors
-    /// Where there is no Chromium, among others: a page that nobody has looked at hasn't been
-    /// tested.
+    /// Among others, Chromium is missing. The tests then fail instead of being skipped, because a
+    /// page that no browser has shown is untested.
     pub async fn start() -> Result<Self> {
         let (Some(chromium), Some(driver)) = (which("chromium"), which("chromedriver")) else {
             bail!(
@@ -79,13 +78,14 @@ impl Browser {
         })
     }
 
-    /// Goes to a page.
+    /// Opens a page.
     pub fn open(&self, url: &str) -> Result<()> {
         self.command("POST", "/url", &json!({"url": url}))?;
         Ok(())
     }
 
-    /// What a script in the page returns; `arguments[0]` is what it is given.
+    /// Runs a script in the page and returns its result. The script finds `argument` in
+    /// `arguments[0]`.
     pub fn run(&self, script: &str, argument: &Value) -> Result<Value> {
         self.command(
             "POST",
@@ -94,7 +94,7 @@ impl Browser {
         )
     }
 
-    /// Waits until an expression is true.
+    /// Waits until a JavaScript expression is true.
     #[track_caller]
     pub fn wait(&self, expression: &str) -> impl Future<Output = Result<()>> {
         let script = format!("return Boolean({expression})");
@@ -109,7 +109,7 @@ impl Browser {
         })
     }
 
-    /// Presses keys, one after another; named ones are `WebDriver`'s code points.
+    /// Presses keys one after another. Named keys are `WebDriver`'s code points.
     pub fn press(&self, keys: &str) -> Result<()> {
         let keys: Vec<Value> = keys.chars().flat_map(|key| [down(key), up(key)]).collect();
         self.keys(&keys)
@@ -129,7 +129,7 @@ impl Browser {
         Ok(())
     }
 
-    /// What is in sight, as a PNG in Base64.
+    /// A screenshot of the visible part, as a PNG in Base64.
     pub fn screenshot(&self) -> Result<String> {
         Ok(self
             .command("GET", "/screenshot", &Value::Null)?
@@ -138,8 +138,8 @@ impl Browser {
             .to_owned())
     }
 
-    /// What the browser complained of since it was last asked: scripts that failed, what the page's
-    /// policy refused.
+    /// Entries of the browser's log since the last call: failed scripts, and requests that the
+    /// page's policy refused.
     pub fn complaints(&self) -> Result<Vec<String>> {
         let log = self.command("POST", "/se/log", &json!({"type": "browser"}))?;
         let lines = log.as_array().context("no log")?;
@@ -162,7 +162,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Chromium ends with its session; should that fail the driver's end takes it along.
+        // Chromium ends with its session. If this fails, the end of the driver ends Chromium too.
         let _ = self.command("DELETE", "", &Value::Null);
     }
 }
@@ -199,7 +199,7 @@ fn capabilities(chromium: &Path, home: &Path) -> Value {
     }}})
 }
 
-/// One `WebDriver` command, by HTTP.
+/// Sends one `WebDriver` command over HTTP.
 fn command(port: u16, method: &str, path: &str, body: &Value) -> Result<Value> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,4 +1,5 @@
-//! A collector of traces that keeps what it gets: as little of OTLP over HTTP as a sender needs.
+//! A trace collector that keeps all it receives. It implements only as much of OTLP over HTTP as a
+//! sender needs.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -13,20 +14,20 @@ use serde_json::Value;
 
 use crate::planted;
 
-/// Listens until the process ends.
+/// A collector. It listens until the process ends.
 pub struct Collector {
     address: SocketAddr,
     bodies: Arc<Mutex<Vec<String>>>,
 }
 
 impl Collector {
-    /// Begins to listen on loopback.
+    /// Starts to listen on loopback.
     pub fn start() -> Result<Self> {
         Self::start_at(Ipv4Addr::LOCALHOST)
     }
 
-    /// Begins to listen at this address of the machine's. Threads, so that it outlives a test's
-    /// runtime.
+    /// Starts to listen on this address of the machine. It runs on threads, so that it outlives the
+    /// runtime of a test.
     pub fn start_at(address: Ipv4Addr) -> Result<Self> {
         let listener = TcpListener::bind((address, 0))?;
         let address = listener.local_addr()?;
@@ -48,17 +49,17 @@ impl Collector {
         Ok(Self { address, bodies })
     }
 
-    /// Its address, as programs are told it.
+    /// The URL to give to programs.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The port of it, for who knows the host by a name.
+    /// The port, for callers that know the host by a name.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// All that was sent, as it came.
+    /// All received bodies, unchanged.
     pub fn text(&self) -> String {
         self.bodies
             .lock()
@@ -66,7 +67,7 @@ impl Collector {
             .join("\n")
     }
 
-    /// All spans so far: the name of each, with its attributes by name.
+    /// All spans so far, each as its attributes by name, with the span's name under `span`.
     pub fn spans(&self) -> Result<Vec<Value>> {
         let mut spans = Vec::new();
         for body in self

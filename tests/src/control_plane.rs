@@ -1,7 +1,7 @@
-//! etcd, API servers and controller manager as one thing that a test starts, disturbs and asks.
+//! etcd, API servers and controller manager as one unit that a test starts, disturbs and asks.
 //!
-//! Servers are plain child processes ([`crate::process`]); what is asked of them goes through a
-//! client that is made for the call, so a control plane belongs to no runtime.
+//! The servers are plain child processes ([`crate::process`]). Each question to them uses a client
+//! made for that call, so a control plane belongs to no runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,32 +26,32 @@ use crate::user::User;
 use crate::wait::eventually;
 use crate::{binaries, guard, ports};
 
-/// For any one server to become ready; a few seconds on an idle machine.
+/// Time limit for any one server to become ready. It takes a few seconds on an idle machine.
 const READY_WITHIN: Duration = Duration::from_mins(5);
-/// For one question to a server that should answer at once.
+/// Time limit for a question that a server should answer at once.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// For a write to be answered; admission webhooks may take 30 seconds.
+/// Time limit for a write to be answered. Admission webhooks may take 30 seconds.
 const WRITE_WITHIN: Duration = Duration::from_mins(1);
-/// Starts before giving up: another process may take a port between its choice and its use.
+/// Number of attempts to start. Another process may take a port between its choice and its use.
 const STARTS: u32 = 3;
 
-/// Namespace deletion, garbage collection and `default` service accounts as in any cluster, and the
-/// rules of the roles `view`, `edit` and `admin`. Left out is what would write into every namespace
-/// that a test counts the writes of.
+/// Controllers that run. They delete namespaces, collect garbage and create `default` service
+/// accounts as in any cluster, and fill the roles `view`, `edit` and `admin`. Controllers that
+/// would write into every namespace are left out, because tests count the writes there.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,serviceaccount-controller,clusterrole-aggregation-controller";
 
 /// One server of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
-    /// The one etcd.
+    /// The only etcd.
     Etcd,
     /// An API server, counted from 0.
     ApiServer(usize),
-    /// The controller manager, which speaks to API server 0.
+    /// The controller manager. It uses API server 0.
     ControllerManager,
 }
 
-/// What control plane to start; from [`ControlPlane::builder`].
+/// Options of a control plane; from [`ControlPlane::builder`].
 #[derive(Debug, Clone)]
 pub struct Builder {
     api_servers: usize,
@@ -62,50 +62,51 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How many API servers share the etcd; 1 unless told, at least 1.
+    /// Number of API servers that share the etcd. Default and minimum: 1.
     #[must_use]
     pub fn api_servers(mut self, count: usize) -> Self {
         self.api_servers = count.max(1);
         self
     }
 
-    /// Whether a controller manager runs (by default it does): it completes namespace deletions,
-    /// collects garbage, gives each namespace its `default` service account (one write) and fills
-    /// the roles `view`, `edit` and `admin`.
+    /// Whether a controller manager runs (by default it does). It completes namespace deletions,
+    /// collects garbage, creates the `default` service account of each namespace (one write), and
+    /// fills the roles `view`, `edit` and `admin`.
     #[must_use]
     pub fn controller_manager(mut self, run: bool) -> Self {
         self.controller_manager = run;
         self
     }
 
-    /// Whether API servers log each request for [`ControlPlane::audit_since`]; by default not.
+    /// Whether API servers log each request for [`ControlPlane::audit_since`]. By default they do
+    /// not.
     #[must_use]
     pub fn audit(mut self, log: bool) -> Self {
         self.audit = log;
         self
     }
 
-    /// Whether API servers show webhooks a certificate, of the CA in [`ControlPlane::callers_ca`];
-    /// by default not.
+    /// Whether API servers show webhooks a client certificate, signed by the CA in
+    /// [`ControlPlane::callers_ca`]. By default they do not.
     #[must_use]
     pub fn shows_certificate(mut self, shows: bool) -> Self {
         self.shows_certificate = shows;
         self
     }
 
-    /// One more argument for every API server, such as `--max-requests-inflight=10`; the last one
-    /// of a name wins.
+    /// Adds one argument for every API server, such as `--max-requests-inflight=10`. Of several
+    /// arguments with one name the last one counts.
     #[must_use]
     pub fn api_server_arg(mut self, arg: impl Into<String>) -> Self {
         self.api_server_args.push(arg.into());
         self
     }
 
-    /// Starts it and returns once every server is ready: bootstrap roles and namespaces are there,
-    /// and with a controller manager the `default` service account too.
+    /// Starts the control plane and returns once every server is ready. By then the bootstrap roles
+    /// and namespaces exist. With a controller manager the `default` service account exists too.
     ///
     /// # Errors
-    /// With the end of a server's log, when one does not come up; when the binaries cannot be
+    /// A server does not become ready (the error has the end of its log), or the binaries cannot be
     /// built.
     pub async fn start(self) -> Result<ControlPlane> {
         let binaries = binaries::directory().await?;
@@ -147,11 +148,11 @@ impl Builder {
         for index in 0..self.api_servers {
             started.ready(Component::ApiServer(index)).await?;
         }
-        // Asked last: had its port been taken, the API servers would have been ready with somebody
-        // else's.
+        // etcd comes last. If another process had taken its port, the API servers would be ready
+        // with that process's etcd.
         started.ready(Component::Etcd).await?;
         if self.controller_manager {
-            // Not before: it gives up when the API server takes long.
+            // Not earlier: the controller manager gives up if the API server takes long.
             let spec = started.layout.controller_manager(&started.authority)?;
             started.controller_manager = Some(Mutex::new(Process::start(spec)?));
             started.ready(Component::ControllerManager).await?;
@@ -160,19 +161,19 @@ impl Builder {
     }
 }
 
-/// A running control plane of its own: etcd without fsync, API servers with RBAC and TLS,
-/// controller manager.
+/// A running control plane: etcd without fsync, API servers with RBAC and TLS, controller manager.
 ///
-/// Everything listens on loopback only, and its state is in a temporary directory. Servers are
-/// killed and the directory removed when it is dropped, and when this process ends in any way.
-/// Service account admission is off: pods need no account, and nothing runs them.
+/// All servers listen on loopback only and keep their state in a temporary directory. Dropping the
+/// control plane kills the servers and removes the directory. The same happens when this process
+/// ends, in whatever way. Service account admission is off: pods need no account, and no node runs
+/// them.
 pub struct ControlPlane {
-    // In the order in which they go: the directory last.
+    // Fields are dropped in this order, the directory last.
     controller_manager: Option<Mutex<Process>>,
     api_servers: Vec<Mutex<Process>>,
     etcd: Mutex<Process>,
     audit: bool,
-    /// For each API server, the position in its audit log (bytes) before which every write has been
+    /// For each API server, a position in its audit log, in bytes. Every write before it has been
     /// answered.
     settled: Vec<AtomicU64>,
     authority: Authority,
@@ -181,12 +182,13 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// One API server, a controller manager, no audit log; see [`Builder::start`].
+    /// Starts one API server and a controller manager, without an audit log; see
+    /// [`Builder::start`].
     pub async fn start() -> Result<Self> {
         Self::builder().start().await
     }
 
-    /// What to start, if not that.
+    /// Options for any other control plane.
     pub fn builder() -> Builder {
         Builder {
             api_servers: 1,
@@ -197,31 +199,31 @@ impl ControlPlane {
         }
     }
 
-    /// The control plane of this process: one API server, a controller manager, an audit log.
-    /// Started by the first call, and ended with the process. Tests on it keep to namespaces of
-    /// their own and disturb no server.
+    /// The control plane of this process: one API server, a controller manager, an audit log. The
+    /// first call starts it, and it ends with the process. Tests that share it use their own
+    /// namespaces and disturb no server.
     pub async fn shared() -> Result<&'static Self> {
         static SHARED: Shared = Shared::new(|| ControlPlane::builder().audit(true));
         SHARED.get().await
     }
 
-    /// File with the CA of the certificates that API servers show webhooks, if they do. No user has
-    /// one of it.
+    /// File with the CA of the client certificates that API servers show webhooks, if they do. No
+    /// user has a certificate of this CA.
     pub fn callers_ca(&self) -> PathBuf {
         self.layout.path("callers.crt")
     }
 
-    /// The admin, who is in `system:masters`: RBAC refuses them nothing.
+    /// The admin, a member of `system:masters`. RBAC refuses the admin nothing.
     pub fn admin(&self) -> &User {
         &self.admin
     }
 
-    /// A new client of API server 0 for the admin; see [`User::config_for`].
+    /// A new client for the admin on API server 0; see [`User::config_for`].
     pub async fn client(&self) -> Result<Client> {
         self.admin.client().await
     }
 
-    /// A new client of one API server for the admin, counted from 0.
+    /// A new client for the admin on one API server, counted from 0.
     pub async fn client_for(&self, api_server: usize) -> Result<Client> {
         self.admin.client_for(api_server).await
     }
@@ -231,8 +233,8 @@ impl ControlPlane {
         self.admin.kubeconfig()
     }
 
-    /// A user with a certificate for this name and at most two groups. They may do what RBAC binds
-    /// to either, which is nothing (beyond discovery) until the test binds something.
+    /// A user with a certificate for this name and at most two groups. The user has no permissions
+    /// beyond discovery until the test binds a role to the name or to a group.
     pub fn user(&self, name: &str, groups: &[&str]) -> Result<User> {
         self.layout.write_user(&self.authority, name, groups)
     }
@@ -240,29 +242,28 @@ impl ControlPlane {
     /// `kubectl` as the admin on API server 0, without arguments.
     pub fn kubectl(&self) -> Result<Command> {
         let mut command = Command::new(self.layout.program("kubectl")?);
-        // Its cache knows a server by its address, which another control plane may have had before.
+        // kubectl's cache identifies a server by its address. Another control plane may have had
+        // this address before.
         command
             .env("KUBECONFIG", self.kubeconfig())
             .env("KUBECACHEDIR", self.layout.path("kubectl-cache"));
         Ok(command)
     }
 
-    /// Kills a server (SIGKILL) and waits for its end. What it had stored stays.
+    /// Kills a server (SIGKILL) and waits for its end. Its stored data stays.
     pub fn kill(&self, component: Component) -> Result<()> {
         self.process(component)?.kill()
     }
 
-    /// Sends SIGTERM and returns at once. An API server with open watches takes up to a minute to
-    /// end.
+    /// Sends SIGTERM and returns at once. An API server with open watches may need a minute to end.
     pub fn terminate(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::TERM)
     }
 
-    /// Starts a server that has ended, with its data and on its old port, and returns once it is
-    /// ready.
+    /// Starts a server that has ended, with its data and on its old port. Returns once it is ready.
     ///
     /// # Errors
-    /// When it still runs, or does not come up.
+    /// The server still runs, or does not become ready.
     pub async fn start_again(&self, component: Component) -> Result<()> {
         {
             let mut process = self.process(component)?;
@@ -272,7 +273,7 @@ impl ControlPlane {
             if let Component::ApiServer(index) = component
                 && self.audit
             {
-                // What it had begun is never answered.
+                // Requests that the old process had begun are never answered.
                 self.settled[index].store(
                     audit::end(&self.layout.audit_log(index))?,
                     Ordering::Relaxed,
@@ -284,27 +285,27 @@ impl ControlPlane {
         self.ready(component).await
     }
 
-    /// [`ControlPlane::kill`] and [`ControlPlane::start_again`].
+    /// [`ControlPlane::kill`] and then [`ControlPlane::start_again`].
     pub async fn restart(&self, component: Component) -> Result<()> {
         self.kill(component)?;
         self.start_again(component).await
     }
 
-    /// Stops a server in its tracks (SIGSTOP): its connections stay open, watches go silent,
-    /// nothing is answered.
+    /// Freezes a server (SIGSTOP). Its connections stay open, its watches go silent, and it answers
+    /// nothing.
     pub fn pause(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::STOP)
     }
 
-    /// Takes back [`ControlPlane::pause`].
+    /// Ends [`ControlPlane::pause`].
     pub fn resume(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::CONT)
     }
 
-    /// Waits until a server answers as ready, for at most five minutes.
+    /// Waits until a server reports that it is ready, for at most five minutes.
     ///
     /// # Errors
-    /// With the end of its log; at once if it has ended.
+    /// The time has passed (the error has the end of the log), or the server has ended (at once).
     pub async fn ready(&self, component: Component) -> Result<()> {
         let server = self.own_client(component).await?;
         let cluster = self.own_client(Component::ApiServer(0)).await?;
@@ -330,12 +331,12 @@ impl ControlPlane {
         }
     }
 
-    /// Resident memory of a server now, in bytes.
+    /// Resident memory of a server at this moment, in bytes.
     pub fn resident_bytes(&self, component: Component) -> Result<u64> {
         self.process(component)?.memory("VmRSS")
     }
 
-    /// The last 8 KiB that a server has logged.
+    /// The last 8 KiB of a server's log.
     pub fn log_tail(&self, component: Component) -> Result<String> {
         Ok(self.process(component)?.log_tail())
     }
@@ -344,7 +345,7 @@ impl ControlPlane {
     /// [`ControlPlane::audit_since`].
     ///
     /// # Errors
-    /// Without [`Builder::audit`], and when an API server is paused.
+    /// There is no audit log ([`Builder::audit`]), or an API server is paused.
     pub async fn audit_mark(&self) -> Result<AuditMark> {
         self.settle_audit().await?;
         let ends =
@@ -352,12 +353,12 @@ impl ControlPlane {
         Ok(AuditMark(ends.collect::<Result<_>>()?))
     }
 
-    /// Every request that was answered between the mark and this call, by any API server and for
-    /// anyone: one event each, in the order of the answers within an API server. A watch counts
-    /// when it begins.
+    /// Every request that any API server answered between the mark and this call, for any user.
+    /// There is one event per request, in the order of the answers within an API server. A watch
+    /// counts when it begins.
     ///
     /// # Errors
-    /// As [`ControlPlane::audit_mark`].
+    /// The same as for [`ControlPlane::audit_mark`].
     pub async fn audit_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events
@@ -366,10 +367,10 @@ impl ControlPlane {
             .collect())
     }
 
-    /// The watches that ended between the mark and this call, whenever they had begun.
+    /// The watches that ended between the mark and this call, whenever they began.
     ///
     /// # Errors
-    /// As [`ControlPlane::audit_mark`].
+    /// The same as for [`ControlPlane::audit_mark`].
     pub async fn watches_ended_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events.into_iter().filter(AuditEvent::ends_watch).collect())
@@ -385,9 +386,9 @@ impl ControlPlane {
         Ok(logs.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Has each running API server log a request that can be told from any other, and waits for it
-    /// and for the answers of all writes before it: what a test has seen of a write, be it by a
-    /// watch, is then in the log.
+    /// Sends each running API server a unique request, and waits until the audit log has it and the
+    /// answers of all earlier writes. After that the log covers every write that the test has seen,
+    /// even those that it has only seen through a watch.
     async fn settle_audit(&self) -> Result<()> {
         if !self.audit {
             bail!("this control plane was started without an audit log");
@@ -427,7 +428,7 @@ impl ControlPlane {
         Ok(process.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A client for this crate's own questions, which the audit leaves out.
+    /// A client for this crate's own questions. The audit results leave these out.
     async fn own_client(&self, component: Component) -> Result<Client> {
         let mut config = match component {
             Component::Etcd => {
@@ -446,8 +447,8 @@ impl ControlPlane {
     }
 }
 
-/// A control plane of a test binary, other than [`ControlPlane::shared`]: started when first
-/// needed, shared by all tests.
+/// A control plane of a test binary, other than [`ControlPlane::shared`]. The first use starts it,
+/// and all tests share it.
 ///
 /// ```no_run
 /// # use mimeo_tests::{ControlPlane, Shared};
@@ -463,7 +464,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// To be kept in a `static`.
+    /// Makes one for a `static`.
     pub const fn new(builder: fn() -> Builder) -> Self {
         Self {
             builder,
@@ -471,7 +472,8 @@ impl Shared {
         }
     }
 
-    /// Starts it or waits until it is started. A failure is told to all and not tried again.
+    /// Starts it, or waits until it has started. A failure is returned to all callers and not
+    /// retried.
     pub async fn get(&'static self) -> Result<&'static ControlPlane> {
         let start = || async {
             (self.builder)()
@@ -487,7 +489,7 @@ impl Shared {
     }
 }
 
-/// An error says what is missing.
+/// Checks once whether a server is ready. An error says what is missing.
 async fn is_ready(component: Component, server: &Client, cluster: &Client) -> Result<()> {
     let path = match component {
         Component::Etcd => "/health",
@@ -517,7 +519,7 @@ async fn is_ready(component: Component, server: &Client, cluster: &Client) -> Re
     Ok(())
 }
 
-/// Where everything is: ports, files, and the command lines that say so.
+/// Ports, files, and the command lines that use them.
 struct Layout {
     binaries: PathBuf,
     etcd_port: u16,
@@ -583,11 +585,11 @@ impl Layout {
         self.write_callers()
     }
 
-    /// As what API servers know themselves when they call webhooks.
+    /// Writes the credentials that API servers use when they call webhooks.
     fn write_callers(&self) -> Result<()> {
         let authority = Authority::new()?;
         self.write("callers.crt", &authority.certificate())?;
-        // Found by the name of the user, which is that of the webhook or this.
+        // The API server looks the user up by name: that of the webhook, or `*`.
         let kubeconfig = authority.kubeconfig("", "*", &authority.client("kube-apiserver", &[])?);
         self.write("callers.kubeconfig", &kubeconfig.to_string())?;
         let plugin = |name| {
@@ -606,7 +608,8 @@ impl Layout {
 
     fn write_user(&self, authority: &Authority, name: &str, groups: &[&str]) -> Result<User> {
         let identity = authority.client(name, groups)?;
-        // Counted, since a user's name may hold anything and a file's may not.
+        // The file name has a number, because a user's name may have characters that a file name
+        // may not.
         let number = self.users.fetch_add(1, Ordering::Relaxed);
         let mut kubeconfigs = Vec::new();
         for (index, port) in self.api_ports.iter().enumerate() {
@@ -652,13 +655,13 @@ impl Layout {
         let file = |name: &str| self.path(name).display().to_string();
         let mut args = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
-            // Should another control plane's etcd have taken the port in that moment, its objects
-            // are out of reach.
+            // If another control plane's etcd takes the port at this moment, the prefix keeps its
+            // objects out of reach.
             format!("--etcd-prefix=/registry-{}", self.etcd_peer_port),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.api_ports[index]),
             "--advertise-address=127.0.0.1".to_owned(),
-            // Loopback is no valid endpoint of the `kubernetes` service.
+            // A loopback address is no valid endpoint of the Service `kubernetes`.
             "--endpoint-reconciler-type=none".to_owned(),
             "--service-cluster-ip-range=10.96.0.0/24".to_owned(),
             "--authorization-mode=RBAC".to_owned(),
@@ -669,7 +672,7 @@ impl Layout {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", file("token.pub")),
             format!("--service-account-signing-key-file={}", file("token.key")),
-            // Pods can be created in the moment after their namespace, before it has its `default`
+            // Tests can then create pods right after their namespace, before it has its `default`
             // account.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
@@ -677,7 +680,8 @@ impl Layout {
             args.extend([
                 format!("--audit-policy-file={}", file("audit-policy.json")),
                 format!("--audit-log-path={}", self.audit_log(index).display()),
-                // Written before the request ends, in one file (MiB).
+                // Each line is written before its request ends, and all lines go into one file
+                // (size in MiB).
                 "--audit-log-mode=blocking".to_owned(),
                 "--audit-log-maxsize=1000000".to_owned(),
             ]);
@@ -700,7 +704,8 @@ impl Layout {
             "--leader-elect=false".to_owned(),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.controller_manager_port),
-            // By default it limits itself to 20 requests a second and takes 5 s to start.
+            // By default the controller manager limits itself to 20 requests a second and takes 5 s
+            // to start.
             "--kube-api-qps=500".to_owned(),
             "--kube-api-burst=1000".to_owned(),
             format!("--controllers={CONTROLLERS}"),

@@ -1,5 +1,5 @@
-//! Follows the stream behind the reconciler's page, as the page does: what it has been told so far,
-//! and all of it as text.
+//! Follows the stream behind the reconciler's page, as the page does. Keeps the present state, and
+//! the whole stream as text.
 
 use std::{
     collections::BTreeMap,
@@ -13,33 +13,33 @@ use serde_json::Value;
 
 use crate::planted;
 
-/// What one stream has told.
+/// The data that one stream has sent.
 pub struct Follower {
     stream: BufReader<TcpStream>,
-    /// All of it, as it came.
+    /// The whole stream, unchanged.
     pub text: String,
-    /// The last word on which replica it is.
+    /// The last event about the replica.
     pub replica: Value,
-    /// What is held of rules that are gone, as it was last told.
+    /// The last event about held deletions of rules that no longer exist.
     pub held: Value,
     rules: BTreeMap<u64, Value>,
     namespaces: BTreeMap<String, BTreeMap<u64, Place>>,
 }
 
-/// How a rule stands in a namespace.
+/// State of a rule in a namespace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {
-    /// As the page numbers states.
+    /// Number of the state, as in the page.
     pub state: u64,
-    /// Why, if there is more to say.
+    /// The reason, if there is one.
     pub reason: Option<String>,
-    /// Since when, in seconds since 1970.
+    /// Start of this state, in seconds since 1970.
     pub since: i64,
 }
 
-/// Numbers of states.
+/// Number of the state Synced.
 pub const SYNCED: u64 = 0;
-/// See [`SYNCED`].
+/// Number of the state Failed.
 pub const FAILED: u64 = 4;
 
 impl Follower {
@@ -54,21 +54,21 @@ impl Follower {
         }
     }
 
-    /// How the rule of that name stands in a namespace.
+    /// State of the rule with this name in a namespace.
     pub fn place(&self, rule: &str, namespace: &str) -> Option<&Place> {
         let (number, _) = self.rules.iter().find(|(_, told)| told["name"] == rule)?;
         self.namespaces.get(namespace)?.get(number)
     }
 
-    /// What is told of the rule of that name.
+    /// Data of the rule with this name.
     pub fn rule(&self, name: &str) -> Option<&Value> {
         self.rules.values().find(|told| told["name"] == name)
     }
 
-    /// Takes in what is told until `is` holds.
+    /// Reads events until `is` returns true.
     ///
     /// # Errors
-    /// When the stream ends, or is silent, or after `deadline`.
+    /// The stream ends or is silent, or `deadline` has passed.
     pub fn until(
         &mut self,
         deadline: Duration,

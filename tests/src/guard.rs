@@ -1,9 +1,10 @@
-//! Ends what this process started when this process ends, also by SIGKILL.
+//! Ends the child processes of this process when it ends, even by SIGKILL.
 //!
-//! A destructor does not run when a process is killed, nor for a `static`. So one small shell per
-//! process holds the read end of a pipe; when the last writer, this process, is gone, it kills what
-//! it was told to watch and removes the directories it was told of. It sits in a process group of
-//! its own and ignores signals, so that Ctrl-C in a terminal ends it only through the pipe.
+//! No destructor runs when a process is killed, and none runs for a `static`. So each process
+//! starts one small shell that holds the read end of a pipe. This process is the only writer. When
+//! it is gone, the shell kills the processes and removes the directories that it was told about.
+//! The shell has its own process group and ignores signals, so Ctrl-C in a terminal ends it only
+//! through the pipe.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -13,7 +14,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 
-/// Directories are removed in a few tries: a killed process may still be writing its last file.
+/// Removing a directory may take a few attempts, because a killed process may still be writing its
+/// last file.
 const SCRIPT: &str = r#"
 trap '' HUP INT TERM
 pids=' '
@@ -33,17 +35,17 @@ done
 
 static GUARD: OnceLock<Result<Mutex<ChildStdin>, String>> = OnceLock::new();
 
-/// Has `pid` killed when this process ends. To be called before the process starts anything itself.
+/// Has `pid` killed when this process ends. Call it before that process can start another one.
 pub(crate) fn watch(pid: u32) -> Result<()> {
     tell("watch", &pid.to_string())
 }
 
-/// Takes back [`watch`], once the process has ended: its number may soon be another's.
+/// Ends [`watch`] once the process has ended, because another process may soon get its number.
 pub(crate) fn forget(pid: u32) -> Result<()> {
     tell("forget", &pid.to_string())
 }
 
-/// Has the directory removed when this process ends; no harm if it is gone by then.
+/// Has the directory removed when this process ends. The directory may be gone by then.
 pub(crate) fn remove_at_end(directory: &Path) -> Result<()> {
     tell(
         "remove",
@@ -64,7 +66,7 @@ fn tell(verb: &str, what: &str) -> Result<()> {
         .map_err(|error| anyhow!("{error}"))?
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    // One write, so that the shell never sees half a line.
+    // A single write, so that the shell never reads half a line.
     pipe.write_all(format!("{verb} {what}\n").as_bytes())
         .context("failed to reach the guard process")
 }
@@ -92,7 +94,7 @@ mod tests {
 
     const VICTIM: &str = "MIMEO_TESTS_GUARD_VICTIM";
 
-    /// Run as a process of its own by the test below; without the variable it has nothing to do.
+    /// The test below runs this as a separate process. Without the variable it does nothing.
     #[test]
     fn victim() -> Result<()> {
         let Some(directory) = std::env::var_os(VICTIM).map(PathBuf::from) else {
@@ -131,13 +133,13 @@ mod tests {
         let guarded = lines
             .find_map(|line| line.strip_prefix("guarded ").map(str::to_owned))
             .context("no process")?;
-        // A state is there from the fork to the end; `cmdline` is empty for a moment while the
-        // program is being loaded.
+        // `stat` exists from the fork to the end. `cmdline` is empty for a moment while the program
+        // is loaded.
         let stat = PathBuf::from("/proc").join(guarded).join("stat");
         let runs = || {
             let stat = std::fs::read_to_string(&stat).unwrap_or_default();
-            // The name before it is in parentheses and may hold any of them. Z: ended, and nobody
-            // asked how.
+            // The name before it is in parentheses and may contain parentheses itself. Z means that
+            // the process has ended and its parent has not read its status.
             stat.rsplit_once(") ")
                 .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
         };

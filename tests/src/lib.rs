@@ -1,16 +1,18 @@
 //! A real control plane for tests, the demo and the measurements.
 //!
 //! [`ControlPlane`] starts etcd, kube-apiserver and kube-controller-manager on free loopback ports
-//! with certificates of its own, and ends them with the process that started them, however that
-//! ends. [`Program`] does the same for Mimeo's own binaries. The rest is what every scenario needs:
-//! waiting on a condition with a deadline ([`eventually`]), counting requests in the API server's
-//! audit log ([`AuditEvent`]), users with limited rights ([`User`]) and a few objects.
+//! with their own certificates. They end with the process that started them, even if that process
+//! is killed. [`Program`] does the same for Mimeo's own binaries.
 //!
-//! Nothing in here owns a tokio task, so a control plane may be shared by tests that each have a
-//! runtime of their own; a client may not, which is why every call of `client()` makes a new one.
+//! The rest of this crate is shared by all scenarios: waiting on a condition with a deadline
+//! ([`eventually`]), counting requests in the API server's audit log ([`AuditEvent`]), users with
+//! limited permissions ([`User`]), and a few objects.
 //!
-//! What Mimeo does is left to the scenarios under `tests/`; how the binaries are built, to
-//! `control-plane/build.sh`.
+//! This crate owns no tokio task, so tests with different runtimes may share one control plane. A
+//! client belongs to one runtime, so each call of `client()` makes a new one.
+//!
+//! The scenarios under `tests/` check Mimeo's behaviour. `control-plane/build.sh` builds the
+//! binaries of the control plane.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {

@@ -1,5 +1,4 @@
-//! Who owns what in a Secret, as the API server keeps book of it in `managedFields`, and people who
-//! meddle with that.
+//! Owners of a Secret's fields as recorded in `managedFields`, and writes by other field managers.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;
@@ -10,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::scenario::merge;
 
-/// In order of their names: the server's is that of seconds in which they wrote.
+/// The field managers of a Secret, sorted by name. The API server's own order depends on the second
+/// of their writes.
 pub fn managers(copy: &Secret) -> Vec<String> {
     let text = |entry: &ManagedFieldsEntry| {
         format!(
@@ -30,14 +30,14 @@ pub fn managers(copy: &Secret) -> Vec<String> {
     managers
 }
 
-/// Whether Mimeo's manager owns something in it.
+/// True if Mimeo's field manager owns a field of the Secret.
 pub fn ours(copy: &Secret) -> bool {
     managers(copy)
         .iter()
         .any(|manager| manager == "mimeo/Apply")
 }
 
-/// Its keys, in order.
+/// The keys of the Secret's data, in order.
 pub fn keys(copy: &Secret) -> Vec<&str> {
     copy.data
         .iter()
@@ -46,7 +46,7 @@ pub fn keys(copy: &Secret) -> Vec<&str> {
         .collect()
 }
 
-/// Writes under another manager's name, by server-side apply or not.
+/// Writes with another field manager, by server-side apply or by a merge patch.
 pub async fn write_as(
     secrets: &Api<Secret>,
     name: &str,
@@ -67,7 +67,7 @@ pub async fn write_as(
     Ok(secrets.patch(name, &params, &Patch::Merge(object)).await?)
 }
 
-/// Makes it nobody's.
+/// Removes all field managers from the Secret.
 pub async fn clear(secrets: &Api<Secret>, name: &str) -> Result<Secret> {
     merge(secrets, name, json!({"metadata": {"managedFields": [{}]}})).await
 }

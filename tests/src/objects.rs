@@ -1,4 +1,4 @@
-//! The few objects that every scenario begins with.
+//! The few objects that every scenario starts with.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -16,8 +16,8 @@ use kube::{Api, Client};
 use crate::scenario::SOON;
 use crate::wait::eventually;
 
-/// A name that nothing else has: the prefix, a word per process and a count. All of a prefix are
-/// equally long: what API servers tell is cut at a length.
+/// A unique name: the prefix, a word of this process, and a counter. All names with one prefix have
+/// the same length, because API servers truncate messages by length.
 pub fn unique(prefix: &str) -> String {
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("names") & 0xffff);
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -77,10 +77,10 @@ pub async fn create_secret(
     created.with_context(|| format!("failed to create secret {namespace}/{name}"))
 }
 
-/// Applies a custom resource definition and waits until it is Established and served.
+/// Applies a CRD and waits until it is Established and served.
 ///
-/// Served by the API server of this client: others follow some milliseconds later, see with
-/// `eventually`.
+/// This holds for the API server of this client. Other API servers follow some milliseconds later;
+/// use `eventually` for them.
 pub async fn install_crd(client: &Client, crd: &CustomResourceDefinition) -> Result<()> {
     let name = crd
         .metadata

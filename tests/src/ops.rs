@@ -1,5 +1,5 @@
-//! A program's operations port, asked as a kubelet and a Prometheus ask it: blocking, in plain HTTP
-//! or in TLS without a look at the certificate.
+//! A client of a program's operations port. It asks like a kubelet and a Prometheus: blocking, in
+//! plain HTTP, or in TLS without verifying the certificate.
 
 use std::{
     io::{Read, Write},
@@ -18,10 +18,10 @@ use rustls::{
 
 use crate::planted;
 
-/// For anything that such a port answers.
+/// Timeout of any answer from an operations port.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where it is, and how it speaks.
+/// The port, and whether it uses TLS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpsPort {
     pub(crate) port: u16,
@@ -29,17 +29,17 @@ pub(crate) struct OpsPort {
 }
 
 impl OpsPort {
-    /// The whole answer, head and body.
+    /// Sends a GET. Returns the whole answer, head and body.
     pub(crate) fn get(self, path: &str) -> Result<String> {
         self.ask("GET", path, None, "")
     }
 
-    /// An answer that goes on, after its head.
+    /// Sends a GET for an endless answer. Returns the stream after the head.
     pub(crate) fn stream(self, path: &str) -> Result<TcpStream> {
         ensure!(!self.tls, "only in plain HTTP");
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
-        // To HTTP/1.0 it comes as it is, not in chunks.
+        // HTTP/1.0 makes the server send the body as it is, not in chunks.
         write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -52,7 +52,7 @@ impl OpsPort {
         Ok(stream)
     }
 
-    /// The same with any method, a token, and a body.
+    /// Sends a request with any method, token and body. Returns the whole answer, head and body.
     pub(crate) fn ask(
         self,
         method: &str,
@@ -83,7 +83,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Result<String> {
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     match stream.read_to_string(&mut answer) {
-        // The server closes without saying so in TLS, which many do.
+        // The server closes the connection without a TLS close message, as many servers do.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof && !answer.is_empty() => {
             Ok(answer)
         }
@@ -102,7 +102,7 @@ fn tls(stream: TcpStream) -> Result<StreamOwned<ClientConnection, TcpStream>> {
     Ok(StreamOwned::new(connection, stream))
 }
 
-/// Takes any certificate whose key the server has.
+/// Accepts any certificate if the server has its key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

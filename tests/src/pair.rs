@@ -1,4 +1,4 @@
-//! Mimeo itself on a control plane: CRDs, rights, any number of webhook replicas behind one
+//! Mimeo itself on a control plane: CRDs, permissions, any number of webhook replicas behind one
 //! address, and the reconciler.
 
 use std::{
@@ -29,31 +29,33 @@ use crate::{
     follower::Follower, install_crd, ops::OpsPort, planted, ports,
 };
 
-/// Mimeo's own namespace in tests.
+/// Mimeo's namespace in tests.
 pub const NAMESPACE: &str = "mimeo-system";
 
-/// Time for one answer of an API server at the end, which is of all that there is.
+/// Time limit for one answer of an API server in the final search, which lists all objects of a
+/// kind.
 const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 
-/// Time for a program to become ready, or to end.
+/// Time limit for a program to become ready, or to end.
 const STARTING: Duration = Duration::from_mins(5);
 
-/// A reconciler that loses its Lease ends, and nothing starts it again here. On a busy machine a
-/// renewal may take longer than the default allows. One that is stopped gives its Lease up.
+/// Flags with a long Lease. A reconciler that loses its Lease ends, and nothing restarts it here.
+/// On a busy machine a renewal may take longer than the default allows. A stopped reconciler
+/// releases its Lease.
 const PATIENT: [&str; 4] = ["--lease-duration", "300s", "--lease-renew-deadline", "240s"];
 
-/// What the programs may do.
+/// Permissions of the programs.
 #[derive(Debug, Clone)]
 enum Rights {
-    /// Everything.
+    /// All permissions.
     All,
-    /// What this kustomization lets them.
+    /// The permissions in this kustomization.
     Of(PathBuf),
-    /// What is in the cluster already, and so are the definitions.
+    /// The permissions that are installed already, together with the CRDs.
     Installed,
 }
 
-/// How the pair is to run.
+/// Options of the pair.
 #[derive(Debug, Clone)]
 pub struct PairBuilder {
     webhooks: usize,
@@ -78,7 +80,7 @@ impl Default for PairBuilder {
 }
 
 impl PairBuilder {
-    /// This many webhook replicas. Default: 1.
+    /// Number of webhook replicas. Default: 1.
     #[must_use]
     pub fn webhooks(mut self, count: usize) -> Self {
         self.webhooks = count;
@@ -92,14 +94,14 @@ impl PairBuilder {
         self
     }
 
-    /// Further flags of every webhook.
+    /// Additional flags of every webhook.
     #[must_use]
     pub fn webhook_args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.webhook_args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// Further flags of the reconciler.
+    /// Additional flags of the reconciler.
     #[must_use]
     pub fn reconciler_args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.reconciler_args
@@ -107,20 +109,22 @@ impl PairBuilder {
         self
     }
 
-    /// Both programs may do what `manifests/kustomize` lets them, and no more. Default: everything.
+    /// Gives both programs the permissions in `manifests/kustomize` and no more. Default: all
+    /// permissions.
     #[must_use]
     pub fn shipped_rights(self) -> Self {
         self.rights_of(Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/kustomize"))
     }
 
-    /// Likewise by this kustomization.
+    /// Gives both programs the permissions in this kustomization and no more.
     #[must_use]
     pub fn rights_of(mut self, folder: impl Into<PathBuf>) -> Self {
         self.rights = Rights::Of(folder.into());
         self
     }
 
-    /// Likewise by what is installed already: nothing is installed here, not even definitions.
+    /// Gives both programs the permissions that are installed already. The pair then installs
+    /// nothing, not even CRDs.
     #[must_use]
     pub fn installed_rights(mut self) -> Self {
         self.rights = Rights::Installed;
@@ -134,7 +138,7 @@ impl PairBuilder {
         self
     }
 
-    /// Installs CRDs and rights and starts the programs; returns when all are ready.
+    /// Installs CRDs and permissions and starts the programs. Returns when all are ready.
     pub async fn start(self, control_plane: &ControlPlane) -> Result<Pair> {
         let client = control_plane.client().await?;
         if Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone())
@@ -150,8 +154,8 @@ impl PairBuilder {
             }
         }
         let user = |name: &str| {
-            // RBAC and flow control know a service account by its user name, whatever it
-            // authenticates with.
+            // RBAC and flow control recognize a service account by its user name, however it
+            // authenticates.
             let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
             control_plane.user(
                 if matches!(self.rights, Rights::All) {
@@ -190,7 +194,7 @@ impl PairBuilder {
     }
 }
 
-/// The running pair. Ends with the process that started it.
+/// The running programs. They end with the process that started them.
 pub struct Pair {
     builder: PairBuilder,
     balancer: Balancer,
@@ -199,13 +203,13 @@ pub struct Pair {
     reconciler_user: User,
     /// Webhook replicas, in the order of their start.
     pub webhooks: Vec<Replica>,
-    /// The reconciler, unless it was not started or was stopped.
+    /// The reconciler, or `None` if it was not started or was stopped.
     pub reconciler: Option<Replica>,
 }
 
 /// One running program.
 pub struct Replica {
-    /// Under which it is known in Leases.
+    /// Its name in Leases.
     pub name: String,
     /// The process.
     pub program: Running,
@@ -214,18 +218,18 @@ pub struct Replica {
 }
 
 impl Pair {
-    /// One webhook, one reconciler.
+    /// One webhook and one reconciler.
     pub fn builder() -> PairBuilder {
         PairBuilder::default()
     }
 
-    /// Flags of the webhooks that are started from now on, instead of those that the builder was
-    /// given.
+    /// Replaces the flags for webhooks that start from now on.
     pub fn set_webhook_args<A: Into<String>>(&mut self, args: impl IntoIterator<Item = A>) {
         self.builder.webhook_args = args.into_iter().map(Into::into).collect();
     }
 
-    /// Ends all webhook replicas, in good order: nobody waits for their Leases to expire.
+    /// Ends all webhook replicas with SIGTERM. They release their Leases, so nothing waits for the
+    /// Leases to expire.
     pub async fn stop_webhooks(&mut self) -> Result<()> {
         for replica in &mut self.webhooks {
             replica.program.terminate()?;
@@ -241,14 +245,15 @@ impl Pair {
         self.start_webhooks(1).await
     }
 
-    /// Starts so many more webhook replicas, all at once, and waits until each is ready.
+    /// Starts `count` more webhook replicas at the same time and waits until each is ready.
     pub async fn start_webhooks(&mut self, count: usize) -> Result<()> {
         let started: Vec<Replica> = (0..count)
             .map(|_| self.launch_webhook())
             .collect::<Result<_>>()?;
         for mut replica in started {
             replica.ready().await?;
-            // Not at the next probe: who started it takes it that requests get there.
+            // The flag is set now, not at the next probe, because the caller expects that requests
+            // reach the replica.
             if let Some(backend) = &replica.backend {
                 backend.ready.store(true, Ordering::Relaxed);
             }
@@ -322,30 +327,30 @@ impl Pair {
         }
     }
 
-    /// The address that the API server calls.
+    /// The URL that the API server calls.
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.balancer.port)
     }
 
-    /// Looks through all that is told by now for what is planted in Secrets ([`planted`]): logs,
-    /// metrics, and what the cluster keeps.
+    /// Searches for planted values ([`planted`]) in logs, metrics and the objects of the cluster.
     ///
     /// # Panics
-    /// If the cluster doesn't say what it keeps: a test ends with its API server running. Unless
-    /// the test fails already.
+    /// The cluster does not answer, because a test must end with its API server running. If the
+    /// test already fails, this only prints the error.
     pub fn look(&self) {
         for replica in self.webhooks.iter().chain(&self.reconciler) {
             planted::look(
                 format!("the log of {}", replica.name),
                 &replica.program.log().unwrap_or_default(),
             );
-            // An answer is looked at as it comes. Who doesn't answer says nothing.
+            // The client searches each answer as it arrives. A replica without an answer has leaked
+            // nothing there.
             for path in ["/metrics", "/debug/state"] {
                 drop(replica.ask("GET", path, None, ""));
             }
         }
-        // A thread, since this is for destructors, which can't wait on the runtime that they may be
-        // on.
+        // A separate thread, because destructors call this and cannot block the runtime that they
+        // may run on.
         let asked = thread::scope(|scope| {
             let asking = || {
                 tokio::runtime::Builder::new_current_thread()
@@ -362,12 +367,12 @@ impl Pair {
         }
     }
 
-    /// The name under which the webhook speaks to the API server.
+    /// The user of the webhook.
     pub fn webhook_user(&self) -> &User {
         &self.webhook_user
     }
 
-    /// The name under which the reconciler speaks to the API server.
+    /// The user of the reconciler.
     pub fn reconciler_user(&self) -> &User {
         &self.reconciler_user
     }
@@ -375,7 +380,8 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // Then nothing is planted, and somebody measures.
+        // In the demo and the measurements nothing is planted, and the search would disturb a
+        // measurement.
         if !self.builder.quiet {
             self.look();
             planted::raise();
@@ -396,7 +402,7 @@ fn unsearched(error: &anyhow::Error) {
     }
 }
 
-/// Asks for all that Mimeo tells by objects; what comes is looked at by the client.
+/// Reads all kinds of objects that Mimeo writes. The client searches the answers.
 async fn ask_all(admin: &User) -> Result<()> {
     const TOLD: [&str; 8] = [
         "/api/v1/events",
@@ -409,7 +415,7 @@ async fn ask_all(admin: &User) -> Result<()> {
         "/api/v1/namespaces",
     ];
     let mut config = admin.config_for(0).await?;
-    // No test wants to count these.
+    // Tests do not count requests with this user agent.
     config.headers = vec![(USER_AGENT, HeaderValue::from_static(OWN_USER_AGENT))];
     let client = planted::client(config)?;
     for path in TOLD {
@@ -426,9 +432,9 @@ async fn ask(client: &Client, path: &str) -> Result<()> {
             .request_text(Request::get(path).body(Vec::new())?)
             .await
         {
-            // Its definition may be gone by the end of a test.
+            // The CRD may be gone by the end of a test.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            // Or just changed: then the API server sets its storage up.
+            // The CRD may have just changed. The API server then prepares its storage again.
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -438,7 +444,7 @@ async fn ask(client: &Client, path: &str) -> Result<()> {
 }
 
 impl Replica {
-    /// Waits until `/readyz` says so.
+    /// Waits until `/readyz` answers with 200.
     pub async fn ready(&mut self) -> Result<()> {
         let ops = self.ops;
         let ready = eventually(STARTING, "/readyz", || async move {
@@ -456,23 +462,23 @@ impl Replica {
         ready
     }
 
-    /// What `/metrics` says.
+    /// The answer of `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         self.ops.get("/metrics")
     }
 
-    /// What its operations port answers, head and body.
+    /// The answer of the operations port, head and body.
     pub fn ask(&self, method: &str, path: &str, token: Option<&str>, body: &str) -> Result<String> {
         self.ops.ask(method, path, token, body)
     }
 
-    /// Where a browser finds a path of its operations port.
+    /// The URL of a path on the operations port, for a browser.
     pub fn url(&self, path: &str) -> String {
         let scheme = if self.ops.tls { "https" } else { "http" };
         format!("{scheme}://localhost:{}{path}", self.ops.port)
     }
 
-    /// Follows the stream behind its page.
+    /// Follows the stream behind the page.
     pub fn follow(&self) -> Result<Follower> {
         Ok(Follower::new(self.ops.stream("/ui/stream")?))
     }
@@ -486,7 +492,7 @@ impl Drop for Replica {
     }
 }
 
-/// With authentication there it speaks TLS.
+/// With authentication the operations port uses TLS.
 fn ops_port(port: u16, args: &[String]) -> OpsPort {
     OpsPort {
         port,
@@ -507,7 +513,7 @@ async fn install_rights(control_plane: &ControlPlane, folder: &Path) -> Result<(
             None => Api::all_with(client.clone(), &resource),
         };
         let name = object.name_any();
-        // As `kubectl apply --server-side` does, which costs a second for each start.
+        // This does the same as `kubectl apply --server-side`, which takes a second for each start.
         api.patch(
             &name,
             &PatchParams::apply("kubectl"),
@@ -551,8 +557,9 @@ fn rights(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<serde_json:
     Ok(documents)
 }
 
-/// Waits until the controller manager has added up the rights on objects: a source that a webhook
-/// may not watch yet it tries again ever more seldom, and pods are denied meanwhile.
+/// Waits until the controller manager has aggregated the ClusterRoles for kinds. If a webhook may
+/// not watch a source yet, it retries after longer and longer pauses, and pods are denied in the
+/// meantime.
 pub async fn rights_added_up(client: &kube::Client) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(client.clone());
     for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
@@ -579,7 +586,7 @@ fn run(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).context("kubectl's output is no text")
 }
 
-/// All rights: what each program may do by its manifests is another scenario's.
+/// Grants all permissions. Another scenario tests the permissions in the manifests.
 async fn grant(client: &kube::Client, user: &User) -> Result<()> {
     let binding = ClusterRoleBinding {
         metadata: kube::api::ObjectMeta {
@@ -607,8 +614,8 @@ async fn grant(client: &kube::Client, user: &User) -> Result<()> {
     }
 }
 
-/// What a Service does: spreads connections over the ready replicas. Threads, so that it outlives a
-/// test's runtime.
+/// Stands for a Service: spreads connections over the ready replicas. It runs on threads, so that
+/// it outlives the runtime of a test.
 struct Balancer {
     port: u16,
     backends: Arc<std::sync::RwLock<Vec<Arc<Backend>>>>,
@@ -647,8 +654,8 @@ impl Balancer {
                     })
                     .unwrap_or_default();
                 let turn = turn.fetch_add(1, Ordering::Relaxed);
-                // Nobody ready: the connection is closed, as a Service without endpoints refuses
-                // it.
+                // If no replica is ready, the connection is closed. A Service without endpoints
+                // also refuses it.
                 let backend = (0..ready.len())
                     .map(|n| &ready[(turn + n) % ready.len()])
                     .find_map(|backend| {
@@ -702,15 +709,16 @@ impl Balancer {
 impl Drop for Balancer {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts, which closes the port. Without it the port stays taken.
+        // Wakes the accepting thread, which then closes the port. Otherwise the port would stay in
+        // use.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
     }
 }
 
 fn join(client: TcpStream, server: TcpStream) {
     for side in [&client, &server] {
-        // A frame must not wait for the acknowledgement of the one before: 40 ms on most requests.
-        // Not fatal if it does.
+        // A frame must not wait for the acknowledgement of the one before, which takes 40 ms on
+        // most requests. A failure here is not fatal.
         let _ = side.set_nodelay(true);
     }
     for (mut from, mut to) in [
@@ -721,7 +729,7 @@ fn join(client: TcpStream, server: TcpStream) {
     .filter_map(|(from, to)| Some((from.ok()?, to.ok()?)))
     {
         thread::spawn(move || {
-            // A side that ends, well or not, ends the other.
+            // The end of one direction, with or without an error, ends the other.
             let _ = copy(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Both);
             let _ = from.shutdown(Shutdown::Both);

@@ -1,5 +1,5 @@
-//! The control plane's certificates: one authority per control plane, kept in memory, and what it
-//! signs.
+//! The control plane's certificates: one authority per control plane, kept in memory, and the
+//! certificates that it signs.
 
 use anyhow::{Result, bail};
 use k8s_openapi::ByteString;
@@ -9,13 +9,13 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
-/// A certificate with its private key, both PEM.
+/// A certificate with its private key, both in PEM.
 pub(crate) struct Identity {
     pub certificate: String,
     pub key: String,
 }
 
-/// Signs for one control plane.
+/// The certificate authority of one control plane.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -36,7 +36,7 @@ impl Authority {
         )?))
     }
 
-    /// The authority's certificate, PEM.
+    /// The authority's certificate, in PEM.
     pub(crate) fn certificate(&self) -> String {
         self.0.pem()
     }
@@ -52,8 +52,8 @@ impl Authority {
         )
     }
 
-    /// A client certificate: the API server takes the common name as the user, the organizations as
-    /// its groups.
+    /// A client certificate. The API server takes the common name as the user and the organizations
+    /// as the user's groups.
     pub(crate) fn client(&self, user: &str, groups: &[&str]) -> Result<Identity> {
         self.sign(
             CertificateParams::default(),
@@ -72,8 +72,8 @@ impl Authority {
     ) -> Result<Identity> {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
-        // rcgen keeps one value per kind of name; the same kind by its number (2.5.4.10) counts as
-        // another.
+        // rcgen keeps only one value per kind of name. The same kind given by its number (2.5.4.10)
+        // counts as a different kind.
         let kinds = [
             DnType::OrganizationName,
             DnType::CustomDnType(vec![2, 5, 4, 10]),
@@ -97,7 +97,7 @@ impl Authority {
         })
     }
 
-    /// A kubeconfig that needs no other file. It is JSON, which every reader of YAML takes.
+    /// A kubeconfig that needs no other file. It is JSON, which every YAML parser accepts.
     pub(crate) fn kubeconfig(&self, server: &str, user: &str, identity: &Identity) -> Value {
         let base64 = |text: &str| ByteString(text.as_bytes().to_vec());
         json!({

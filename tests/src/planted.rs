@@ -1,13 +1,13 @@
-//! What is planted in Secrets, and where it must not come up.
+//! Plants a marker in Secrets, and finds the places where Secrets' data leaks.
 //!
-//! Every value that a test's client writes into a Secret begins with [`MARK`]. The client puts it
-//! there, and takes it away again where Secrets are read, so that no test has to know and none can
-//! forget it. All else that a client is answered is searched for it, refusals and warnings among
-//! it, and so is what the programs say while they run and when they end ([`crate::Pair`]). What was
-//! found fails the test whose scene ends next.
+//! Every value that a test's client writes into a Secret begins with [`MARK`]. The client adds it
+//! on writes and removes it on reads of Secrets, so no test has to know about it and none can
+//! forget it. Every other answer to a client is searched for it, including refusals and warnings.
+//! So is the output of the programs, while they run and when they end ([`crate::Pair`]). A finding
+//! fails the test whose scene ends next.
 //!
-//! The same goes for the checksums that Secrets' copies carry, as far as a client has read them:
-//! whoever has one can try what the content is.
+//! The same applies to the checksums on copies of Secrets that a client has read. With a checksum
+//! one can guess the content and verify the guess.
 
 use std::{
     collections::BTreeSet,
@@ -31,23 +31,23 @@ use kube::{
 use serde_json::{Value, json};
 use tower::{BoxError, Layer, Service};
 
-/// What values begin with. A part of an object's name that the API server takes, so that a test can
-/// have it told.
+/// The beginning of every planted value. The API server accepts it as part of an object's name, so
+/// a test can also have it printed.
 pub const MARK: &str = "planted7f3a9c";
 
-/// How much of a line is shown.
+/// Number of characters of a line that messages show.
 const SHOWN: usize = 400;
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Those of Secrets that were read.
+/// Checksums of copies of Secrets that a client has read.
 static CHECKSUMS: Mutex<BTreeSet<Vec<u8>>> = Mutex::new(BTreeSet::new());
 
 /// The length of a checksum, in hexadecimal digits.
 const CHECKSUM: usize = 32;
 
-/// The mark as it may come up: as text, in base64 wherever in what is encoded it begins, as
-/// numbers.
+/// The forms of the marker to search for: as text, as numbers, and in base64 at each of the three
+/// offsets.
 static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let decimal: Vec<String> = MARK.bytes().map(|byte| byte.to_string()).collect();
     let hex = MARK
@@ -57,7 +57,8 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
         .concat();
     let base64 = (0..3).map(|before: usize| {
         let bytes = [vec![0; before], MARK.as_bytes().to_vec()].concat();
-        // Letters of six bits each: without those that share some with what is before or behind.
+        // Base64 letters carry six bits each. Letters that share bits with the bytes before or
+        // after are left out.
         let (first, last) = ((before * 8).div_ceil(6), bytes.len() * 8 / 6);
         encoded(&bytes)[first..last].to_owned()
     });
@@ -73,13 +74,13 @@ fn encoded(bytes: &[u8]) -> String {
         .to_owned()
 }
 
-/// A Secret's value as a test wrote it.
+/// A Secret's value as the test wrote it.
 pub(crate) fn plain(value: &[u8]) -> String {
     String::from_utf8_lossy(&unplant(value)).into_owned()
 }
 
-/// Whether a planted value is in what was told, in any form, or in the patch of it, if it is a
-/// review's answer with one.
+/// True if the text has a planted value in any form. If the text is an answer to a review, its
+/// patch is searched too.
 pub fn is_in(told: &str) -> bool {
     has(told) || patch_of(told).is_some_and(|patch| has(&patch))
 }
@@ -88,9 +89,9 @@ fn has(told: &str) -> bool {
     FORMS.iter().any(|form| told.contains(form)) || has_checksum(told)
 }
 
-/// Looks up each run of digits, instead of searching for each checksum: logs are long, and
-/// checksums are many. Goes on behind the last byte that is no digit, so that it reads few of the
-/// bytes.
+/// Looks up each run of digits instead of searching for each checksum, because logs are long and
+/// checksums are many. It continues after the last byte that is no digit, so it reads only few of
+/// the bytes.
 fn has_checksum(told: &str) -> bool {
     let known = CHECKSUMS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rest = told.as_bytes();
@@ -104,7 +105,8 @@ fn has_checksum(told: &str) -> bool {
     false
 }
 
-/// Remembers each line of what was told somewhere that has a planted value in it.
+/// Remembers each line of the text that has a planted value. `place` says where the text comes
+/// from.
 pub fn look(place: impl Display, told: &str) {
     if !has(told) {
         return;
@@ -118,10 +120,10 @@ pub fn look(place: impl Display, told: &str) {
         .extend(found);
 }
 
-/// Fails the test if a planted value has come up.
+/// Fails the test if a planted value has been found.
 ///
 /// # Panics
-/// Then; unless the test fails already: then it only says so.
+/// A planted value has been found. If the test already fails, this only prints the finding.
 #[expect(
     clippy::panic,
     reason = "it is called by what ends, which can fail a test in no other way"
@@ -142,10 +144,10 @@ pub(crate) fn raise() {
     }
 }
 
-/// A client that plants what it writes and looks at what it is answered.
+/// A client that plants the values that it writes and searches the answers that it receives.
 ///
 /// # Errors
-/// As that of making any client.
+/// The same as for any client.
 pub fn client(config: Config) -> Result<Client> {
     Ok(ClientBuilder::try_from(config)
         .context("failed to make a client")?
@@ -187,7 +189,7 @@ where
             parts.uri.query().unwrap_or_default().to_owned(),
         );
         let secrets = is_of_secrets(&path);
-        // What is sent is in memory: nobody has to wait for it.
+        // The body is in memory, so collecting it never waits.
         let sent: Result<_, BoxError> = match body.collect_bytes().now_or_never() {
             Some(bytes) => bytes.map_err(Into::into),
             None => Err("a test's request has a body that isn't in memory".into()),
@@ -209,7 +211,7 @@ where
                     &String::from_utf8_lossy(warning.as_bytes()),
                 );
             }
-            // A watch has no end that one could wait for.
+            // A watch does not end, so its body cannot be collected.
             if query.contains("watch=") {
                 return Ok(Response::from_parts(parts, body.boxed_unsync()));
             }
@@ -221,7 +223,8 @@ where
                     .extend(checksums(&bytes));
                 bytes = rewritten(&bytes, unplant).into();
             } else if !path.starts_with("/mutate/objects") {
-                // Its patches are for the API server alone, and have what they rewrite.
+                // Patches of this hook go to the API server only. They contain the values that they
+                // rewrite.
                 look_at_answer(&path, &bytes);
             }
             Ok(Response::from_parts(
@@ -232,7 +235,7 @@ where
     }
 }
 
-/// Whether it is a path of Secrets: of one, of those of a namespace, of all.
+/// True if the path is of one Secret, of the Secrets of a namespace, or of all Secrets.
 fn is_of_secrets(path: &str) -> bool {
     let mut parts = path.split('/').skip(1);
     let core = parts.next() == Some("api") && parts.next() == Some("v1");
@@ -245,14 +248,14 @@ fn is_of_secrets(path: &str) -> bool {
     core && resource == Some("secrets")
 }
 
-/// The checksums that copies in an answer of the API server's carry.
+/// The checksums of copies in an answer of the API server.
 fn checksums(answer: &[u8]) -> Vec<Vec<u8>> {
     let text = String::from_utf8_lossy(answer);
     let values = text
         .split("\"mimeo.dev/checksum\":\"")
         .skip(1)
         .filter_map(|rest| rest.split('"').next());
-    // Anybody may write something else there, which comes up elsewhere, too.
+    // Any user may write another value there, and such a value may well appear elsewhere.
     let checksum = |value: &&str| {
         value.len() == CHECKSUM && value.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
@@ -262,7 +265,7 @@ fn checksums(answer: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Looks at a body, and if it is a review's, at the patch in it, too.
+/// Searches an answer. If it is an answer to a review, searches its patch too.
 fn look_at_answer(path: &str, bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     look(format!("an answer of {path}"), &text);
@@ -271,7 +274,7 @@ fn look_at_answer(path: &str, bytes: &[u8]) {
     }
 }
 
-/// The patch of a review's answer, if it is one and has one.
+/// The patch in an answer to a review, if there is one.
 pub fn patch_of(answer: &str) -> Option<String> {
     let answer = answer
         .contains("\"patch\"")
@@ -282,14 +285,14 @@ pub fn patch_of(answer: &str) -> Option<String> {
 }
 
 fn decoded(text: &Value) -> Option<Vec<u8>> {
-    // Null would be no bytes.
+    // Null would decode to no bytes.
     text.as_str()?;
     serde_json::from_value::<ByteString>(text.clone())
         .ok()
         .map(|bytes| bytes.0)
 }
 
-/// A body with its values changed; as it is, if it is no JSON.
+/// Changes the values in a body. A body that is not JSON stays as it is.
 fn rewritten(body: &[u8], change: fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let Ok(mut value) = serde_json::from_slice::<Value>(body) else {
         return body.to_vec();
@@ -310,7 +313,7 @@ fn rewritten(body: &[u8], change: fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// A JSON patch may set one value, all, or the whole Secret.
+/// A JSON patch may set one value, all values, or the whole Secret.
 fn rewrite_operation(operation: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
     let path = operation["path"].as_str().unwrap_or_default().to_owned();
     let Some(value) = operation.get_mut("value") else {
@@ -349,15 +352,15 @@ fn rewrite_secret(secret: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
     }
 }
 
-/// What is no base64 is sent as it is: that is for the API server to refuse.
+/// A value that is not base64 is sent as it is, so that the API server refuses it.
 fn rewrite_data(value: &mut Value, change: fn(&[u8]) -> Vec<u8>) {
     if let Some(bytes) = decoded(value) {
         *value = encoded(&change(&bytes)).into();
     }
 }
 
-/// An object of JSON has the mark as its first key: the API server reads some values
-/// (kubernetes.io/dockerconfigjson), and wants JSON.
+/// A JSON object gets the marker as its first key. The API server parses some values
+/// (kubernetes.io/dockerconfigjson) and requires JSON.
 fn plant(value: &[u8]) -> Vec<u8> {
     let value = unplant(value);
     match object(&value) {
@@ -367,7 +370,7 @@ fn plant(value: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What is behind the first brace, if it is an object of JSON.
+/// The text after the first brace, if the value is a JSON object.
 fn object(value: &[u8]) -> Option<&[u8]> {
     serde_json::from_slice::<serde_json::Map<String, Value>>(value).ok()?;
     value.strip_prefix(b"{")

@@ -1,4 +1,4 @@
-//! Free loopback ports that no other test is given.
+//! Free loopback ports that no other test uses.
 
 use std::hash::{BuildHasher, RandomState};
 use std::iter;
@@ -7,22 +7,22 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
-/// Below the range that the kernel takes ports of outgoing connections from (from 32768 on by
-/// default), so that nobody takes the port of a server while it is restarted.
+/// Below the range from which the kernel takes ports for outgoing connections (from 32768 on by
+/// default). So no outgoing connection takes a server's port during a restart.
 const RANGE: std::ops::Range<u16> = 12_000..32_000;
 
-/// How many ports a test program has for itself: more than all its tests take. So a server finds
-/// its old port free when it is started again.
+/// Number of ports that a test program reserves. This is more than all its tests need, so a
+/// restarted server finds its old port free.
 const BLOCK: u16 = 2_000;
 
-/// The ports of this process.
+/// The block of this process.
 static OURS: Mutex<Option<Block>> = Mutex::new(None);
 
-/// `count` different ports that nobody listens at, and that no test is given after this one, here
-/// or in another process.
+/// Returns `count` different free ports. No other test receives them afterwards, in this process or
+/// in another one.
 ///
-/// A port that was only seen to be free may be another test's before the server that it was found
-/// for listens at it.
+/// It is not enough to find a port free. Another test could take it before the server listens on
+/// it.
 pub(crate) fn free(count: usize) -> Result<Vec<u16>> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     let block = match &mut *ours {
@@ -34,17 +34,18 @@ pub(crate) fn free(count: usize) -> Result<Vec<u16>> {
 
 struct Block {
     first: u16,
-    /// How many were given out, or passed over.
+    /// Number of ports that were given out or skipped.
     given: u16,
-    /// At the first port of the block: as long as this process runs, no other gets the block.
+    /// Listens on the first port of the block. While this process runs, no other process gets the
+    /// block.
     _lock: TcpListener,
 }
 
 impl Block {
     fn take() -> Result<Self> {
         let blocks = (RANGE.end - RANGE.start) / BLOCK;
-        // Those of another user's processes are found taken, so any order does; a random one finds
-        // a free block sooner.
+        // A block of another user's process is found to be taken, so any order works. A random
+        // start finds a free block sooner.
         let start = u16::try_from(RandomState::new().hash_one(0) % u64::from(blocks))?;
         (0..blocks)
             .map(|n| RANGE.start + (start + n) % blocks * BLOCK)
@@ -59,8 +60,8 @@ impl Block {
     }
 
     fn next(&mut self) -> Result<u16> {
-        // From the beginning when all were given out: those of tests that have ended are free
-        // again.
+        // After the last port it starts again from the first: the ports of ended tests are free by
+        // then.
         for _ in 1..BLOCK {
             self.given = self.given % (BLOCK - 1) + 1;
             let port = self.first + self.given;

@@ -1,7 +1,8 @@
-//! One child process: its log in a file, its end guarded, signals by name.
+//! One child process, with its log in a file. The guard ends it with this process, and signals go
+//! by name.
 //!
-//! [`crate::ControlPlane`] and [`crate::Program`] are made of these; when a process is ready is
-//! theirs to know.
+//! [`crate::ControlPlane`] and [`crate::Program`] build on this file. They decide when a process is
+//! ready.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -15,26 +16,26 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::guard;
 
-/// Waits for a line before it becomes the program: the guard knows the process before it can start
-/// anything, and if this process dies in between, the pipe's end ends the shell.
+/// Waits for a line on stdin before it runs the program. So the guard knows the process before the
+/// program can start anything. If this process dies in between, the pipe closes and the shell ends.
 const GATE: &str = r#"read -r _ && exec "$0" "$@" </dev/null"#;
 
-/// How much of a log is shown, in bytes from its end.
+/// Number of bytes from the end of a log that messages show.
 const TAIL: u64 = 8 * 1024;
 
-/// What to start, enough to start it again.
+/// A process to start, with everything that a restart needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
-    /// For messages.
+    /// Name in messages.
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<String>,
     pub env: Vec<(String, String)>,
-    /// Appended to by every start.
+    /// Log file. Every start appends to it.
     pub log: PathBuf,
 }
 
-/// A started process; killed when dropped.
+/// A started process. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
     spec: Spec,
@@ -56,14 +57,14 @@ impl Process {
             .args(["-c", GATE])
             .arg(&spec.program)
             .args(&spec.args)
-            // A test must not reach the cluster of whoever runs it.
+            // A test must not reach the cluster of the user that runs it.
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST")
             .envs(spec.env.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::piped())
             .stdout(log()?)
             .stderr(log()?)
-            // Ctrl-C is for the test; what it started ends by the guard, at once.
+            // Ctrl-C ends only the test. The guard then kills the child processes at once.
             .process_group(0)
             .spawn()
             .with_context(|| format!("failed to start {name}"))?;
@@ -88,7 +89,7 @@ impl Process {
         self.child.id()
     }
 
-    /// How the process ended, `None` while it runs (or is paused).
+    /// The exit status, or `None` while the process runs or is paused.
     pub(crate) fn exit(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none()
             && let Some(status) = self
@@ -102,7 +103,7 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// An error with the end of the log if the process has ended.
+    /// Returns an error with the end of the log if the process has ended.
     pub(crate) fn still_running(&mut self) -> Result<()> {
         match self.exit()? {
             None => Ok(()),
@@ -120,7 +121,7 @@ impl Process {
             .with_context(|| format!("failed to signal {}", self.spec.name))
     }
 
-    /// SIGKILL, and waits for the end. Does nothing when the process has ended already.
+    /// Sends SIGKILL and waits for the end. Does nothing if the process has already ended.
     pub(crate) fn kill(&mut self) -> Result<()> {
         if self.exit()?.is_none() {
             self.child
@@ -136,8 +137,8 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until the process has ended by itself, an error with the end of its log after
-    /// `deadline`.
+    /// Waits until the process ends by itself. After `deadline` it returns an error with the end of
+    /// the log.
     pub(crate) async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + deadline;
         loop {
@@ -155,10 +156,11 @@ impl Process {
         }
     }
 
-    /// What `/proc` says of its memory under this name (`VmRSS`, `VmHWM`), in bytes.
+    /// The process's memory from `/proc`, in bytes. `what` is the name of the field there (`VmRSS`,
+    /// `VmHWM`).
     ///
     /// # Errors
-    /// When it has ended.
+    /// The process has ended.
     pub(crate) fn memory(&self, what: &str) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))
             .context("failed to read /proc")?;
@@ -176,7 +178,7 @@ impl Process {
         Ok(kib * 1024)
     }
 
-    /// The last 8 KiB of the log, from the start of a line.
+    /// The last 8 KiB of the log, beginning with a whole line.
     pub(crate) fn log_tail(&self) -> String {
         let read = || -> std::io::Result<String> {
             let mut file = File::open(&self.spec.log)?;
@@ -198,8 +200,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nothing to be done about a failure here; the guard tries once more when this process
-        // ends.
+        // A failure here is ignored. The guard tries again when this process ends.
         let _ = self.kill();
     }
 }

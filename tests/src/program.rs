@@ -1,6 +1,7 @@
-//! Mimeo's own binaries, run as processes: flags and environment in, log, signals and memory out.
+//! Mimeo's own binaries as processes. Tests give flags and environment, and read log, signals and
+//! memory.
 //!
-//! It knows nothing of what the programs do; their flags belong to the scenarios.
+//! This file does not know the purpose of the programs. The scenarios choose their flags.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -14,7 +15,7 @@ use crate::guard;
 use crate::planted;
 use crate::process::{Process, Spec};
 
-/// A binary of this workspace, about to be started.
+/// A binary of this workspace, before its start.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -38,7 +39,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The binary of that name, without arguments.
+    /// The binary with this name, without arguments.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -62,7 +63,7 @@ impl Program {
         self
     }
 
-    /// Sets an environment variable. The rest is inherited, except `KUBECONFIG` and
+    /// Sets an environment variable. The program inherits the rest, except `KUBECONFIG` and
     /// `KUBERNETES_SERVICE_HOST`.
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
@@ -71,18 +72,18 @@ impl Program {
     }
 
     /// Prints the log only on a panic. By default its end is printed whenever the program is
-    /// dropped, which a test harness captures and shows for failed tests alone; the demo and the
-    /// measurements have no harness.
+    /// dropped. A test harness captures that output and shows it only for failed tests. The demo
+    /// and the measurements have no harness.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
         self
     }
 
-    /// Starts the program and returns at once; what "ready" means is the caller's to await.
+    /// Starts the program and returns at once. The caller waits until it is ready.
     ///
     /// # Errors
-    /// When the binary has not been built.
+    /// The binary has not been built.
     pub fn start(self) -> Result<Running> {
         let program = locate(&self.name)?;
         let directory = tempfile::Builder::new()
@@ -106,7 +107,7 @@ impl Program {
     }
 }
 
-/// A started [`Program`]; killed when dropped, or when this process ends in any way.
+/// A started [`Program`]. It is killed when dropped, and when this process ends in any way.
 #[derive(Debug)]
 pub struct Running {
     process: Process,
@@ -120,7 +121,7 @@ impl Running {
         self.process.id()
     }
 
-    /// Whether it runs. A paused program does.
+    /// True if the program runs. A paused program runs.
     pub fn is_alive(&mut self) -> Result<bool> {
         Ok(self.process.exit()?.is_none())
     }
@@ -128,7 +129,7 @@ impl Running {
     /// Sends SIGTERM and returns at once.
     ///
     /// # Errors
-    /// When the program has ended, with the end of its log.
+    /// The program has ended. The error has the end of its log.
     pub fn terminate(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)
     }
@@ -136,23 +137,24 @@ impl Running {
     /// Sends SIGTERM and waits for the end.
     ///
     /// # Errors
-    /// When the program had ended before, or has not after `deadline`; with the end of its log.
+    /// The program had ended before, or has not ended after `deadline`. The error has the end of
+    /// its log.
     pub async fn stop(&mut self, deadline: Duration) -> Result<ExitStatus> {
         self.terminate()?;
         self.wait(deadline).await
     }
 
-    /// Sends SIGKILL and waits for the end; does nothing when it has ended already.
+    /// Sends SIGKILL and waits for the end. Does nothing if the program has already ended.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Stops it in its tracks (SIGSTOP): connections stay open and nothing is answered.
+    /// Freezes the program (SIGSTOP). Its connections stay open, and it answers nothing.
     pub fn pause(&mut self) -> Result<()> {
         self.process.signal(Signal::STOP)
     }
 
-    /// Takes back [`Running::pause`].
+    /// Ends [`Running::pause`].
     pub fn resume(&mut self) -> Result<()> {
         self.process.signal(Signal::CONT)
     }
@@ -160,22 +162,22 @@ impl Running {
     /// Waits for the program to end by itself.
     ///
     /// # Errors
-    /// When it still runs after `deadline`, with the end of its log.
+    /// The program still runs after `deadline`. The error has the end of its log.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         self.process.wait(deadline).await
     }
 
-    /// Resident memory now, in bytes (`VmRSS`).
+    /// Resident memory at this moment, in bytes (`VmRSS`).
     pub fn resident_bytes(&self) -> Result<u64> {
         self.process.memory("VmRSS")
     }
 
-    /// The most resident memory that it ever had, in bytes (`VmHWM`).
+    /// Peak of the resident memory, in bytes (`VmHWM`).
     pub fn peak_bytes(&self) -> Result<u64> {
         self.process.memory("VmHWM")
     }
 
-    /// All it has written so far, stdout and stderr in order.
+    /// The whole log so far, stdout and stderr in order.
     pub fn log(&self) -> Result<String> {
         let path = &self.process.spec().log;
         let bytes =
@@ -183,7 +185,8 @@ impl Running {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A directory of its own, removed after it: for certificates, mounted files and the like.
+    /// A directory for the program's files, such as certificates. It is removed after the program
+    /// ends.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -205,8 +208,8 @@ impl Drop for Running {
     }
 }
 
-/// The binary beside the running executable: `target/<profile>/` is one of its ancestors for tests
-/// (`deps/`), examples and the programs themselves.
+/// Finds the binary near the running executable. `target/<profile>/` is one of its ancestors for
+/// tests (`deps/`), examples and the programs themselves.
 fn locate(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running executable")?;
     own.ancestors()

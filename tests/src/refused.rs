@@ -1,5 +1,5 @@
-//! Tables of what is refused: each case is one change away from what is good, and has the words of
-//! its refusal.
+//! Tables of refused specs. Each case differs from a valid spec by one change and lists the words
+//! of its refusal.
 
 use anyhow::{Context, Result, bail};
 use http::Request;
@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 
 use crate::{ControlPlane, create_namespace, install_crd};
 
-/// What it is; the fields of the good spec that are different, by name or by JSON pointer (`null`
-/// takes one away); and words of the refusal, its field first.
+/// A case: its description, the changed fields of the valid spec, and the words of the refusal,
+/// with the field first. The changed fields are named or given by a JSON pointer; `null` removes a
+/// field.
 pub type Case = (&'static str, Value, &'static [&'static str]);
 
-/// The good spec with these fields instead.
+/// The valid spec with these changes.
 ///
 /// # Errors
-/// Where the change names what the good spec hasn't.
+/// The change names a field that the valid spec does not have.
 pub fn changed(good: &Value, change: &Value) -> Result<Value> {
     let mut spec = good.clone();
     for (pointer, value) in change.as_object().into_iter().flatten() {
@@ -33,9 +34,10 @@ pub fn changed(good: &Value, change: &Value) -> Result<Value> {
     Ok(spec)
 }
 
-/// What is wrong with an answer that should be a refusal with these words.
+/// Describes the difference between an answer and the expected refusal. Returns `None` if they
+/// match.
 pub fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Option<String> {
-    // To the API server that is a bad request, or an invalid patch.
+    // The API server answers an unknown field with 400, as a bad request or an invalid patch.
     let unknown = words.iter().any(|word| word.starts_with("unknown field"));
     match answer {
         Ok(_) => Some(format!("{what}: accepted")),
@@ -50,11 +52,11 @@ pub fn misjudged<T>(what: &str, answer: kube::Result<T>, words: &[&str]) -> Opti
     }
 }
 
-/// Of these cases those that the definitions let pass where no webhook runs: what is wrong with
-/// them a schema can't say, or not within what it may cost. `good` is the good spec of that kind.
+/// Returns the cases that the CRDs accept where no webhook runs. A schema cannot express their
+/// mistake, or not within its cost limit. `good` is a valid spec of that kind.
 ///
 /// # Errors
-/// Where something else than a refusal happens.
+/// A request fails for a reason other than a refusal.
 pub async fn passes_schemas(
     kind: &str,
     plural: &str,

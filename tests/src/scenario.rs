@@ -1,5 +1,5 @@
-//! What scenarios are told with: a [`Stage`] that the tests of one binary share, a [`Scene`] of
-//! each test's own on it, rules in a few words ([`rule`]), and waiting for what a rule promises.
+//! Building blocks of scenarios: a [`Stage`] that several tests share, a [`Scene`] for each test on
+//! it, short forms for rules ([`rule`]), and functions that wait for a rule's effects.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -28,26 +28,26 @@ use crate::{
     planted, unique,
 };
 
-/// For anything that a scenario waits for; on a busy machine, too.
+/// Time limit for anything that a scenario waits for. It allows for a busy machine.
 pub const SOON: Duration = Duration::from_mins(5);
 
-/// A control plane with Mimeo on it, shared by the tests of one binary; kept in a `static`.
+/// A control plane with Mimeo on it, kept in a `static` and shared by the tests of one binary.
 pub struct Stage {
     control_plane: fn() -> Builder,
     pair: fn() -> PairBuilder,
     started: OnceCell<Result<Setting, String>>,
 }
 
-/// What a [`Stage`] has started.
+/// The running parts of a [`Stage`].
 pub struct Setting {
-    /// Mimeo. Ends first: then the cluster is asked what was told there.
+    /// Mimeo. It is dropped first, because its end still searches the cluster for planted values.
     pub pair: Pair,
     /// The control plane.
     pub control_plane: ControlPlane,
 }
 
 impl Stage {
-    /// To be kept in a `static`.
+    /// Makes one for a `static`.
     pub const fn new(control_plane: fn() -> Builder, pair: fn() -> PairBuilder) -> Self {
         Self {
             control_plane,
@@ -56,7 +56,8 @@ impl Stage {
         }
     }
 
-    /// Starts it or waits until it is started. A failure is told to all and not tried again.
+    /// Starts it, or waits until it has started. A failure is returned to all callers and not
+    /// retried.
     pub async fn get(&'static self) -> Result<&'static Setting> {
         let start = || async {
             Setting::start((self.control_plane)(), (self.pair)())
@@ -70,14 +71,14 @@ impl Stage {
             .map_err(|error| anyhow!("{error}"))
     }
 
-    /// A scene of one test's own.
+    /// A new scene for one test.
     pub async fn scene(&'static self, about: &str) -> Result<Scene<'static>> {
         self.get().await?.scene(about).await
     }
 }
 
 impl Setting {
-    /// For tests that need one of their own.
+    /// Starts one for a single test that cannot share it.
     pub async fn start(control_plane: Builder, pair: PairBuilder) -> Result<Self> {
         let control_plane = control_plane.start().await?;
         let pair = pair.start(&control_plane).await?;
@@ -87,7 +88,7 @@ impl Setting {
         })
     }
 
-    /// A scene of one test's own.
+    /// A new scene for one test.
     pub async fn scene(&self, about: &str) -> Result<Scene<'_>> {
         let client = self.control_plane.client().await?;
         let tag = unique(about);
@@ -101,13 +102,13 @@ impl Setting {
         })
     }
 
-    /// Whether one of Mimeo's programs sent the request.
+    /// True if one of Mimeo's programs sent the request.
     pub fn is_ours(&self, event: &AuditEvent) -> bool {
         event.user == self.pair.webhook_user().name()
             || event.user == self.pair.reconciler_user().name()
     }
 
-    /// Waits until all of the rule's copies are there and up to date.
+    /// Waits until all copies of the rule exist and are up to date.
     #[track_caller]
     pub fn wait_synced(
         &self,
@@ -117,7 +118,7 @@ impl Setting {
         wait_condition(client, rule, ["Ready", "True", "Synced"])
     }
 
-    /// All that Mimeo's programs have logged.
+    /// The logs of all Mimeo programs.
     pub fn log(&self) -> String {
         let programs = self.pair.webhooks.iter().chain(&self.pair.reconciler);
         programs
@@ -129,33 +130,33 @@ impl Setting {
 /// One test's part of a stage: names and a label that no other test uses, and a namespace for
 /// sources.
 ///
-/// When it ends it prints what the programs logged about it, which the harness shows for a failed
-/// test. And it fails the test if anything that was told so far has a planted value in it.
+/// When it ends it prints the programs' log lines about it, which the test harness shows for a
+/// failed test. It fails the test if any output so far contains a planted value.
 pub struct Scene<'a> {
-    /// Where it takes place.
+    /// The running control plane and Mimeo.
     pub setting: &'a Setting,
-    /// The admin's, of API server 0.
+    /// The admin's client of API server 0.
     pub client: Client,
-    /// Of every name in this scene the beginning; also the value of its namespaces' label `scene`.
+    /// Prefix of every name in this scene, and the value of its namespaces' label `scene`.
     pub tag: String,
-    /// The namespace of the sources, which has no such label.
+    /// The namespace of the sources. It does not have the label `scene`.
     pub home: String,
 }
 
 impl Scene<'_> {
-    /// A rule named after the scene, for its namespaces; without sources yet.
+    /// A rule named after the scene that targets its namespaces. It has no sources yet.
     pub fn rule(&self) -> RuleSpec {
         rule(&self.tag).to_label("scene", &self.tag)
     }
 
-    /// A new namespace of the scene.
+    /// Creates a namespace of the scene.
     pub async fn namespace(&self) -> Result<String> {
         let name = unique(&self.tag);
         create_namespace(&self.client, &name, &[("scene", &self.tag)]).await?;
         Ok(name)
     }
 
-    /// That many.
+    /// Creates `count` namespaces of the scene.
     pub async fn namespaces(&self, count: usize) -> Result<Vec<String>> {
         let mut names = Vec::with_capacity(count);
         for _ in 0..count {
@@ -164,7 +165,7 @@ impl Scene<'_> {
         Ok(names)
     }
 
-    /// A new source: an Opaque Secret in the scene's home.
+    /// Creates a source: an Opaque Secret in the scene's home.
     pub async fn secret(&self, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
         create_secret(&self.client, &self.home, name, data).await
     }
@@ -174,7 +175,7 @@ impl Scene<'_> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Waits for a Secret of which `is` holds.
+    /// Waits until a Secret exists and `is` returns true for it.
     #[track_caller]
     pub fn wait_secret(
         &self,
@@ -185,7 +186,7 @@ impl Scene<'_> {
         wait_for(self.secrets(namespace), name.to_owned(), is)
     }
 
-    /// Waits until the rule's condition is so, for the rule's present spec.
+    /// Waits until the rule has this condition for its present spec.
     #[track_caller]
     pub fn wait_condition(
         &self,
@@ -197,7 +198,7 @@ impl Scene<'_> {
         wait_condition(&self.client, rule, [type_, status, reason])
     }
 
-    /// Waits until the rule says that so many copies are desired, synced and failed.
+    /// Waits until the rule's status has these counts of desired, synced and failed copies.
     #[track_caller]
     pub fn wait_counts(
         &self,
@@ -207,7 +208,7 @@ impl Scene<'_> {
         wait_counts(self.client.clone(), rule.to_owned(), counts)
     }
 
-    /// Waits until all of the rule's copies are there and up to date.
+    /// Waits until all copies of the rule exist and are up to date.
     #[track_caller]
     pub fn wait_synced(
         &self,
@@ -216,10 +217,10 @@ impl Scene<'_> {
         self.wait_condition(rule, "Ready", "True", "Synced")
     }
 
-    /// That a rule's status was written since then, and at most once a second.
+    /// Checks that Mimeo wrote the rule's status since the mark, and at most once a second.
     ///
     /// # Errors
-    /// With what was written; and without an audit log.
+    /// The check fails (the error has the times), or there is no audit log.
     pub async fn assert_paced(&self, rule: &str, mark: &AuditMark) -> Result<()> {
         let mut events = self.setting.control_plane.audit_since(mark).await?;
         events.retain(|event| {
@@ -232,7 +233,7 @@ impl Scene<'_> {
             .zip(times.iter().max())
             .context("no status was written")?;
         let seconds = usize::try_from(last.duration_since(*first).as_secs())?;
-        // The first one may have been on its way for longer than the last.
+        // The first write may have been under way for longer than the last.
         ensure!(
             times.len() <= seconds + 2,
             "{} statuses in {seconds} s: {times:?}",
@@ -241,10 +242,10 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// That no program of Mimeo's has written anything in a namespace since then.
+    /// Checks that Mimeo's programs have written nothing in a namespace since the mark.
     ///
     /// # Errors
-    /// With what was written; and without an audit log.
+    /// The check fails (the error has the writes), or there is no audit log.
     pub async fn assert_unwritten(&self, namespace: &str, mark: &AuditMark) -> Result<()> {
         let mut events = self.setting.control_plane.audit_since(mark).await?;
         events.retain(|event| {
@@ -272,7 +273,7 @@ impl Drop for Scene<'_> {
     }
 }
 
-/// A `ClusterReplication` in the making. Kept as JSON, so that it can also be wrong.
+/// A draft of a `ClusterReplication`. It is JSON, so that it can also be invalid.
 #[derive(Debug, Clone)]
 pub struct RuleSpec {
     /// Its name.
@@ -281,7 +282,7 @@ pub struct RuleSpec {
     pub spec: Value,
 }
 
-/// A rule of this name, without sources and targets.
+/// A rule with this name, without sources and targets.
 pub fn rule(name: &str) -> RuleSpec {
     RuleSpec {
         name: name.to_owned(),
@@ -290,7 +291,7 @@ pub fn rule(name: &str) -> RuleSpec {
 }
 
 impl RuleSpec {
-    /// One more source.
+    /// Adds a source.
     #[must_use]
     pub fn source(self, api_version: &str, kind: &str, namespace: &str, name: &str) -> Self {
         self.add(
@@ -299,13 +300,13 @@ impl RuleSpec {
         )
     }
 
-    /// One more source, a Secret.
+    /// Adds a Secret as a source.
     #[must_use]
     pub fn secret(self, namespace: &str, name: &str) -> Self {
         self.source("v1", "Secret", namespace, name)
     }
 
-    /// All objects of a kind in a namespace that this selector matches are sources, too.
+    /// Adds a selector: all objects of a kind in a namespace that it matches become sources.
     #[must_use]
     pub fn selected(
         self,
@@ -318,25 +319,25 @@ impl RuleSpec {
         self.add("sources", source)
     }
 
-    /// With an object of its own that it copies.
+    /// Adds an inline source.
     #[must_use]
     pub fn inline(self, object: &Value) -> Self {
         self.add("sources", json!({"inline": object}))
     }
 
-    /// One more target: the namespaces with this label.
+    /// Adds a target: the namespaces with this label.
     #[must_use]
     pub fn to_label(self, key: &str, value: &str) -> Self {
         self.target(json!({"namespaceSelector": {"matchLabels": {key: value}}}))
     }
 
-    /// One more target.
+    /// Adds a target.
     #[must_use]
     pub fn target(self, target: Value) -> Self {
         self.add("targets", target)
     }
 
-    /// The copies' name, in all targets so far.
+    /// Sets the name of the copies in all targets so far.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         for target in self.spec["targets"].as_array_mut().into_iter().flatten() {
@@ -345,14 +346,14 @@ impl RuleSpec {
         self
     }
 
-    /// Any field of the spec.
+    /// Sets any field of the spec.
     #[must_use]
     pub fn set(mut self, field: &str, value: Value) -> Self {
         self.spec[field] = value;
         self
     }
 
-    /// With `driftPolicy: Deny`, which needs `strategy: Replace`.
+    /// Sets `driftPolicy: Deny`, which needs `strategy: Replace`.
     #[must_use]
     pub fn denying(self) -> Self {
         self.set("strategy", json!("Replace"))
@@ -374,16 +375,16 @@ impl RuleSpec {
         })
     }
 
-    /// Creates it.
+    /// Creates the rule.
     pub async fn create(&self, client: &Client) -> Result<()> {
         create(client, "clusterreplications", &self.object()).await?;
         Ok(())
     }
 
-    /// Gives the rule that exists this spec.
+    /// Replaces the spec of the existing rule.
     pub async fn replace(&self, client: &Client) -> Result<()> {
         let rules: Api<ClusterReplication> = Api::all(client.clone());
-        // A merge would keep what the old spec had.
+        // A merge patch would keep fields of the old spec.
         let patch = json!([{"op": "replace", "path": "/spec", "value": self.spec}]);
         let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
         rules
@@ -404,10 +405,10 @@ impl RuleSpec {
     }
 }
 
-/// POSTs an object of one of Mimeo's kinds, however wrong it is.
+/// Sends a POST for an object of one of Mimeo's kinds, even an invalid one.
 ///
 /// # Errors
-/// The API server's refusal as it is.
+/// The API server's refusal, unchanged.
 pub async fn create(client: &Client, plural: &str, object: &Value) -> kube::Result<Value> {
     let path = format!("/apis/mimeo.dev/v1alpha1/{plural}");
     let request = kube::core::Request::new(path)
@@ -417,7 +418,7 @@ pub async fn create(client: &Client, plural: &str, object: &Value) -> kube::Resu
         .await
 }
 
-/// Waits for an object of which `is` holds.
+/// Waits until an object exists and `is` returns true for it.
 #[track_caller]
 pub fn wait_for<K>(
     api: Api<K>,
@@ -430,7 +431,7 @@ where
     let is = Arc::new(is);
     eventually(SOON, format!("{name} as wanted"), move || {
         let (api, name, is) = (api.clone(), name.clone(), is.clone());
-        // Its value is told by `is` alone: a Secret has no business in a message, be it a test's.
+        // Only `is` sees the content. No message may show a Secret's data, not even in a test.
         async move {
             match api.get_opt(&name).await? {
                 Some(found) if is(&found) => Ok(Some(found)),
@@ -441,7 +442,7 @@ where
     })
 }
 
-/// Waits until nothing has the name.
+/// Waits until no object has this name.
 #[track_caller]
 pub fn wait_gone<K>(api: Api<K>, name: &str) -> impl Future<Output = Result<()>>
 where
@@ -488,7 +489,7 @@ fn wait_counts(
     })
 }
 
-/// Waits until the rule's condition has this type, status and reason, for the rule's present spec.
+/// Waits until the rule has a condition of this type, status and reason for its present spec.
 #[track_caller]
 pub fn wait_condition(
     client: &Client,
@@ -523,7 +524,7 @@ pub fn wait_condition(
     )
 }
 
-/// The condition of that type.
+/// The condition of this type.
 pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Option<&'a Condition> {
     status
         .conditions
@@ -531,7 +532,8 @@ pub fn condition<'a>(status: &'a ClusterReplicationStatus, type_: &str) -> Optio
         .find(|condition| condition.type_ == type_)
 }
 
-/// The value of a Secret's key, as text and as it was written: one from a watch is planted still.
+/// The value of a Secret's key as text, without the planted marker. (A Secret from a watch still
+/// has it.)
 pub fn value(secret: &Secret, key: &str) -> Option<String> {
     let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
     Some(planted::plain(bytes))
@@ -562,7 +564,7 @@ pub fn version<K: Resource>(object: &K) -> String {
     object.meta().resource_version.clone().unwrap_or_default()
 }
 
-/// Merges this into an object, as somebody who owns nothing in it.
+/// Merges this into an object, with a field manager other than Mimeo's.
 pub async fn merge<K>(api: &Api<K>, name: &str, patch: Value) -> Result<K>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
@@ -573,7 +575,7 @@ where
     patched.with_context(|| format!("failed to patch {name}"))
 }
 
-/// Gives a Secret these values, one by one.
+/// Sets these values of a Secret and keeps its others.
 pub async fn put(api: &Api<Secret>, name: &str, data: &[(&str, &str)]) -> Result<Secret> {
     let data: BTreeMap<_, _> = data
         .iter()
@@ -582,7 +584,7 @@ pub async fn put(api: &Api<Secret>, name: &str, data: &[(&str, &str)]) -> Result
     merge(api, name, json!({"data": data})).await
 }
 
-/// Gives a namespace a label, or takes it (`None`).
+/// Sets a label of a namespace, or removes it (`None`).
 pub async fn relabel(
     client: &Client,
     namespace: &str,
@@ -599,7 +601,7 @@ pub async fn relabel(
     Ok(())
 }
 
-/// Applies any object that is given as JSON, as somebody else than Mimeo.
+/// Applies any JSON object with a field manager other than Mimeo's.
 pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     let text = |pointer: &str| {
         object
@@ -628,7 +630,7 @@ pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     })
 }
 
-/// Objects of any kind; cluster-scoped ones without a namespace.
+/// The API for objects of any kind. Cluster-scoped kinds take no namespace.
 pub fn any(
     client: &Client,
     api_version: &str,
@@ -646,8 +648,8 @@ pub fn any(
     })
 }
 
-/// Has the API servers forget Mimeo's hooks, whose webhooks have ended: from a moment later on
-/// nobody is asked about anything.
+/// Deletes Mimeo's webhook configurations, for tests that have ended the webhooks. A moment later
+/// the API servers call no hook any more.
 pub async fn forget_the_hooks(client: &Client) -> Result<()> {
     delete(
         &Api::<MutatingWebhookConfiguration>::all(client.clone()),
@@ -672,7 +674,7 @@ where
     Ok(())
 }
 
-/// The objects of a namespace of a kind that lives in one.
+/// The API for a namespaced kind in one namespace.
 pub fn of<K>(client: &Client, namespace: &str) -> Api<K>
 where
     K: Resource<Scope = NamespaceResourceScope>,
@@ -681,8 +683,8 @@ where
     Api::namespaced(client.clone(), namespace)
 }
 
-/// A client of the webhook at `url` that is no API server and asks for no proof of whom it speaks
-/// to.
+/// A client of the webhook at `url`. It is not the API server and does not verify the webhook's
+/// certificate.
 pub fn stranger(url: &str) -> Result<Client> {
     let mut config = Config::new(url.parse()?);
     config.accept_invalid_certs = true;
@@ -693,7 +695,7 @@ pub fn stranger(url: &str) -> Result<Client> {
 /// Runs `kubectl` as the admin.
 ///
 /// # Errors
-/// When it ends badly, with what it wrote.
+/// `kubectl` fails. The error has its output.
 pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
     control_plane: &ControlPlane,
     args: impl IntoIterator<Item = A>,
@@ -715,10 +717,10 @@ pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
     Ok(format!("{stdout}{stderr}"))
 }
 
-/// Likewise as somebody else.
+/// Runs `kubectl` as another user.
 ///
 /// # Errors
-/// When it ends badly, with what it wrote.
+/// `kubectl` fails. The error has its output.
 pub fn kubectl_as<'a>(
     control_plane: &ControlPlane,
     user: &'a User,
@@ -737,24 +739,24 @@ pub fn kubectl_as<'a>(
 /// `helm`, without arguments.
 ///
 /// # Errors
-/// When it can't be built.
+/// `helm` cannot be built.
 pub fn helm() -> Result<std::process::Command> {
     crate::binaries::helm()
 }
 
-/// Where Prometheus' `promtool` is, which evaluates alerts.
+/// The path of Prometheus' `promtool`, which evaluates alerts.
 ///
 /// # Errors
-/// When it can't be built.
+/// `promtool` cannot be built.
 pub fn promtool() -> Result<std::path::PathBuf> {
     crate::binaries::promtool()
 }
 
-/// The definitions of others' kinds of which the chart may have objects, or documents speak, as
-/// their projects publish them.
+/// The CRDs of other projects, as these publish them. The chart may contain objects of these kinds,
+/// or the documents mention them.
 ///
 /// # Errors
-/// When they can't be fetched.
+/// The CRDs cannot be downloaded.
 pub fn definitions_of_others() -> Result<Vec<std::path::PathBuf>> {
     crate::binaries::definitions(&[
         "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",

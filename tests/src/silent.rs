@@ -1,5 +1,5 @@
-//! Somebody else's admission webhook, which takes every connection and answers nobody: writes hang
-//! for as long as the test wants them to.
+//! A foreign admission webhook that accepts connections and never answers. Writes hang for as long
+//! as the test needs.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 const KIND: &str = "ValidatingWebhookConfiguration";
 
-/// Over the Secrets of some namespaces.
+/// The webhook, for the Secrets of some namespaces.
 pub struct Silent<'a> {
     scene: &'a Scene<'a>,
     name: String,
@@ -25,7 +25,7 @@ pub struct Silent<'a> {
 }
 
 impl<'a> Silent<'a> {
-    /// It is in force when this returns.
+    /// Registers the webhook and waits until the API server uses it.
     pub async fn over(
         scene: &'a Scene<'a>,
         namespaces: &[String],
@@ -47,8 +47,8 @@ impl<'a> Silent<'a> {
         });
         let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
         apply(&scene.client, &hooks).await?;
-        // In force once a request hangs, or is refused for it. Who asks may go away before it is
-        // answered.
+        // The webhook is in use once a write hangs or is refused because of it. The probe may give
+        // up waiting before it has an answer.
         let probe = Secret {
             metadata: ObjectMeta {
                 name: Some("probe".into()),
@@ -80,7 +80,7 @@ impl<'a> Silent<'a> {
         })
     }
 
-    /// It is gone when this returns; API servers know a moment later.
+    /// Deletes the registration. API servers notice a moment later.
     pub async fn end(self) -> Result<()> {
         delete(&any(&self.scene.client, ADMISSION, KIND, None)?, &self.name).await
     }

@@ -1,5 +1,5 @@
-//! Whoever owns a namespace and nothing else: their rights end there, and so must all that they
-//! have Mimeo do.
+//! Tenants: each owns one namespace and nothing else. Their permissions end there, and so must
+//! everything that Mimeo does for them.
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Event, Secret};
@@ -20,31 +20,32 @@ use crate::{
 
 /// The owner of one namespace.
 pub struct Tenant<'a> {
-    /// Where they are.
+    /// The scene of this tenant.
     pub scene: &'a Scene<'a>,
-    /// Who they are.
+    /// The tenant's user.
     pub user: User,
-    /// Theirs.
+    /// The tenant's client.
     pub client: Client,
-    /// Their namespace.
+    /// The tenant's namespace.
     pub home: String,
 }
 
 impl<'a> Tenant<'a> {
-    /// With a new namespace, in which they may write rules and grants, and nothing else yet.
+    /// A tenant with a new namespace. The tenant may write rules and grants there, and nothing else
+    /// at first.
     pub async fn new(scene: &'a Scene<'a>) -> Result<Self> {
         let home = scene.namespace().await?;
         Self::at(scene, &home).await
     }
 
-    /// With a new namespace that they may edit: by the cluster's own role, so its controller
-    /// manager must run.
+    /// A tenant with the role `edit` in a new namespace. The cluster's controller manager fills
+    /// this role, so it must run.
     pub async fn editor(scene: &'a Scene<'a>) -> Result<Self> {
         let home = scene.namespace().await?;
         Self::editor_of(scene, &home).await
     }
 
-    /// Likewise with a namespace that is there.
+    /// The same with an existing namespace.
     pub async fn editor_of(scene: &'a Scene<'a>, home: &str) -> Result<Self> {
         let tenant = Self::at(scene, home).await?;
         let api_group = "rbac.authorization.k8s.io";
@@ -55,7 +56,7 @@ impl<'a> Tenant<'a> {
             "subjects": [{"apiGroup": api_group, "kind": "User", "name": tenant.name()}],
         });
         apply(&scene.client, &binding).await?;
-        // Authorizers learn of it a moment after it is stored.
+        // Authorizers learn of the binding a moment after it is stored.
         eventually(SOON, "the right to edit", || async {
             Ok(Some(
                 tenant
@@ -84,37 +85,37 @@ impl<'a> Tenant<'a> {
         Ok(tenant)
     }
 
-    /// Their name.
+    /// The name of the tenant's user.
     pub fn name(&self) -> &str {
         self.user.name()
     }
 
-    /// From now on they may do this at home, too. Returns the name of the binding.
+    /// Grants the tenant these RBAC rules in its namespace. Returns the name of the binding.
     pub async fn may(&self, rules: &Value) -> Result<String> {
         grant(self.scene, "User", self.name(), Some(&self.home), rules).await
     }
 
-    /// The Secrets at home, as they may read and write them.
+    /// The Secrets in the tenant's namespace, with the tenant's permissions.
     pub fn secrets(&self) -> Api<Secret> {
         of(&self.client, &self.home)
     }
 
-    /// Their rules.
+    /// The tenant's Replications.
     pub fn rules(&self) -> Api<Replication> {
         of(&self.client, &self.home)
     }
 
-    /// A rule or a grant of theirs.
+    /// A Replication or ReplicationGrant in the tenant's namespace.
     pub fn object(&self, plural: &str, name: &str, spec: &Value) -> Value {
         let kind = kind_of(plural);
         let metadata = json!({"namespace": self.home, "name": name});
         json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
     }
 
-    /// Creates one.
+    /// Creates such an object.
     ///
     /// # Errors
-    /// The API server's refusal as it is.
+    /// The API server's refusal, unchanged.
     pub async fn write(&self, plural: &str, name: &str, spec: &Value) -> kube::Result<Value> {
         create(
             &self.client,
@@ -124,7 +125,7 @@ impl<'a> Tenant<'a> {
         .await
     }
 
-    /// Waits until it is accepted.
+    /// Creates such an object, and retries until it is accepted.
     pub async fn writes(&self, plural: &str, name: &str, spec: &Value) -> Result<()> {
         eventually(SOON, format!("{plural} {name} accepted"), || async {
             Ok(Some(self.write(plural, name, spec).await?))
@@ -133,7 +134,8 @@ impl<'a> Tenant<'a> {
         Ok(())
     }
 
-    /// Waits until it is refused with these words, and sees that nothing of it was stored.
+    /// Waits until such an object is refused with these words. Verifies that the refusal stored
+    /// nothing.
     pub async fn is_refused(
         &self,
         plural: &str,
@@ -173,7 +175,7 @@ impl<'a> Tenant<'a> {
         Ok(())
     }
 
-    /// Waits until a rule of theirs has a condition with this reason, for its present spec.
+    /// Waits until a Replication has a condition with this reason for its present spec.
     pub async fn status(
         &self,
         rule: &str,
@@ -196,7 +198,8 @@ impl<'a> Tenant<'a> {
             .unwrap_or_default())
     }
 
-    /// All that they are told of a rule once it is not granted, with `namespace` left out.
+    /// All that the tenant can read about a Replication once it is not granted: the status and the
+    /// Events. The name `namespace` is replaced, so that two such texts can be compared.
     pub async fn told(&self, rule: &str, namespace: &str) -> Result<String> {
         let status = self.status(rule, "Authorized", "NotGranted").await?;
         let ClusterReplicationStatus {
@@ -225,12 +228,13 @@ impl<'a> Tenant<'a> {
         Ok(told.replace(namespace, "NAMESPACE"))
     }
 
-    /// A Secret at home that was there before, whoever made it.
+    /// Creates a Secret in the tenant's namespace as the admin. It stands for one that existed
+    /// before.
     pub async fn secret(&self, name: &str, token: &str) -> Result<Secret> {
         create_secret(&self.scene.client, &self.home, name, &[("token", token)]).await
     }
 
-    /// Likewise one that has the label `copy`.
+    /// Creates such a Secret with the label `copy`.
     pub async fn labelled(&self, name: &str, token: &str) -> Result<()> {
         self.secret(name, token).await?;
         merge(
@@ -242,10 +246,10 @@ impl<'a> Tenant<'a> {
         Ok(())
     }
 
-    /// A Secret at home that they make themselves.
+    /// Creates a Secret in the tenant's namespace as the tenant.
     ///
     /// # Errors
-    /// The API server's refusal as it is.
+    /// The API server's refusal, unchanged.
     pub async fn makes(&self, name: &str, token: &str) -> kube::Result<Secret> {
         let secret = json!({"metadata": {"name": name}, "stringData": {"token": token}});
         let secret = serde_json::from_value(secret).map_err(kube::Error::SerdeError)?;
@@ -261,8 +265,8 @@ fn kind_of(plural: &str) -> &'static str {
     }
 }
 
-/// The spec of a Replication that copies Secret `from/name` (its own namespace's, without `from`)
-/// to these namespaces.
+/// The spec of a Replication that copies Secret `from/name` to these namespaces. Without `from` the
+/// Secret is in the Replication's own namespace.
 pub fn copying(from: Option<&str>, name: &str, to: &[&str]) -> Value {
     let mut spec = json!({"sources": [{"apiVersion": "v1", "kind": "Secret", "name": name}]});
     if let Some(from) = from {
@@ -274,7 +278,7 @@ pub fn copying(from: Option<&str>, name: &str, to: &[&str]) -> Value {
     spec
 }
 
-/// The spec of a `ReplicationGrant` for Secrets, to Replications in `from`.
+/// The spec of a `ReplicationGrant` for Secrets that grants Replications in `from`.
 pub fn consent(access: &str, from: &str, names: &[&str]) -> Value {
     let mut to = json!({"apiVersion": "v1", "kind": "Secret"});
     if !names.is_empty() {
@@ -283,7 +287,7 @@ pub fn consent(access: &str, from: &str, names: &[&str]) -> Value {
     json!({"access": access, "grantees": [{"namespaces": [from]}], "objects": [to]})
 }
 
-/// Whether a Secret has this token.
+/// A test whether a Secret has this token.
 pub fn has(token: &'static str) -> impl Fn(&Secret) -> bool {
     move |copy| crate::scenario::value(copy, "token").as_deref() == Some(token)
 }

@@ -1,5 +1,5 @@
-//! What other people do while Mimeo works: they create namespaces and pods, with `kubectl`'s
-//! patience. And the exact answer to whether a pod was let in before a copy was there.
+//! Traffic of other users while Mimeo works: they create namespaces and pods, and retry like
+//! `kubectl`. Also checks exactly whether a copy existed when a pod was created.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -16,14 +16,14 @@ use serde::de::DeserializeOwned;
 use crate::scenario::SOON;
 use crate::{create_namespace, unique};
 
-/// A whole number of seconds is what a server can ask for.
+/// Servers ask for pauses in whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
-/// As many namespaces as are created at a time.
+/// Number of namespaces that are created at the same time.
 const AT_ONCE: usize = 50;
-/// Between two attempts of a client that comes back whatever it was told.
+/// Pause between two attempts of a client that retries after any refusal.
 const STUBBORN_PAUSE: Duration = Duration::from_millis(50);
 
-/// A pod that nothing runs.
+/// A pod that no node runs.
 pub fn pod(name: &str) -> Pod {
     let container = Container {
         name: "main".to_owned(),
@@ -43,7 +43,7 @@ pub fn pod(name: &str) -> Pod {
     }
 }
 
-/// Creates that many namespaces with this label, some dozens at once; returns their names.
+/// Creates `count` namespaces with this label, some dozens at the same time. Returns their names.
 pub async fn create_namespaces(
     client: &Client,
     count: usize,
@@ -60,12 +60,12 @@ pub async fn create_namespaces(
     Ok(names)
 }
 
-/// Creates an object as `kubectl` and every client of client-go does: when the server says "not
-/// now" (429) and when to come back, it does so. They do ten times; here it is for [`SOON`], since
-/// a machine may be slow. Says also how often it was told.
+/// Creates an object as `kubectl` and every client of client-go do: it retries after a 429 with a
+/// `Retry-After`. Those clients retry ten times. This one retries for [`SOON`], because a machine
+/// may be slow. Returns the object and the number of retries.
 ///
 /// # Errors
-/// The refusal, if it is another one or the last.
+/// Any other refusal, or the last one.
 pub async fn create_patiently<K>(api: &Api<K>, object: &K) -> kube::Result<(K, u32)>
 where
     K: Clone + Debug + DeserializeOwned + Serialize,
@@ -86,8 +86,8 @@ where
     }
 }
 
-/// Whether a pod was refused because its namespace is so new that it has no service account yet.
-/// (Where that is asked for: a [`crate::ControlPlane`] doesn't.)
+/// True if a pod was refused because its new namespace has no service account yet. Only clusters
+/// with service account admission do so; a [`crate::ControlPlane`] does not.
 pub fn wants_account(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;
@@ -95,7 +95,7 @@ pub fn wants_account(error: &kube::Error) -> bool {
     status.code == 403 && status.message.contains("error looking up service account")
 }
 
-/// Creates the service account `default` before the controller does, so that nobody has to wait for
+/// Creates the service account `default` before the controller does, so that no pod has to wait for
 /// it.
 pub async fn create_account(client: &Client, namespace: &str) -> Result<()> {
     let account = ServiceAccount {
@@ -109,7 +109,7 @@ pub async fn create_account(client: &Client, namespace: &str) -> Result<()> {
         .create(&PostParams::default(), &account)
         .await
     {
-        // The controller was first.
+        // The controller was faster.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         outcome => outcome
             .map(drop)
@@ -117,10 +117,11 @@ pub async fn create_account(client: &Client, namespace: &str) -> Result<()> {
     }
 }
 
-/// When to come back, if the refusal is one that clients come back after.
+/// The pause that the refusal asks for. Returns `None` if clients do not retry after such a
+/// refusal.
 ///
-/// A server that is too busy for the request says it in a header, which this client does not show:
-/// a second, then.
+/// An overloaded server gives the pause in a header, which this client does not expose. The pause
+/// is then one second.
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else {
         return None;
@@ -132,7 +133,8 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     (status.code == 429 && seconds > 0).then(|| SECOND * seconds)
 }
 
-/// Repeats what is refused for any reason, until it is not. Says also how often it was refused.
+/// Repeats an attempt after any refusal until it succeeds. Returns the result and the number of
+/// refusals.
 ///
 /// # Errors
 /// The last refusal, once [`SOON`] has passed.
@@ -155,16 +157,16 @@ pub async fn stubbornly<T, F: Future<Output = kube::Result<T>>>(
     }
 }
 
-/// Whether `first` was stored in its present state before `then` was.
+/// True if the present state of `first` was stored before that of `then`.
 ///
-/// Exact, also between kinds and API servers: a resourceVersion is the revision of the one etcd. So
-/// when `then` is as it was created, and `first` has been written once, this says whether `first`
-/// was there when `then` was created.
+/// The answer is exact, even between kinds and API servers, because a resourceVersion is a revision
+/// of the one etcd. Suppose that `first` was written once and `then` has not changed since its
+/// creation. Then the answer says whether `first` existed when `then` was created.
 pub fn precedes<A: Resource, B: Resource>(first: &A, then: &B) -> Result<bool> {
     Ok(revision(first)? < revision(then)?)
 }
 
-/// The revision of etcd at which the object was stored.
+/// The etcd revision at which the object was stored.
 pub fn revision<K: Resource>(object: &K) -> Result<u64> {
     let version = object
         .meta()

@@ -1,5 +1,5 @@
-//! Somebody who speaks to a control plane: a name, groups, a certificate. What they may do is
-//! RBAC's, bound by the test.
+//! A user of a control plane: a name, groups and a certificate. The test grants its permissions by
+//! RBAC.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A user of one [`crate::ControlPlane`], with a kubeconfig per API server.
 ///
-/// The files are gone when the control plane is.
+/// The kubeconfig files are removed together with the control plane.
 #[derive(Debug, Clone)]
 pub struct User {
     name: String,
@@ -31,7 +31,7 @@ impl User {
         }
     }
 
-    /// The name that RBAC binds and the audit log shows.
+    /// The name in RBAC bindings and in the audit log.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -44,7 +44,7 @@ impl User {
     /// The kubeconfig for one API server, counted from 0.
     ///
     /// # Errors
-    /// When there are fewer API servers.
+    /// There are fewer API servers.
     pub fn kubeconfig_for(&self, api_server: usize) -> Result<&Path> {
         let path = self.kubeconfigs.get(api_server);
         path.map(PathBuf::as_path)
@@ -58,15 +58,16 @@ impl User {
 
     /// A new client of one API server, counted from 0; see [`User::config_for`].
     ///
-    /// It belongs to the runtime that it was made on: every `#[tokio::test]` makes its own. What it
-    /// writes into Secrets is planted ([`planted`]).
+    /// The client belongs to the runtime that it was made on, so every `#[tokio::test]` makes its
+    /// own. It plants a marker in the Secrets that it writes ([`planted`]).
     pub async fn client_for(&self, api_server: usize) -> Result<Client> {
         planted::client(self.config_for(api_server).await?)
     }
 
-    /// The configuration behind [`User::client_for`], to be changed before a client is made of it.
+    /// The configuration behind [`User::client_for`], for tests that change it before they make a
+    /// client.
     ///
-    /// No limit on requests and no retries: a test sees every refusal. The user agent is
+    /// It has no request limit and no retries, so that a test sees every refusal. The user agent is
     /// `mimeo-tests`.
     pub async fn config_for(&self, api_server: usize) -> Result<Config> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig_for(api_server)?)?;

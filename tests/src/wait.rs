@@ -1,4 +1,4 @@
-//! Waiting on a condition with a deadline, instead of sleeping and hoping.
+//! Waits on a condition with a deadline, instead of a fixed sleep.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -10,15 +10,15 @@ use anyhow::{Result, anyhow};
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks again and again until the answer is `Ok(Some(value))`, and returns the value.
+/// Calls `probe` until it returns `Ok(Some(value))`, and returns the value.
 ///
-/// `Ok(None)` means not yet, and an error means not yet because of it: return one that describes
-/// what was seen (`bail!("3 of 5 copies")`), for the last one is told when the deadline passes.
-/// Pauses grow from 5 to 100 ms.
+/// `Ok(None)` means "not yet". So does an error, which also says why. Return an error that
+/// describes the state (`bail!("3 of 5 copies")`): the last one is reported when the deadline
+/// passes. Pauses grow from 5 to 100 ms.
 ///
 /// # Errors
-/// After `deadline`: `what`, the caller's line and the last state. An answer that is still awaited
-/// then counts as not yet.
+/// After `deadline`: `what`, the caller's line and the last state. A probe that is still waiting
+/// for its answer by then counts as "not yet".
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -67,7 +67,8 @@ where
         }
         if Instant::now() + pause >= until {
             let error = last.context(format!("{what}: not within {deadline:?} ({from})"));
-            // Returned, a panic of what ends with the test would hide it.
+            // The error is also printed here. A panic in a destructor at the end of the test would
+            // hide the returned one.
             eprintln!("{error:#}");
             return Err(error);
         }

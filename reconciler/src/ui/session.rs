@@ -228,7 +228,7 @@ struct Replica<'a> {
 #[derive(Serialize)]
 struct AllHeld<'a> {
     deletions: Vec<HeldTold<'a>>,
-    /// How many there are besides.
+    /// Number of held deletions that are not listed.
     more: usize,
 }
 

@@ -1,12 +1,13 @@
 //! `make demo`: Mimeo on a control plane of its own, as a story that a person can follow and that
 //! checks itself.
 //!
-//! Every step is a deed and a look at what the cluster then holds; its time is that of both. The
-//! first step that does not hold ends the story: with what was seen, the end of the programs' logs,
-//! and exit code 1. After the story the control plane keeps running until Ctrl-C, unless `--once`
-//! is given. With `--on KUBECONFIG` it is told on a cluster that has Mimeo, and nothing is started.
+//! Every step does something and then checks the state of the cluster. Its time covers both. The
+//! first failing step ends the story with the observed state, the end of the programs' logs, and
+//! exit code 1. After the story the control plane keeps running until Ctrl-C, unless `--once` is
+//! given. With `--on KUBECONFIG` the story runs on a cluster that has Mimeo already, and starts
+//! nothing.
 //!
-//! How anything is started is the library's; this file only tells what happens.
+//! The library starts the programs. This file only tells the story.
 
 use std::{
     collections::BTreeMap,
@@ -37,8 +38,8 @@ use mimeo_tests::{
 };
 use serde_json::json;
 
-/// For any one step; each takes some milliseconds, but for the pod gate (5 s) and the namespaces'
-/// end.
+/// Time limit for any one step. Most steps take some milliseconds; the pod gate takes 5 s, and the
+/// deletion of the namespaces takes longer too.
 const WITHIN: Duration = Duration::from_mins(2);
 
 /// Namespace of the source.
@@ -47,12 +48,12 @@ const PLATFORM: &str = "platform";
 const REGISTRY: &str = "registry";
 /// The key of the source's data.
 const KEY: &str = ".dockerconfigjson";
-/// Namespaces that are there before the rule.
+/// Namespaces that exist before the rule.
 const OLD: [&str; 3] = ["team-blue", "team-green", "team-red"];
-/// How many namespaces come after it, one after another.
+/// Number of namespaces that are created after the rule, one after another.
 const MORE: usize = 20;
 
-/// Secret that belongs to a team, and to nothing that Mimeo does.
+/// A Secret that belongs to a team and that Mimeo must not touch.
 const FOREIGN: &str = "own";
 
 const RULE: &str = r#"apiVersion: mimeo.dev/v1alpha1
@@ -68,15 +69,15 @@ spec:
   podGate: Required
 "#;
 
-/// What [`RULE`] makes of a copy.
+/// The properties that [`RULE`] gives its copies.
 const COPY: Looks = Looks {
     type_: "kubernetes.io/dockerconfigjson",
     label: ("team-visible", "true"),
     finalizer: "demo.example/registry",
 };
 
-/// Copies of another tool, kubed, which knows nothing of the type, the label and the finalizer that
-/// they need.
+/// Rewrites copies of another tool, kubed. That tool does not set the type, the label and the
+/// finalizer that the copies need.
 const POLICY: &str = "apiVersion: mimeo.dev/v1alpha1
 kind: TransformPolicy
 metadata: {name: devops-credentials}
@@ -91,14 +92,14 @@ spec:
     finalizers: [finalizers.kubesphere.io/credential]
 ";
 
-/// What [`POLICY`] makes of a Secret.
+/// The properties that [`POLICY`] gives a Secret.
 const CREDENTIAL: Looks = Looks {
     type_: "credential.devops.kubesphere.io/basic-auth",
     label: ("participant", "kyverno"),
     finalizer: "finalizers.kubesphere.io/credential",
 };
 
-/// The commonest rule, for the one who tries it.
+/// The most common kind of rule, for users who want to try it.
 const TRY: &str = r#"apiVersion: mimeo.dev/v1alpha1
 kind: ClusterReplication
 metadata: {name: registry}
@@ -133,8 +134,8 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes, down to what the API server said; its whole Status would only say it
-/// again.
+/// The error and its causes, down to the API server's message. The whole Status would only repeat
+/// the message.
 fn told(error: &anyhow::Error) -> String {
     let mut told = Vec::new();
     for cause in error.chain() {
@@ -190,7 +191,7 @@ async fn run(once: bool) -> Result<()> {
         .context("failed to wait for Ctrl-C")
 }
 
-/// On a cluster of somebody else's making.
+/// Tells the story on an existing cluster.
 async fn run_on(kubeconfig: &str) -> Result<()> {
     let mut story = Story::new();
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
@@ -199,8 +200,8 @@ async fn run_on(kubeconfig: &str) -> Result<()> {
     story.end()
 }
 
-/// An API server keeps the first create of a kind waiting for about 2 s after its CRD came,
-/// whatever Mimeo does. That is not to be among the times of the story.
+/// After a CRD is established, an API server delays the first create of its kind for about 2 s,
+/// even without Mimeo. The story's times must not include this delay.
 async fn settle(control_plane: &ControlPlane) -> Result<()> {
     let rule: ClusterReplication = serde_yaml::from_str(RULE)?;
     let dry_run = PostParams {
@@ -213,7 +214,7 @@ async fn settle(control_plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// What the programs said last; on stderr, where the error will be.
+/// Prints the last lines of the programs' logs to stderr, where the error follows.
 fn logs(pair: &Pair) {
     let programs = pair
         .webhooks
@@ -237,7 +238,7 @@ fn logs(pair: &Pair) {
 }
 
 async fn tell(story: &mut Story, mut config: Config) -> Result<()> {
-    // As kubectl does: a 429 with Retry-After is waited for.
+    // Retries after a 429 with Retry-After, as kubectl does.
     config.default_retry = true;
     let cluster = Cluster {
         client: Client::try_from(config)?,
@@ -435,7 +436,7 @@ async fn drift(story: &mut Story, cluster: &Cluster) -> Result<()> {
         .await
 }
 
-/// Returns the source as it is from then on.
+/// Returns the source in its new state.
 async fn rotation(story: &mut Story, cluster: &Cluster) -> Result<Secret> {
     let count = OLD.len() + 1 + MORE;
     story.chapter("A rotation")?;
@@ -509,7 +510,7 @@ async fn clean_up(story: &mut Story, cluster: &Cluster, source: &Secret) -> Resu
     story.note("5 s of it are the namespace controller's own, which then begins")
 }
 
-/// The cluster, as one who uses it sees it.
+/// The cluster as its users see it.
 struct Cluster {
     client: Client,
 }
@@ -519,7 +520,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Everything of the source's name but the source, by namespace.
+    /// All Secrets with the source's name except the source, by namespace.
     async fn copies(&self) -> Result<BTreeMap<String, Secret>> {
         let named = ListParams::default().fields(&format!("metadata.name={REGISTRY}"));
         let found = Api::<Secret>::all(self.client.clone()).list(&named).await?;
@@ -534,8 +535,8 @@ impl Cluster {
             .collect())
     }
 
-    /// Waits until there are that many copies, each of these credentials and looking as the rule
-    /// says.
+    /// Waits until there are `count` copies, each with these credentials and the properties of the
+    /// rule.
     async fn copies_hold(&self, version: u32, count: usize) -> Result<()> {
         eventually(WITHIN, format!("{count} copies"), || async {
             let copies = self.copies().await?;
@@ -548,8 +549,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits for a condition of the rule, with so many copies desired and synced; returns its
-    /// message.
+    /// Waits for a condition of the rule, with this number of desired and synced copies. Returns
+    /// its message.
     async fn rule_says(&self, type_: &str, status: &str, copies: usize) -> Result<String> {
         let rules: Api<ClusterReplication> = Api::all(self.client.clone());
         eventually(WITHIN, format!("condition {type_} {status}"), || async {
@@ -565,7 +566,7 @@ impl Cluster {
         .await
     }
 
-    /// Creates a namespace and at once a pod in it.
+    /// Creates a namespace and immediately a pod in it.
     async fn first_pod(&self, name: &str) -> Result<FirstPod> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "app"},
@@ -591,7 +592,7 @@ impl Cluster {
         })
     }
 
-    /// The copy must be there when the first pod is, and be the older of the two.
+    /// Verifies that the copy exists when the first pod does, and that the copy is older.
     async fn race(&self, name: &str) -> Result<Race> {
         let FirstPod {
             namespace,
@@ -614,8 +615,8 @@ impl Cluster {
         Ok(race)
     }
 
-    /// Removes the finalizers of an object that is being deleted: the part of whoever asked for
-    /// them in the rule.
+    /// Removes the finalizers of an object that is being deleted. In a real cluster the controller
+    /// that the finalizers belong to does this.
     async fn release(&self, secret: &Secret) -> Result<()> {
         let metadata = &secret.metadata;
         let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) else {
@@ -638,7 +639,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until every copy is being deleted, releases each, and waits until none is left.
+    /// Waits until all copies are being deleted, removes their finalizers, and waits until no copy
+    /// is left.
     async fn release_all(&self) -> Result<()> {
         eventually(WITHIN, "the copies' end", || async {
             let copies = self.copies().await?;
@@ -678,7 +680,7 @@ impl Cluster {
         .await
     }
 
-    /// Deletes the namespaces of the story but the source's, and waits until they are gone.
+    /// Deletes the story's namespaces except the source's, and waits until they are gone.
     async fn delete_namespaces(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let ours = || async {
@@ -706,18 +708,18 @@ impl Cluster {
     }
 }
 
-/// A pod and how long it took after its namespace's creation.
+/// A pod, and the time between the creation of its namespace and of the pod.
 struct FirstPod {
     namespace: Duration,
     pod_after: Duration,
     revision: u64,
 }
 
-/// How a namespace, its copy and its pod came one after another.
+/// The order in which a namespace, its copy and its pod were created.
 struct Race {
     namespace: Duration,
     pod_after: Duration,
-    /// Revisions of the store: the copy's is the smaller one.
+    /// etcd revisions. The copy's must be the smaller one.
     copy: u64,
     pod: u64,
 }
@@ -738,7 +740,7 @@ impl Display for Race {
     }
 }
 
-/// The type, label and finalizer that a Secret is to have.
+/// The type, label and finalizer that a Secret must have.
 struct Looks {
     type_: &'static str,
     label: (&'static str, &'static str),
@@ -772,7 +774,7 @@ impl Looks {
         Ok(secret)
     }
 
-    /// The differences that it makes, for people.
+    /// The differences between two Secrets, as text for the story.
     fn changes(&self, from: &Secret, to: &Secret) -> [String; 3] {
         let type_ = |secret: &Secret| secret.type_.clone().unwrap_or_default();
         let (key, value) = self.label;
@@ -784,7 +786,7 @@ impl Looks {
     }
 }
 
-/// Whether a copy has these credentials and looks as the rule says.
+/// Verifies that a copy has these credentials and the properties of the rule.
 fn holds(copy: Secret, version: u32) -> Result<()> {
     let copy = COPY.check(copy)?;
     let data = copy.data.as_ref().and_then(|data| data.get(KEY));
@@ -795,12 +797,12 @@ fn holds(copy: Secret, version: u32) -> Result<()> {
     Ok(())
 }
 
-/// What a registry's credentials look like.
+/// Credentials for a registry, in their usual form.
 fn credentials(version: u32) -> String {
     json!({"auths": {"registry.example": {"username": "pull", "password": format!("version-{version}")}}}).to_string()
 }
 
-/// A Secret as the other tool sends it, each time.
+/// A Secret as the other tool sends it each time.
 fn synced_by_kubed() -> Secret {
     let label = (
         "kubed.appscode.com/origin.namespace".to_owned(),
@@ -818,7 +820,7 @@ fn synced_by_kubed() -> Secret {
     }
 }
 
-/// The message of a condition that has this status; an error shows all of them.
+/// The message of the condition with this status. An error shows all conditions.
 fn condition(conditions: &[Condition], type_: &str, status: &str) -> Result<String> {
     match conditions.iter().find(|condition| condition.type_ == type_) {
         Some(condition) if condition.status == status => Ok(condition.message.clone()),
@@ -831,7 +833,8 @@ fn condition(conditions: &[Condition], type_: &str, status: &str) -> Result<Stri
     }
 }
 
-/// resourceVersions of one server's store are one sequence over all kinds.
+/// The etcd revision of an object. Within one etcd, resourceVersions of all kinds form one
+/// sequence.
 fn revision(metadata: &ObjectMeta) -> Result<u64> {
     Ok(metadata
         .resource_version
@@ -840,7 +843,7 @@ fn revision(metadata: &ObjectMeta) -> Result<u64> {
         .parse()?)
 }
 
-/// A duration, as people read it.
+/// A duration in a form for people.
 struct Took(Duration);
 
 impl Display for Took {
@@ -853,10 +856,10 @@ impl Display for Took {
     }
 }
 
-/// Column where the times end, and where "ok" follows.
+/// Column in which the times end, followed by "ok".
 const WIDTH: usize = 78;
 
-/// Prints the story. Colours only where somebody looks.
+/// Prints the story, with colours if stdout is a terminal.
 struct Story {
     out: std::io::Stdout,
     colours: bool,
@@ -890,7 +893,7 @@ impl Story {
         Ok(writeln!(self.out, "\n{title}")?)
     }
 
-    /// The text is there before the deed, so that whoever waits sees what for.
+    /// Prints the text before it does the step, so that a person knows what the wait is for.
     async fn step<T>(&mut self, text: &str, deed: impl Future<Output = Result<T>>) -> Result<T> {
         write!(self.out, "  {text}")?;
         self.out.flush()?;
@@ -911,13 +914,13 @@ impl Story {
         outcome.with_context(|| format!("this did not hold: {text}"))
     }
 
-    /// What was seen.
+    /// Prints an observation.
     fn note(&mut self, seen: impl Display) -> Result<()> {
         let seen = self.paint("2", seen);
         Ok(writeln!(self.out, "    {seen}")?)
     }
 
-    /// What is sent to the cluster.
+    /// Prints YAML that is sent to the cluster.
     fn text(&mut self, yaml: &str) -> Result<()> {
         for line in yaml.lines() {
             let line = self.paint("36", line);
