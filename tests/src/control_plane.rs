@@ -164,9 +164,8 @@ impl Builder {
 /// A running control plane: etcd without fsync, API servers with RBAC and TLS, controller manager.
 ///
 /// All servers listen on loopback only and keep their state in a temporary directory. Dropping the
-/// control plane kills the servers and removes the directory. The same happens when this process
-/// ends, in whatever way. Service account admission is off: pods need no account, and no node runs
-/// them.
+/// control plane kills the servers and removes the directory. The same happens however this process
+/// ends. Service account admission is off: pods need no account, and no node runs them.
 pub struct ControlPlane {
     // Fields are dropped in this order, the directory last.
     controller_manager: Option<Mutex<Process>>,
@@ -388,7 +387,7 @@ impl ControlPlane {
 
     /// Sends each running API server a unique request, and waits until the audit log has it and the
     /// answers of all earlier writes. After that the log covers every write that the test has seen,
-    /// even those that it has only seen through a watch.
+    /// even if only through a watch.
     async fn settle_audit(&self) -> Result<()> {
         if !self.audit {
             bail!("this control plane was started without an audit log");
@@ -489,7 +488,7 @@ impl Shared {
     }
 }
 
-/// Checks once whether a server is ready. An error says what is missing.
+/// Checks once whether a server is ready. An error names the missing part.
 async fn is_ready(component: Component, server: &Client, cluster: &Client) -> Result<()> {
     let path = match component {
         Component::Etcd => "/health",
@@ -589,7 +588,7 @@ impl Layout {
     fn write_callers(&self) -> Result<()> {
         let authority = Authority::new()?;
         self.write("callers.crt", &authority.certificate())?;
-        // The API server looks the user up by name: that of the webhook, or `*`.
+        // The API server looks the user up by the webhook's host name, or else uses `*`.
         let kubeconfig = authority.kubeconfig("", "*", &authority.client("kube-apiserver", &[])?);
         self.write("callers.kubeconfig", &kubeconfig.to_string())?;
         let plugin = |name| {

@@ -144,7 +144,7 @@ pub(crate) fn raise() {
     }
 }
 
-/// A client that plants the values that it writes and searches the answers that it receives.
+/// A client that plants a marker in its writes and searches all answers for it.
 ///
 /// # Errors
 /// The same as for any client.
@@ -463,7 +463,7 @@ mod tests {
             assert_eq!(plant(&planted), planted);
             assert_eq!(unplant(&planted), text.as_bytes());
         }
-        // Whatever else it is, it is text.
+        // These are no JSON objects, so they are planted as text.
         for text in ["[]", "{", " {}", "1"] {
             assert_eq!(
                 plant(text.as_bytes()),

@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Largest body of a review, in bytes. A review holds the object and the old object. Each has up to
-/// 1.5 MiB in etcd. The API server writes some characters that take one byte in etcd (`<`, `>`,
-/// `&`, control characters) as six bytes, so any user that may edit an object can make it that
-/// large. One MiB is for the rest of the review.
+/// 1.5 MiB in etcd. Some characters take one byte in etcd (`<`, `>`, `&`, control characters), but
+/// the API server writes them as six. So any user with the permission to edit an object can make it
+/// that large. One MiB is for the rest of the review.
 pub(crate) const BODY_LIMIT: usize = (2 * 6 * 3 / 2 + 1) << 20;
 
 /// Reason why a review could not be read, and the bytes that were read before.

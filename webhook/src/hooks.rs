@@ -265,7 +265,7 @@ impl<'a> Review<'a> {
 }
 
 /// Makes an HTTP error, which the API server treats as a failed call to the webhook. The API server
-/// passes the code on to its clients and counts it. It passes on the text only for a code of 500.
+/// tells its clients the code, and counts it. It passes on the text only for the code 500.
 fn failed(why: &Why) -> Response {
     let code = match why {
         Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -76,8 +76,8 @@ async fn unregister(client: &Client) -> anyhow::Result<()> {
         }
         sleep(PAUSE).await;
     }
-    // The policy fails closed without Mimeo's CRDs, and the uninstallation may delete these first.
-    // It goes last: if an earlier step fails, Mimeo keeps running and the labels must stay guarded.
+    // The policy fails closed without Mimeo's CRDs, and these may be deleted before it. It goes
+    // last: if an earlier step fails, Mimeo keeps running and the labels must stay guarded.
     remove::<ValidatingAdmissionPolicyBinding>(client, GUARDED_LABELS).await?;
     remove::<ValidatingAdmissionPolicy>(client, GUARDED_LABELS).await?;
     info!("unregistered");

@@ -13,7 +13,7 @@ const BODIES: usize = 64 << 20;
 /// Bytes that each request takes besides its body. This also bounds the number of requests.
 const REQUEST: u32 = 16 << 10;
 /// Concurrent reviews per limit, for hooks that keep more of the objects than their labels and
-/// annotations. A client that makes a review as large as it can makes it take up to 8 MiB.
+/// annotations. A review that was made as large as possible on purpose takes up to 8 MiB.
 const DECIDING: usize = 8;
 /// The same for namespaces. It is larger, so that many new namespaces at once do not wait.
 const NAMESPACES: usize = 32;

@@ -78,7 +78,7 @@ impl Questions {
 /// asks, for each that was denied, for the permissions that are enough instead.
 ///
 /// # Errors
-/// A refusal that lists the missing permissions, or one that says that the check had no answer.
+/// A refusal with the missing permissions, or one that says why the check has no answer.
 pub(crate) async fn check(
     client: &Client,
     questions: &Questions,

@@ -530,8 +530,8 @@ fn managers(live: &Value) -> Vec<&str> {
 
 /// The CA certificates of the hooks as registered now, in PEM. Other replicas may serve
 /// certificates that only these can verify and that this replica does not know. Such a certificate
-/// comes from a Secret that was since renamed, or from the time before a certificate folder was
-/// configured.
+/// comes from a Secret with the name that was configured before, or from the time before a
+/// certificate folder was configured.
 pub(crate) async fn trusted_before(clients: &Clients) -> String {
     let api = Api::<MutatingWebhookConfiguration>::all(clients.requests.clone());
     let found = within(DEADLINE, api.get_opt(NAME))

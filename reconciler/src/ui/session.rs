@@ -260,7 +260,7 @@ impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
     }
 }
 
-/// A part of the view. Whatever it leaves out has not changed.
+/// A part of the view. Data that it leaves out has not changed.
 #[derive(Default, Serialize)]
 struct Told<'a> {
     anew: bool,

@@ -99,7 +99,7 @@ const CREDENTIAL: Looks = Looks {
     finalizer: "finalizers.kubesphere.io/credential",
 };
 
-/// The most common kind of rule, for users who want to try it.
+/// The most common kind of rule, for users to try.
 const TRY: &str = r#"apiVersion: mimeo.dev/v1alpha1
 kind: ClusterReplication
 metadata: {name: registry}
@@ -893,7 +893,7 @@ impl Story {
         Ok(writeln!(self.out, "\n{title}")?)
     }
 
-    /// Prints the text before it does the step, so that a person knows what the wait is for.
+    /// Prints the text before it does the step, so that a person knows the reason for the wait.
     async fn step<T>(&mut self, text: &str, deed: impl Future<Output = Result<T>>) -> Result<T> {
         write!(self.out, "  {text}")?;
         self.out.flush()?;

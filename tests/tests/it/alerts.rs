@@ -1,6 +1,6 @@
-//! The alerts and the dashboard that are shipped: they ask for metrics that exist, alerts fire on
-//! what they are for, and each has its page in the runbook. The reasons of rules are the same
-//! wherever they are shown.
+//! The shipped alerts and dashboard. They query metrics that exist, the alerts fire for their
+//! cause, and each alert has its section in the runbook. The reasons of rules are the same wherever
+//! they are shown.
 
 mod evaluated;
 mod reasons;

@@ -1,5 +1,5 @@
-//! A rule has Mimeo do nothing that its author may not: users of limited rights, who may all write
-//! rules and policies.
+//! A rule makes Mimeo do nothing that its author may not do. Users with limited permissions test
+//! this; all of them may write rules and policies.
 
 use anyhow::{Result, bail};
 use kube::Api;

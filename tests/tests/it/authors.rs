@@ -1,5 +1,6 @@
-//! The author of a rule: checked when the spec is written, by whoever's request it is, and at no
-//! other time. The annotation that names the author is for people.
+//! The author of a rule is the user whose request writes its spec. The author is checked in that
+//! request and at no other time. The annotation that names the author is only information for
+//! people.
 
 use std::io::Write as _;
 

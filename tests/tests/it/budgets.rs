@@ -1,5 +1,6 @@
-//! Tenants use up the limits of Replications: as many of their rules and sources count as the
-//! documents say, others go on, and the programs' memory stays as reckoned.
+//! Tenants use up the limits of Replications. As many of their rules and sources count as the
+//! documents say, other users notice nothing, and the programs' memory stays within its calculated
+//! bound.
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::future::try_join_all;

@@ -1,8 +1,9 @@
-//! Either program killed at random points of a random run: the end is the one that the rules say.
+//! A random run that kills either program at random points. It must end in the state that the rules
+//! describe.
 //!
-//! What the rules say is worked out here, from what people did and nothing else. The run is told by
-//! its seed, which is printed; `MIMEO_CHAOS_SEED` repeats one (the order of what people do and of
-//! the kills; not how the processes race).
+//! The test computes that state only from the users' actions. The seed of the run is printed, and
+//! `MIMEO_CHAOS_SEED` repeats it. A seed fixes the order of actions and kills, but not the races
+//! between the processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};

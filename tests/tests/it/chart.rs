@@ -1,6 +1,6 @@
-//! The Helm chart: what it renders, what it refuses, and what is made from it. With
-//! `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files that are made from it are rewritten instead of
-//! compared.
+//! The Helm chart: the objects that it renders, the values that it refuses, and the files generated
+//! from it. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites these files instead of
+//! comparing them.
 
 mod rights;
 mod selectors;

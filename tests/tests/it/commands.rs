@@ -1,8 +1,8 @@
-//! The commands of the documents: those of kubectl are given as they stand there, to a cluster on
-//! which Mimeo is installed and at work.
+//! The commands in the documents. The test runs those of kubectl unchanged on a cluster with a
+//! running Mimeo.
 //!
-//! No node belongs to it: what takes a pod is only looked at for whether kubectl knows all that it
-//! is told.
+//! The cluster has no node. For a command that needs a pod the test only checks whether kubectl
+//! knows its subcommand and flags.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! The control plane itself: that scenarios may rely on what it promises.
+//! The control plane of the tests itself: scenarios may rely on its promises.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! How copies come, follow, heal and go, on a real API server, with both programs running.
+//! Copies are created, follow their source, are restored and are deleted. All on a real API server,
+//! with both programs running.
 
 mod anew;
 mod chains;

@@ -1,4 +1,4 @@
-//! What Mimeo asks of the API server, counted in its audit log, to the request.
+//! The exact number of Mimeo's requests to the API server, from its audit log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What the cluster's own roles let people do with rules and grants, where the chart adds Mimeo's
-//! to them: as a view, an edit and an admin of one namespace find out.
+//! The cluster's default roles view, edit and admin, to which the chart adds permissions on rules
+//! and grants. Users with one of these roles in one namespace test them.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Definitions that are older than the programs, as after an upgrade that brought none along.
+//! CRDs that are older than the programs, for example after an upgrade that did not update them.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

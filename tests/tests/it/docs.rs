@@ -1,5 +1,5 @@
-//! The documents: their links lead somewhere, the tests that they name are there, and examples do
-//! what they say.
+//! The documents: their links have targets, the tests that they name exist, and their examples
+//! work.
 
 mod examples;
 mod explained;

@@ -1,5 +1,5 @@
-//! `driftPolicy: Deny`: nobody but Mimeo changes, extends or deletes a copy, and nothing else is
-//! held up by that.
+//! `driftPolicy: Deny`: only Mimeo may change, extend or delete a copy. Everything else keeps
+//! working.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::ByteString;

@@ -1,5 +1,5 @@
-//! What people read with `kubectl describe` and `kubectl events`: what went wrong with copies, told
-//! once and counted.
+//! Events, as `kubectl describe` and `kubectl events` show them: each problem with copies is
+//! reported once and counted.
 
 use anyhow::{Result, bail};
 use futures::future::try_join_all;

@@ -1,13 +1,16 @@
 //! A random exam: seeded edits in rounds on a real control plane, with `kill -9`, judged by a model
-//! of its own.
+//! written for this test.
 //!
-//! After each round the cluster must come to what the model says, and stay so. The model is written
-//! from the documents (`model.rs`), the judge compares (`judge.rs`, with what it remembers in
-//! `memory.rs`), `edits.rs` and `rules.rs` say what people do, `pods.rs` which pods must have
-//! waited, and `cluster.rs` how the cluster is written and read.
+//! After each round the cluster must reach the state that the model computes, and keep it.
 //!
-//! `MIMEO_EXAM_ROUNDS` is the number of rounds, `MIMEO_EXAM_SEED` the seed. A seed decides the
-//! edits and the kills; how the processes race it doesn't decide.
+//! - `model.rs` is the model, written from the documents.
+//! - `judge.rs` compares the cluster with the model. `memory.rs` keeps the history that it needs.
+//! - `edits.rs` and `rules.rs` choose the edits.
+//! - `pods.rs` decides which pods had to wait.
+//! - `cluster.rs` writes and reads the cluster.
+//!
+//! `MIMEO_EXAM_ROUNDS` is the number of rounds, `MIMEO_EXAM_SEED` the seed. A seed fixes the edits
+//! and the kills, but not the races between the processes.
 
 #![allow(unreachable_pub)] // One binary of several files.
 

@@ -1,5 +1,5 @@
-//! More rules, grants and policies than anybody needs, from somebody who may write them: others
-//! don't notice.
+//! A user with the permission to write rules, grants and policies creates far too many of them.
+//! Other users notice nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

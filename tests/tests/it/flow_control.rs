@@ -1,5 +1,5 @@
-//! Mimeo's requests have seats of their own at the API server: what the manifests say of flow
-//! control is about these requests.
+//! Mimeo's requests have their own seats at the API server: the flow control objects in the
+//! manifests match these requests.
 
 use std::collections::BTreeMap;
 

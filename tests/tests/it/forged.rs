@@ -1,4 +1,4 @@
-//! Reviews that no API server has sent: whoever reaches the webhook's port gets nothing written,
+//! Reviews that no API server has sent. A client that reaches the webhook's port can cause no write
 //! and learns nothing.
 
 use anyhow::{Context, Result};

@@ -1,5 +1,5 @@
-//! The policy that guards namespaces' labels: whoever makes a rule match by them needs its verb
-//! `target`.
+//! The policy that guards namespaces' labels. A user needs the verb `target` on a rule to make the
+//! rule match a namespace through its labels.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The policies that keep Mimeo's own accounts to what Mimeo does: they refuse the rest, and hold
-//! up nothing of it.
+//! The policies that limit Mimeo's own accounts to Mimeo's work. They refuse all other writes and
+//! do not hinder that work.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{

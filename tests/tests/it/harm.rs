@@ -1,5 +1,5 @@
-//! What Mimeo never does: write a source, touch what isn't its own, delete what nobody asked it to
-//! delete.
+//! Limits of Mimeo: it never writes a source, changes a foreign object, or deletes an object
+//! without being asked to.
 
 use anyhow::{Context, Result, bail, ensure};
 use http::Request;

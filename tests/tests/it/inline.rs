@@ -1,4 +1,4 @@
-//! Sources that stand in their rule.
+//! Inline sources: the rule itself contains the object.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::ConfigMap;

@@ -1,5 +1,5 @@
-//! Rules that the webhook would have refused, stored while it was away: the reconciler refuses
-//! them, too, and keeps what there is.
+//! Rules that the webhook would have refused, stored while it was away. The reconciler refuses them
+//! too, and keeps the existing copies.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};

@@ -1,4 +1,4 @@
-//! The log as a machine reads it.
+//! The JSON log for machines.
 
 use anyhow::{Context, Result, ensure};
 use mimeo_tests::{

@@ -1,7 +1,7 @@
-//! The scenarios: Mimeo's programs and manifests on real control planes, told from outside.
+//! The scenarios: Mimeo's programs and manifests on real control planes, driven from outside.
 //!
-//! All of them are one program, so that they share control planes. Each module says in its first
-//! lines which promises it is about.
+//! All scenarios are one program, so that they can share control planes. Each module begins with
+//! the promises that it tests.
 
 mod alerts;
 mod authority;

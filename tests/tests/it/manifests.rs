@@ -1,5 +1,5 @@
-//! The manifests as people install them: the API server takes them, the programs take what they are
-//! told by them, and the webhook may do with its configurations what it has to.
+//! The manifests as users install them. The API server accepts them, the programs accept their
+//! flags, and the webhook has the permissions that it needs on its configurations.
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
-//! What `docs/coming-from.md` says to those who come from another tool: its rules are taken as they
-//! stand there, each part of one that a table names too, and copies that a tool has left become
-//! Mimeo's in place.
+//! The advice in `docs/coming-from.md` for users of another tool. Its rules are accepted unchanged,
+//! and so is each part of a rule in its tables. Copies that the other tool has left become Mimeo's
+//! in place.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! What fails around Mimeo, and what of it: webhooks, API servers, etcd, patience. Nothing is lost,
-//! nothing written twice.
+//! Failures around Mimeo: of webhooks, API servers and etcd, and slow answers. Nothing is lost, and
+//! nothing is written twice.
 
 mod certificates;
 

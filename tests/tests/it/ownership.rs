@@ -1,6 +1,5 @@
-//! Who owns what in a copy, as the API server keeps book of it in `managedFields`: whatever others
-//! make of that, who may edit the copy's namespace and nothing else, a copy becomes what its rule
-//! and its strategy say.
+//! Field ownership of copies, as recorded in `managedFields`. A user who may only edit the copy's
+//! namespace can change these records. The copy still becomes as its rule and strategy say.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;

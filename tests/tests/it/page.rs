@@ -1,5 +1,5 @@
-//! The reconciler's page, on a real API server: what its stream tells, to whom, and what a real
-//! browser makes of it.
+//! The reconciler's page on a real API server: the contents of its stream, the users that may read
+//! it, and its behaviour in a real browser.
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::{

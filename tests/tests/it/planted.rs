@@ -1,5 +1,5 @@
-//! The harness sees what comes up of a Secret, wherever that is: else every other scenario would be
-//! silent about it for nothing.
+//! The test library notices leaked Secret data wherever it appears. Without this proof, the silence
+//! of all other scenarios would mean nothing.
 
 use std::{
     env,

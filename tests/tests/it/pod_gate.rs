@@ -1,7 +1,7 @@
-//! The pod gate: no pod before its namespace's copies, whatever people do and whatever happens to
-//! the webhook.
+//! The pod gate: no pod starts before its namespace's copies, despite any action of users and any
+//! failure of the webhook.
 //!
-//! A miss is a pod that was stored before one of its rule's copies was, or without one: etcd's
+//! A miss is a pod that was stored without one of its rule's copies, or before one. etcd's
 //! revisions decide it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! Who comes second in a race with Mimeo, or Mimeo if it does, is refused and looks again: nobody's
-//! object is harmed by it.
+//! Races between Mimeo and other clients. The second write is refused, and its client reads again;
+//! this holds for Mimeo too. No object is harmed.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What Mimeo refuses, with which words and without any effect; and what it accepts although
-//! nothing can come of it yet.
+//! Specs that Mimeo refuses, with the exact words and without any effect. Also specs that it
+//! accepts although they cannot work yet.
 
 use anyhow::{Context, Result, bail};
 use http::Request;

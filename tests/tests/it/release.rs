@@ -1,5 +1,5 @@
-//! The life of a Helm release on an API server that no node belongs to: the pods of its hooks are
-//! run here, by their own words.
+//! The life of a Helm release on an API server without nodes. The tests run the commands of the
+//! release's hook pods themselves.
 
 use std::path::Path;
 

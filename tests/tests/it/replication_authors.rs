@@ -1,5 +1,5 @@
-//! The author of a tenant's rule, checked when the spec is written; and grants that are changed
-//! while copies depend on them.
+//! The author of a tenant's rule is checked when the spec is written. Also grants that change while
+//! copies depend on them.
 
 use anyhow::{Result, ensure};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};

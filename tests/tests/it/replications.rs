@@ -1,5 +1,5 @@
-//! Rules of tenants, and what namespaces grant each other: with users of limited rights, the
-//! hostile ones included.
+//! Rules of tenants and grants between namespaces, tested by users with limited permissions,
+//! including hostile ones.
 
 use anyhow::{Result, bail, ensure};
 use jiff::Timestamp;

@@ -1,5 +1,5 @@
-//! All that a tenant's rule may say of its copies does what it says: in his own namespace, and in
-//! one whose owner lets him in.
+//! Every field of a tenant's rule has its effect on copies: in the tenant's own namespace, and in
+//! another namespace with the consent of its owner.
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::future::try_join_all;

@@ -1,5 +1,5 @@
-//! A backup in another cluster, where all uids are others: what docs/lifecycle.md promises under
-//! "Restore".
+//! A backup restored in another cluster, where all uids differ: the promises of docs/lifecycle.md
+//! under "Restore".
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Secret};

@@ -1,5 +1,5 @@
-//! An installation whose rights on objects are Roles in a few namespaces, as the component
-//! `restricted` says.
+//! An installation with Roles in a few namespaces instead of ClusterRoles, as in the component
+//! `restricted`.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

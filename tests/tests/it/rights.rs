@@ -1,5 +1,5 @@
-//! The rights that the manifests give are enough for everything the two programs do, and the API
-//! server denies them nothing.
+//! The permissions in the manifests are enough for all work of the two programs: the API server
+//! denies them nothing.
 
 use std::fmt::Debug;
 

@@ -1,5 +1,5 @@
-//! What the runbook has an operator look at, on a real API server: it tells what it is said to
-//! tell.
+//! The commands and log lines that the runbook tells an operator to check show the promised facts
+//! on a real API server.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,5 @@
-//! Sources that are chosen by their labels: they come, go, are too many, and are copies themselves.
+//! Sources that a label selector finds: they appear, disappear, and are too many. A selector never
+//! finds a copy.
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt as _, TryStreamExt as _, stream};

@@ -1,5 +1,5 @@
-//! The slowest globs and patterns that are let in, over the largest sources: who writes them keeps
-//! nobody else waiting.
+//! The slowest globs and patterns that the webhook accepts, on the largest sources. Other users do
+//! not have to wait.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,11 @@
 //! The control planes that modules share.
 //!
-//! The first test on a stage starts it. It ends with the process. A test on one keeps to the
-//! namespaces, labels and names of its scene. It has a control plane of its own if it counts
-//! requests of all namespaces, floods the API server, ends a program, changes the webhook
-//! configurations, or looks at all objects of the cluster.
+//! The first test on a stage starts it, and it ends with the process. A test on a stage keeps to
+//! the namespaces, labels and names of its scene.
+//!
+//! A test needs its own control plane if it counts requests of all namespaces, floods the API
+//! server, or ends a program. The same holds if it changes the webhook configurations or reads all
+//! objects of the cluster.
 
 use mimeo_tests::{ControlPlane, Pair, scenario::Stage};
 use tokio::sync::Mutex;

@@ -1,5 +1,5 @@
-//! What strategies hold against: forged and co-owned fields under `Replace`, and under `CreateOnce`
-//! an owner who takes all marks away.
+//! Limits of other writers under each strategy: forged and co-owned fields under `Replace`, and an
+//! owner that removes all of Mimeo's labels and annotations under `CreateOnce`.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Secret};

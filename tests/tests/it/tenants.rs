@@ -1,4 +1,5 @@
-//! What whoever may edit one namespace, and nothing else, may try against others and the platform.
+//! Attacks by users with the role `edit` in one namespace and nothing else, on other namespaces and
+//! on the platform's rules.
 
 use std::collections::BTreeMap;
 

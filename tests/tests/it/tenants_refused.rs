@@ -1,8 +1,7 @@
-//! What Mimeo refuses of namespaces' own rules and grants, by the served definitions and the
-//! webhook, and with which words.
+//! Replications and ReplicationGrants that the CRDs and the webhook refuse, with the exact words.
 //!
-//! Rules of the platform's have tables of their own in `refusals.rs`: the definitions are two, and
-//! what one kind takes the other refuses.
+//! ClusterReplications have their own tables in `refusals.rs`. The two kinds of rules have separate
+//! CRDs, and one may accept a spec that the other refuses.
 
 use anyhow::{Context, Result};
 use http::Request;

@@ -1,5 +1,5 @@
-//! Namespaces that are going, and take their time: guarded copies in them are anybody's to delete,
-//! and nobody else waits.
+//! Namespaces whose deletion takes time. Any user may delete guarded copies there, and no other
+//! copy has to wait.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};

@@ -1,5 +1,5 @@
-//! Objects that an API server stores as a client wrote them, and that no decoder of JSON here
-//! takes: they are nobody's trouble but their own.
+//! Objects that an API server stores as a client wrote them, but that no JSON decoder in Mimeo
+//! accepts. They affect no other object.
 
 use std::collections::BTreeMap;
 

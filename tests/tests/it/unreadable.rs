@@ -1,6 +1,6 @@
-//! Rights that Mimeo hasn't got, or has lost. A rule names a kind that Mimeo isn't granted: that is
-//! said, and nobody waits for it; granted, it works. What Mimeo may not read any more isn't taken
-//! for gone.
+//! Permissions that Mimeo lacks or has lost. If Mimeo may not read a rule's kind, the rule reports
+//! it and nothing waits for it. The rule works once Mimeo has the permission. An unreadable object
+//! is never treated as deleted.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What an operator sees of the programs from outside, on a real API server: who may see it, and
-//! that it is true.
+//! The programs from an operator's view on a real API server: metrics, debug pages, logs and traces
+//! are correct, and only the permitted users see them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! The webhook's parts at work, one after another: what the other scenarios go on from.
+//! The webhook's functions one by one. The other scenarios build on them.
 
 use std::time::Duration;
 

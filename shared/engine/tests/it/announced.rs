@@ -1,4 +1,4 @@
-//! What people are told by Events: what, how often, and how few.
+//! Events about rules: their contents, how often they are written, and how few they are.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

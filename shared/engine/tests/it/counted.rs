@@ -1,4 +1,5 @@
-//! What statuses cost: each cell is looked at once for all rules that are due, and few at a time.
+//! The cost of statuses: each copy is checked once for all rules with a due status, and only few
+//! copies at a time.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,6 +1,6 @@
-//! The engine, driven by events and answers as both programs drive it: tables and stories by topic,
-//! a simulation of both programs against an API server in memory, and generated worlds that a model
-//! of their own judges.
+//! Tests of the engine, driven by events and answers as both programs drive it. There are tables
+//! and stories by topic, a simulation of both programs against an API server in memory, and
+//! generated worlds that a separate model judges.
 
 mod announced;
 mod common;

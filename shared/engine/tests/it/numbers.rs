@@ -1,5 +1,4 @@
-//! What metrics are made of: how many there are of what, and how long things took, by the engine's
-//! clock.
+//! Values behind the metrics: counts, and durations by the engine's clock.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,5 +1,5 @@
-//! Copies whose fields others come to own, or whose `managedFields` they clear: with which requests
-//! they are put right.
+//! Copies with fields that other managers own, or with cleared `managedFields`: the requests that
+//! restore them.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

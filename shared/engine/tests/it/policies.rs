@@ -1,5 +1,5 @@
-//! What each `conflictPolicy` does with objects in a copy's way that aren't ours, and what
-//! `strategy: CreateOnce` does at all: with which requests.
+//! Each `conflictPolicy` for foreign objects that occupy a copy's name, and `strategy: CreateOnce`:
+//! the requests that each one sends.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! What a rule would meet if it were stored.
+//! Previews: the effects of a rule before it is stored.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,5 +1,4 @@
-//! The limits of Replications: the size of a source, and how many Replications a namespace may
-//! have.
+//! Quotas of Replications: the size of a source, and the number of Replications in a namespace.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

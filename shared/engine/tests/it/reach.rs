@@ -1,4 +1,5 @@
-//! What an installation may not reach it neither asks for nor waits for, and says so.
+//! Objects that an installation may not access. Mimeo neither requests them nor waits for them, and
+//! reports this.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! Copies that the API server doesn't let be changed into what is wanted.
+//! Copies that the API server does not allow to be changed as needed.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,5 +1,5 @@
-//! `resyncSeconds`: every copy is verified once in a period, each at its own moment, and by one
-//! request that changes nothing.
+//! `resyncSeconds`: Mimeo verifies each copy once per period, each at its own time, by one request
+//! that changes nothing.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,5 +1,5 @@
-//! What people are shown: every state, with its age; all of it once, then what has changed, in
-//! small pieces.
+//! The data of the reconciler's page: every state with its age, first completely, then the changes
+//! in small pieces.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! A rule's sources and what is made of them.
+//! A rule's sources and their renderings.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

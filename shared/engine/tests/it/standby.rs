@@ -1,5 +1,5 @@
-//! A standby takes in what its watches show, for as long as another one leads, and grows no larger
-//! by it. Nor does a webhook.
+//! A standby follows its watches for as long as another replica leads, and does not grow. The same
+//! holds for a webhook.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! What a rule's status has room for, and which version of the rule it speaks of.
+//! Contents of a rule's status: its size limits, and the generation of the rule that it describes.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! How often what fails is tried again, and what else that costs.
+//! Retries of failed requests: how often they happen, and their other costs.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,4 +1,4 @@
-//! What can't be read is told, and waited for by nobody; above all it isn't gone.
+//! Unreadable objects. They are reported, block nothing, and are never treated as deleted.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

@@ -1,5 +1,5 @@
-//! Variables of the namespace: each one fills in its own copies, and what one cannot fill in is no
-//! other's trouble.
+//! Variables with values of the target namespace. Each namespace fills in its own copies, and a
+//! missing value affects no other namespace.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

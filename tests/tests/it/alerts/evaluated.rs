@@ -1,5 +1,5 @@
-//! The alerts, evaluated by Prometheus' own promtool on series that are what each is for, or must
-//! not be taken for it.
+//! The alerts, evaluated by Prometheus' own promtool. The series include cases in which an alert
+//! must fire and similar cases in which it must not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,5 @@
-//! The reasons of the condition Ready: `kubectl get`, the status and the metric of rules say the
-//! same, the alert that is for a reason selects what the metrics say of it, and the documents say
-//! what to do.
+//! The reasons of the condition Ready. `kubectl get`, the status and the rules' metric say the
+//! same. The alert for a reason selects its series, and the documents say how to react.
 
 use std::collections::{BTreeMap, BTreeSet};
 

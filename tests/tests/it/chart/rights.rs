@@ -1,4 +1,4 @@
-//! What the programs may do by the roles that the chart has, and by no others.
+//! The permissions of the programs by the chart's roles, and by no other roles.
 
 use std::collections::{BTreeMap, BTreeSet};
 

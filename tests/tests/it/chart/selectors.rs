@@ -1,5 +1,5 @@
-//! What selects pods selects those that it is for, and names ports that these have: the API server
-//! takes any selector, and one that finds nothing says so nowhere.
+//! Every pod selector in the chart matches the intended pods, and every named port exists there.
+//! The API server accepts any selector, and reports none that matches nothing.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;

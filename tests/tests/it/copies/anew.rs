@@ -1,5 +1,5 @@
-//! Copies that the API server lets nobody change in place: they are made anew, each by itself, and
-//! people are told.
+//! Copies that the API server lets no client change in place. Mimeo deletes and recreates each one
+//! separately and reports it.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;

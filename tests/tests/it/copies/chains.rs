@@ -1,5 +1,5 @@
-//! Copies that are sources of other rules: a change goes through all of them, and where they lead
-//! back it comes to an end.
+//! Copies that are sources of other rules. A change passes through the whole chain. If the rules
+//! form a ring, the writes come to an end.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;

@@ -1,4 +1,4 @@
-//! How copies come: where they are wanted, and under which names.
+//! Creation of copies: in which namespaces, and under which names.
 
 use std::collections::BTreeSet;
 

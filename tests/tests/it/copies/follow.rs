@@ -1,4 +1,4 @@
-//! How copies follow their source and their rule, and heal.
+//! Copies follow their source and their rule, and are restored after other changes.
 
 use std::collections::BTreeMap;
 

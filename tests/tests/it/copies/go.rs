@@ -1,4 +1,4 @@
-//! How copies go: with their rule, their source, their namespace; and how large losses are held.
+//! Deletion of copies: with their rule, their source or their namespace. Large losses are held.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Copies of any kind: of those that the server completes, and of those that come and go.
+//! Copies of any kind, including kinds with defaults that the API server fills in and kinds that
+//! appear and disappear.
 
 use std::{collections::BTreeMap, time::Duration};
 

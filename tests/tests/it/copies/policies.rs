@@ -1,4 +1,4 @@
-//! Policies: what other tools write is rewritten as it is admitted.
+//! TransformPolicies rewrite other tools' objects at admission.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What copies look like: variables, transforms, patches, and what is never carried.
+//! Contents of copies: variables, transforms, patches, and fields that are never copied.
 
 use std::collections::BTreeMap;
 

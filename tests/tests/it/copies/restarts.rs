@@ -1,5 +1,5 @@
-//! What was about to go when the reconciler ended, or went while none ran: what becomes of it with
-//! the next one.
+//! Deletions that were pending when the reconciler ended, or became due while none ran. The next
+//! reconciler decides them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a rule says of its copies: its plan, its status, and what failed.
+//! A rule's report about its copies: its plan, its status, and failures.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The tables of `docs/api.md` under "What you write, what you get": on a real API server each rule
+//! The tables of `docs/api.md` under "What you write, what you get". On a real API server each rule
 //! makes the copies of its row, and no others.
 
 use std::{collections::BTreeMap, fs};

@@ -1,6 +1,6 @@
-//! What `kubectl explain --recursive` prints of each kind, compared with golden files: people read
-//! it before they read any document. The fields of `metadata` are left out, which are Kubernetes'
-//! own. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files are rewritten instead.
+//! Compares the output of `kubectl explain --recursive` for each kind with golden files, because
+//! people read it before any document. The fields of `metadata` are left out: they are Kubernetes'
+//! own. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites the files instead.
 
 use std::{env, fs};
 

@@ -1,5 +1,5 @@
-//! The shape of the code: inside a crate no two top-level modules use each other, directly or by
-//! way of others.
+//! The structure of the code: inside a crate no two top-level modules use each other, directly or
+//! through other modules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! The cluster, as the exam reads and writes it: requests that are repeated until the API server
-//! decides, and what exists by now.
+//! Access of the exam to the cluster: requests are retried until the API server decides, and
+//! existing objects are listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;

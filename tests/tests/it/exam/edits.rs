@@ -1,8 +1,8 @@
-//! What people do in a round: random edits of namespaces, sources, rules, grants, copies and
-//! foreign objects, and pods.
+//! The edits of a round: random changes of namespaces, sources, rules, grants, copies and foreign
+//! objects, and new pods.
 //!
-//! Each edit is a request that the API server decides. What it decided is noted in the world of the
-//! model.
+//! Each edit is a request that the API server accepts or refuses. The model's world records the
+//! result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,9 +1,11 @@
-//! The judge: compares the cluster after a round with the model, cell by cell.
+//! The judge: compares the cluster after a round with the model, one place (namespace, kind and
+//! name) at a time.
 //!
 //! A round passes through several states of the world. A result counts as certain only if every
-//! state of the round leads to it; a race between two edits of one round leaves a result open, and
-//! then either is accepted. [`Memory`] is the history that the documents make matter: the copies
-//! that existed, what was created once, and what people added to copies.
+//! state of the round leads to it. Two edits that race within a round leave a result open, and the
+//! judge then accepts either one. [`Memory`] is the history that matters according to the
+//! documents: the copies that existed, the objects that were created once, and other users'
+//! additions to copies.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! The memory: the history that the documents make matter, as it is at the end of each round.
+//! The history that matters according to the documents, as of the end of each round.
 
 use std::collections::{BTreeMap, BTreeSet};
 

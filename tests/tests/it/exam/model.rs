@@ -1,8 +1,9 @@
-//! The model: which copies the documents promise, computed from the objects that exist.
+//! The model: the copies that the documents promise, computed from the objects that exist.
 //!
 //! It follows docs/api.md and docs/guarantees.md and shares no code with the engine. [`World`]
-//! holds what people made. [`World::verdict`] says what becomes of one cell, given the copy that it
-//! holds. Where the documents leave a result open, the verdict is [`Verdict::Open`].
+//! holds the objects that users made. [`World::verdict`] decides about one place (namespace, kind
+//! and name), given the copy there. If the documents leave a result open, the verdict is
+//! [`Verdict::Open`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Pods that are created at once in new and relabelled namespaces, and whether any was admitted
-//! before its copies.
+//! Pods that are created at once in new and relabelled namespaces. Checks whether any pod was
+//! admitted before its copies.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What people do with rules and grants: random specs, and single changes of them.
+//! Edits of rules and grants: random specs, and single changes of them.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Certificates that change, of whatever origin: nobody who comes meanwhile notices.
+//! Certificates of every origin change, and no request fails meanwhile.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};

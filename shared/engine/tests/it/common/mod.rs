@@ -1,4 +1,4 @@
-//! What the tests of the engine have in common.
+//! Helpers that the engine's tests share.
 
 #![allow(dead_code)] // Not all in each of them.
 

@@ -1,5 +1,5 @@
-//! What a read says of rules and sources that aren't there, and for which copies and how long it
-//! counts.
+//! The effect of a read that finds a rule or source missing: for which copies it counts, and for
+//! how long.
 
 use std::time::Duration;
 

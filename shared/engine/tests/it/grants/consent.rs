@@ -1,4 +1,4 @@
-//! What both sides consent to is done; nothing else is, and nothing is told of it.
+//! Copies exist if both namespaces consent. Without consent Mimeo does nothing and reveals nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What becomes of copies whose rules, grants or definitions are lost.
+//! Copies after the loss of their rules, grants or CRDs.
 
 use mimeo_engine::{Errand, RuleRead};
 use mimeo_model::{

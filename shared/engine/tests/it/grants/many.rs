@@ -1,4 +1,4 @@
-//! However much a tenant makes, it costs nobody else.
+//! Very many objects of one tenant cost no other user anything.
 
 use jiff::Timestamp;
 use mimeo_engine::Errand;

@@ -1,5 +1,5 @@
-//! What a namespace's own rule may do: within it by itself, between namespaces what these consent
-//! to, and nothing that would tell a tenant what there is in another's.
+//! Limits of a Replication. In its own namespace it needs no grant, between namespaces it needs
+//! grants, and it never reveals another namespace's objects to its tenant.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

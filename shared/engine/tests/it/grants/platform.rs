@@ -1,4 +1,5 @@
-//! The platform's rules come first, and a tenant's takes over only what they let go.
+//! ClusterReplications take precedence. A tenant's Replication takes over only the copies that they
+//! release.
 
 use std::collections::BTreeSet;
 

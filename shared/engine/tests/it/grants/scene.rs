@@ -1,4 +1,5 @@
-//! Namespaces with rules and grants in them, and an engine whose requests are carried out at once.
+//! A test scene: namespaces with rules and grants, and an engine with all requests carried out at
+//! once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,6 @@
-//! Selectors of tenants' rules: in their own namespace they find what there is, in another what it
-//! grants as a whole, and else nothing is looked for and nothing is told.
+//! Selectors of Replications. In the own namespace they find all objects; in another namespace they
+//! need a grant for all objects of the kind. Without that grant Mimeo does not list and reveals
+//! nothing.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What tenants' rules take for sources, and copies that feed others.
+//! Objects that Replications may use as sources, and copies that are sources of other rules.
 
 use jiff::Timestamp;
 use mimeo_model::{id::RuleId, rule::Rule};

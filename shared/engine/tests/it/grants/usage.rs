@@ -1,4 +1,4 @@
-//! What grants say about themselves.
+//! Statuses of ReplicationGrants.
 
 use std::collections::BTreeSet;
 

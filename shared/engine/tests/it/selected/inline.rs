@@ -1,4 +1,4 @@
-//! Sources that stand in their rule.
+//! Inline sources: the rule itself contains the object.
 
 use mimeo_model::rule::Rule;
 use serde_json::{Value, from_value, json};

@@ -1,5 +1,5 @@
-//! Sources that a rule doesn't name: a selector finds them, and they come, stop matching, vanish,
-//! and are too many; or they stand in the rule.
+//! Sources that a rule does not name. Either a selector finds them: they appear, stop matching,
+//! disappear and are too many. Or the rule contains them inline.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 

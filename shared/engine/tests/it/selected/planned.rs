@@ -1,4 +1,4 @@
-//! The plan of a suspended rule: lifting it does exactly that.
+//! The plan of a suspended rule. Lifting the suspension does exactly that.
 
 use jiff::Timestamp;
 use mimeo_engine::SourceRead;

@@ -1,4 +1,4 @@
-//! An engine, the copies that it writes, and what its watches show.
+//! An engine, the copies that it writes, and the events of its watches.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

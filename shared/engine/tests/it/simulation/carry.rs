@@ -1,4 +1,4 @@
-//! What the server makes of the programs' requests and errands.
+//! Carries out the programs' requests and jobs on the server in memory.
 
 use std::rc::Rc;
 

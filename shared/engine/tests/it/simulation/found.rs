@@ -1,5 +1,5 @@
-//! What the random histories found, each as the shortest history that shows it; and a few that are
-//! worth their own.
+//! Failures that the random histories have found, each as the shortest history that shows it. A few
+//! histories are here because they matter by themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 

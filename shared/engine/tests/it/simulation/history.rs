@@ -1,4 +1,4 @@
-//! Random histories: what people do, and what goes wrong meanwhile.
+//! Random histories: actions of users, and failures at the same time.
 
 use mimeo_model::role::Role;
 use proptest::{collection::vec, option, prelude::*, sample::select};

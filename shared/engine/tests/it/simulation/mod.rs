@@ -1,14 +1,14 @@
-//! Years of bad luck in seconds: the engines of both programs, driven against an API server in
-//! memory.
+//! A simulation that packs years of failures into seconds. It drives the engines of both programs
+//! against an API server in memory.
 //!
-//! Whatever happens in whatever order, the cluster ends in the state that a small model computes
-//! from the rules alone; and on the way nothing is written that must not be. Events come late,
-//! watches are lost, writes fail before or after they were carried out, programs restart; people
-//! edit everything meanwhile.
+//! After any events in any order, the cluster ends in the state that a small model computes from
+//! the rules alone. On the way Mimeo makes no forbidden write. Events arrive late, watches are
+//! lost, writes fail before or after they were carried out, and programs restart. Users edit all
+//! objects meanwhile.
 //!
-//! `PROPTEST_CASES=2000` runs that many cases of new worlds; without it they are the same every
-//! time. Seeds of failures are kept in `seeds.txt`; what they found has a test of its own in
-//! [`found`].
+//! `PROPTEST_CASES=2000` runs that many new random cases. Without it the cases are the same every
+//! time. Seeds of failures are kept in `seeds.txt`. Each failure that they found has its own test
+//! in [`found`].
 
 // Modules of one test, which fails by panicking. A fake server's refusals are large, and rare; the
 // arms of a choice of moves are alike when the moves are.

@@ -1,5 +1,5 @@
-//! What the cluster must look like once everything has settled, written from the rules' meaning and
-//! not from the engine's code.
+//! The state of the cluster after everything has settled, computed from the meaning of the rules
+//! and not from the engine's code.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

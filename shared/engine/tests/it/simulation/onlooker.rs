@@ -1,5 +1,5 @@
-//! Somebody who looks at what a program shows people, now and then: piece by piece it comes to what
-//! whoever looks afresh is shown, and to what statuses say.
+//! A viewer of the page that reads it now and then, piece by piece. The viewer must end with the
+//! same data as a new viewer, and with the same data as the statuses.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,5 +1,6 @@
-//! Who owns what in a copy: whoever else comes to own its fields, or has the notes of who does
-//! removed, the copy becomes what it should be, and what is others' stays theirs.
+//! Field ownership of copies. Other managers come to own a copy's fields, or the entries in
+//! `managedFields` are removed. The copy still becomes as it should be, and fields of other
+//! managers stay theirs.
 
 use std::time::Duration;
 

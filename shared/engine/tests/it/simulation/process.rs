@@ -1,4 +1,5 @@
-//! One program: an engine, its watches, its requests under way, and what it was told so far.
+//! One program: an engine, its watches, its requests under way, and the events that it has
+//! received.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,7 +1,8 @@
-//! An API server in memory, by the rules that the engine leans on: uids, one resourceVersion
-//! counter, server-side apply with `managedFields`, preconditions, the life of namespaces. What
-//! others do to objects goes through [`Server::edit`] and its like, what Mimeo does through
-//! [`Server::apply`] and [`Server::delete`], which note every change that Mimeo made.
+//! An API server in memory with the properties that the engine relies on: uids, one resourceVersion
+//! counter, server-side apply with `managedFields`, preconditions, and the life of namespaces.
+//!
+//! Other clients write through [`Server::edit`] and similar functions. Mimeo writes through
+//! [`Server::apply`] and [`Server::delete`], which record each change that Mimeo made.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Rules as the histories write them: a smaller language than the API's, with a meaning of its own
-//! to check the engine by.
+//! Rules as the histories write them. Their language is smaller than the API, and they have their
+//! own definition of its meaning to check the engine against.
 
 use std::collections::BTreeMap;
 

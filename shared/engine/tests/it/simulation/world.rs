@@ -1,4 +1,4 @@
-//! The server, the programs, the clock, and the bad luck between them.
+//! The server, the programs, the clock, and the failures between them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

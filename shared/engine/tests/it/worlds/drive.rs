@@ -1,4 +1,5 @@
-//! The real engine on the server in memory, in good weather: everything arrives, and nothing fails.
+//! Drives the real engine on the server in memory under ideal conditions: every event arrives, and
+//! no request fails.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

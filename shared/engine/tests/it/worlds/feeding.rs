@@ -1,9 +1,9 @@
-//! A finite number of writes follows each event, though rules copy each other's copies.
+//! A finite number of writes follows each event, even though rules copy each other's copies.
 //!
-//! The model of the other worlds is silent about rules that feed each other. These worlds are made
-//! of such rules: there are few places, and every rule may name or select objects where another
-//! rule writes. Copies keep the label that selectors look for, and rules swap two values, so a ring
-//! of rules would never come to rest.
+//! The model of the other worlds does not cover rules that feed each other. These worlds consist of
+//! such rules: there are few places, and every rule may name or select objects where another rule
+//! writes. Copies keep the label that selectors look for, and rules swap two values. So a ring of
+//! rules would never come to rest.
 
 use super::{
     drive::{Cluster, Done},

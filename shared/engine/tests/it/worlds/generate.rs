@@ -1,4 +1,4 @@
-//! Worlds by number: the same number is the same world, everywhere.
+//! Generates worlds by number. The same number gives the same world everywhere.
 
 mod chance;
 mod plots;

@@ -1,13 +1,14 @@
-//! A hundred thousand small worlds: what the documents say of each, by [`tables`], is what the real
-//! engine makes of it.
+//! A hundred thousand small worlds. In each the real engine must do as the documents say, by
+//! [`tables`].
 //!
-//! The model computes, from what people did, what every cell holds after each step, who owns which
-//! of its fields, and what each rule's status says. It is written from the documents, shares no
-//! rule with `mimeo-engine`, and has its own selection, rendering and server-side apply. A world
-//! that the two differ about is made as small as it can be and printed with its number.
+//! From the users' actions the model computes the state after each step: the content of every place
+//! (namespace, kind and name), the owner of each field, and each rule's status. The model is
+//! written from the documents and shares no rule with `mimeo-engine`. It has its own selection,
+//! rendering and server-side apply. A world in which the two differ is made as small as possible
+//! and printed with its number.
 //!
-//! `MIMEO_WORLDS=100000` looks at so many worlds, as `make test` does, and `MIMEO_WORLD=17` at this
-//! one alone.
+//! `MIMEO_WORLDS=100000` checks that many worlds, as `make test` does. `MIMEO_WORLD=17` checks only
+//! this one.
 
 // Modules of one test, which fails by panicking. Of the simulation's modules the simulation needs
 // more.

@@ -1,5 +1,5 @@
-//! The cluster as it must be, computed from what people did and from [`super::tables`], with
-//! nothing of the engine's.
+//! The required state of the cluster, computed from the users' actions and [`super::tables`], with
+//! no code of the engine.
 
 mod cell;
 mod claims;

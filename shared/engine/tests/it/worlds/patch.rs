@@ -1,4 +1,4 @@
-//! `transform.jsonPatch`: RFC 6902, and what of a copy it may touch.
+//! `transform.jsonPatch`: RFC 6902, and the parts of a copy that it may change.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,5 @@
-//! What a copy has in it: the source's content by the rule's transform, with Mimeo's marks.
+//! The content of a copy: the source's content after the rule's transform, with Mimeo's labels and
+//! annotations.
 
 use std::collections::{BTreeMap, BTreeSet};
 

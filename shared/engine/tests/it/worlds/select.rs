@@ -1,4 +1,4 @@
-//! Which namespaces a target selects, and what labels say.
+//! The namespaces that a target selects, and the meaning of label selectors.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What a world is made of: rules as their authors write them, and what people do. Descriptions
-//! only; what they mean is told by [`super::select`], [`super::render`] and [`super::tables`].
+//! The parts of a world: rules as their authors write them, and actions of users. This file only
+//! describes them. Their meaning is in [`super::select`], [`super::render`] and [`super::tables`].
 
 mod events;
 mod grants;

@@ -1,5 +1,5 @@
-//! What the documents say, as tables: of each, exactly one row holds for any case. Rows that no
-//! world reaches fail the test.
+//! The statements of the documents, as tables. In each table exactly one row applies to any case. A
+//! row that no world reaches fails the test.
 
 mod coverage;
 

@@ -1,4 +1,4 @@
-//! Numbers that look like chance, the same from the same seed.
+//! Pseudo-random numbers. The same seed gives the same numbers.
 
 /// `SplitMix64`.
 pub struct Chance(u64);

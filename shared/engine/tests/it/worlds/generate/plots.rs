@@ -1,5 +1,5 @@
-//! What chance alone hardly ever makes up: two rules about one place, or one rule that becomes
-//! another. Whatever else happens, happens around it.
+//! Situations that random choice hardly ever produces: two rules for one place, or one rule that
+//! turns into another. All other events of the world happen around them.
 
 use super::{
     RULES,

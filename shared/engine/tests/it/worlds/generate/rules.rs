@@ -1,4 +1,4 @@
-//! Rules as somebody might write them.
+//! Random rules as a user might write them.
 
 use super::chance::Chance;
 use crate::worlds::{

@@ -1,4 +1,4 @@
-//! The same stories with less in them.
+//! Makes worlds smaller: the same events with less in them.
 
 use crate::worlds::{
     server::{Key, Res},

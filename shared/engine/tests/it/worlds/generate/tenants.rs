@@ -1,4 +1,4 @@
-//! Rules that live in namespaces, and what namespaces grant them.
+//! Random Replications, and random grants of namespaces for them.
 
 use super::{
     chance::Chance,

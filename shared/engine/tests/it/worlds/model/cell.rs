@@ -1,4 +1,4 @@
-//! What becomes of a cell that a rule has.
+//! Decides about one place (namespace, kind and name) that a rule has.
 
 use super::{Model, Object, Rule, Silence, State, is_content};
 use crate::worlds::{

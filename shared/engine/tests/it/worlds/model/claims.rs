@@ -1,4 +1,4 @@
-//! Which cells rules want, and who has one that several want.
+//! The places that rules want, and the rule that gets a place if several want it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

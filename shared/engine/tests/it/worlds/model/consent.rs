@@ -1,5 +1,5 @@
-//! Who may read what and write where: the platform's rules as they say, a namespace's own within
-//! it, and beyond it as far as it is granted.
+//! Permissions of rules to read and write in namespaces. ClusterReplications need no grants.
+//! Replications need none in their own namespace, and a grant in any other.
 
 use std::collections::BTreeSet;
 

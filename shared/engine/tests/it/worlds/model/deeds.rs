@@ -1,4 +1,4 @@
-//! What people do, chosen among what there is, and what it does to the cluster by itself.
+//! Actions of users, chosen among the existing objects, and their direct effects on the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What becomes of a copy that is no longer wanted.
+//! Decides about a copy that is no longer wanted.
 
 use std::collections::BTreeMap;
 

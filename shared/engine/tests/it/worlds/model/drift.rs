@@ -1,4 +1,4 @@
-//! Which requests about copies are refused since their rule minds.
+//! The requests about copies that `driftPolicy: Deny` refuses.
 
 use super::{Deed, Model, Object, Silence};
 use crate::worlds::{

@@ -1,4 +1,4 @@
-//! An object of the model: who owns which of its fields, and what a write makes of it.
+//! An object of the model: the owners of its fields, and the effects of a write.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What a suspended rule would do, told by having a copy of the model do it.
+//! The plan of a suspended rule, found by carrying it out on a copy of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What a rule copies: what it names, and what its selectors find.
+//! The objects that a rule copies: those that it names, and those that its selectors find.
 
 use super::{Model, Object, Silence};
 use crate::worlds::{

@@ -1,4 +1,4 @@
-//! What people do.
+//! Actions of users.
 
 use super::{GrantSpec, RuleSpec};
 use crate::worlds::server::Key;

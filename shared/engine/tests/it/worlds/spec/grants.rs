@@ -1,4 +1,4 @@
-//! What a namespace consents to.
+//! Grants of a namespace.
 
 use mimeo_api::ReplicationGrantSpec;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Which namespaces, and how copies are called there.
+//! Targets: the namespaces that they select, and the names of the copies there.
 
 use serde_json::{Value, json};
 

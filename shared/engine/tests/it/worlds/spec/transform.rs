@@ -1,4 +1,4 @@
-//! How copies differ from their sources.
+//! Differences between copies and their sources.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Looking up what the tables say, with a count of the rows that were reached.
+//! Looks up rows of the tables, and counts the rows that were reached.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
