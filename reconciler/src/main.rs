@@ -259,7 +259,7 @@ impl Checks {
     }
 }
 
-/// Keeps two checks current: rules and namespaces have been listed, and ClusterReplications can
+/// Keeps two checks current: rules and namespaces have been listed, and `ClusterReplications` can
 /// still be read.
 async fn ready(
     handle: Handle,

@@ -557,7 +557,7 @@ fn rights(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<serde_json:
     Ok(documents)
 }
 
-/// Waits until the controller manager has aggregated the ClusterRoles for kinds. If a webhook may
+/// Waits until the controller manager has aggregated the `ClusterRoles` for kinds. If a webhook may
 /// not watch a source yet, it retries after longer and longer pauses, and pods are denied in the
 /// meantime.
 pub async fn rights_added_up(client: &kube::Client) -> Result<()> {

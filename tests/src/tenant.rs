@@ -105,7 +105,7 @@ impl<'a> Tenant<'a> {
         of(&self.client, &self.home)
     }
 
-    /// A Replication or ReplicationGrant in the tenant's namespace.
+    /// A Replication or `ReplicationGrant` in the tenant's namespace.
     pub fn object(&self, plural: &str, name: &str, spec: &Value) -> Value {
         let kind = kind_of(plural);
         let metadata = json!({"namespace": self.home, "name": name});

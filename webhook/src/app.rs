@@ -19,7 +19,7 @@ pub(crate) struct App {
     pub(crate) client: Client,
     /// The kinds that the cluster serves.
     pub(crate) discovery: Arc<Discovery>,
-    /// The TransformPolicies.
+    /// The `TransformPolicies`.
     pub(crate) policies: Arc<Policies>,
     /// Records one trace span per review.
     pub(crate) traces: Traces,

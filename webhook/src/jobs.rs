@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time for which the registrations must stay deleted before the Job ends. A webhook may have sent
 /// a write just before its permission was removed, and API servers learn of the removal one by one.
 const SETTLED: Duration = Duration::from_secs(3);
-/// ClusterRoleBinding that lets the webhook write its registrations.
+/// `ClusterRoleBinding` that lets the webhook write its registrations.
 const BINDING: &str = "mimeo-webhook";
 /// Name of the policy that guards the labels of namespaces, and of its binding.
 const GUARDED_LABELS: &str = "mimeo-guarded-labels";

@@ -1,4 +1,4 @@
-//! `/mutate/objects/<policy>`: rewrites objects as a TransformPolicy says, for every user.
+//! `/mutate/objects/<policy>`: rewrites objects as a `TransformPolicy` says, for every user.
 //!
 //! If the webhook does not answer, the policy's own failure policy decides. The hook's errors
 //! follow the same failure policy as far as it is known.

@@ -42,7 +42,7 @@ use crate::{
 
 /// Field manager of the configurations and of the statuses of policies.
 pub(crate) const MANAGER: &str = "mimeo-webhook";
-/// The ClusterRole that owns the configurations. Deleting it means removing Mimeo.
+/// The `ClusterRole` that owns the configurations. Deleting it means removing Mimeo.
 const OWNER: &str = "mimeo-webhook";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Time without a write after which a fight with another client is over.

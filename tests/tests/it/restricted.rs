@@ -1,4 +1,4 @@
-//! An installation with Roles in a few namespaces instead of ClusterRoles, as in the component
+//! An installation with Roles in a few namespaces instead of `ClusterRoles`, as in the component
 //! `restricted`.
 
 use std::{collections::BTreeSet, fs, path::Path};

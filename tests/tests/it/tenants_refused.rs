@@ -1,7 +1,7 @@
-//! Replications and ReplicationGrants that the CRDs and the webhook refuse, with the exact words.
+//! Replications and `ReplicationGrants` that the CRDs and the webhook refuse, with the exact words.
 //!
-//! ClusterReplications have their own tables in `refusals.rs`. The two kinds of rules have separate
-//! CRDs, and one may accept a spec that the other refuses.
+//! `ClusterReplications` have their own tables in `refusals.rs`. The two kinds of rules have
+//! separate CRDs, and one may accept a spec that the other refuses.
 
 use anyhow::{Context, Result};
 use http::Request;

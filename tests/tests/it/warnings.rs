@@ -1,5 +1,5 @@
 //! Warnings for the author of a rule that is being stored, and for the author of an object that a
-//! TransformPolicy changes.
+//! `TransformPolicy` changes.
 
 use anyhow::{Context, Result, bail, ensure};
 use kube::Api;

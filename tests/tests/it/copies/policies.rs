@@ -1,4 +1,4 @@
-//! TransformPolicies rewrite other tools' objects at admission.
+//! `TransformPolicies` rewrite other tools' objects at admission.
 
 use std::collections::BTreeMap;
 

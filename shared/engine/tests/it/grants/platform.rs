@@ -1,5 +1,5 @@
-//! ClusterReplications take precedence. A tenant's Replication takes over only the copies that they
-//! release.
+//! `ClusterReplications` take precedence. A tenant's Replication takes over only the copies that
+//! they release.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Statuses of ReplicationGrants.
+//! Statuses of `ReplicationGrants`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Permissions of rules to read and write in namespaces. ClusterReplications need no grants.
+//! Permissions of rules to read and write in namespaces. `ClusterReplications` need no grants.
 //! Replications need none in their own namespace, and a grant in any other.
 
 use std::collections::BTreeSet;
