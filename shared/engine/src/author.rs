@@ -1,7 +1,7 @@
-//! The annotation [`names::AUTHOR`]: who wrote the spec of a rule, a grant or a policy, for people
-//! to read.
+//! The annotation [`names::AUTHOR`]: the user that wrote the spec of a rule, a grant or a policy.
+//! It is for people to read.
 //!
-//! No decision rests on the annotation. Permissions are checked when the object is written
+//! No decision rests on the annotation. The webhook checks permissions when the object is written
 //! ([`authority`](mimeo_model::authority)), against the user of that request.
 
 use json_patch::Patch;
@@ -62,7 +62,7 @@ mod tests {
         object
     }
 
-    /// The author in the object that is stored if `user` writes `object` over `old`.
+    /// Returns the author in the object that is stored if `user` writes `object` over `old`.
     fn stored(user: &str, old: Option<&Value>, object: &Value) -> Option<String> {
         let operation = if old.is_some() { "UPDATE" } else { "CREATE" };
         let review = json!({

@@ -1,5 +1,8 @@
-//! One cell, the place in a namespace where a copy belongs: what is believed to be in it, and what
-//! to do about that.
+//! A cell: one place for a copy, that is a kind, a namespace and a name. This file holds the
+//! observed state of a cell and the comparison that yields the next step for it.
+//!
+//! Mimeo owns an object if `managedFields` has an entry of the field manager `mimeo`, or had one
+//! when this process saw the same object before. The comments call such an object Mimeo's own copy.
 
 use std::sync::Arc;
 
@@ -12,44 +15,47 @@ use mimeo_model::{
 
 use crate::clock::Tick;
 
-/// What is believed to be in a cell.
+/// The observed state of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Belief {
-    /// Never looked.
+    /// No request and no watch has shown the cell yet.
     #[default]
     Unknown,
-    /// A quorum read found nothing.
+    /// A quorum read found no object.
     Absent,
-    /// The watch of copies lost this object of ours: it was deleted, or only our label was. A
-    /// create tells which.
+    /// The watch of copies lost this object, which Mimeo owned. Either the object was deleted, or
+    /// only the label that the watch selects by was removed. A create request tells the two apart.
     Vanished(Uid),
-    /// It was only the label: the object is still there.
+    /// Only the label was removed: the object still exists.
     Hidden(Uid),
-    /// A request was told that something is there, or something else than it took it for. What it
-    /// is, a read has to tell. What was ours, by its uid, still is.
+    /// The answer to a request said that an object exists here, or that the object isn't the
+    /// expected one. A read must show which object it is. The uid is that of Mimeo's own copy, if
+    /// one was here before.
     Taken(Option<Uid>),
-    /// An object, ours or not.
+    /// An object, whether Mimeo owns it or not.
     Present(Box<Seen>),
 }
 
-/// What an object here was like: as this process saw it first, and from then on at the last write
-/// of ours, or the last comparison that found nothing amiss. By this it is known whether somebody
-/// has changed it since, be it that nobody acted for it meanwhile.
+/// The baseline for later comparisons: the state of an object at a certain moment. The moment is
+/// the first time that this process saw the object. Later it is Mimeo's last write, or the last
+/// comparison that found the copy correct. A difference from the baseline shows that another client
+/// has changed the object since, even if Mimeo did not react at that time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Basis {
-    /// Its resourceVersion then.
+    /// The resourceVersion at that moment.
     pub version: u64,
-    /// Its managedFields then, hashed.
+    /// The hash of `managedFields` at that moment.
     pub managers: u64,
-    /// Whether it was right; if not, nobody has said so yet.
+    /// True if the object was a correct copy at that moment. False means only that no comparison
+    /// has shown it yet.
     pub right: bool,
-    /// Whether it has got another checksum since. That wasn't us: by a write of ours there is a new
-    /// basis.
+    /// True if the object's checksum annotation has changed since that moment. Another client did
+    /// that, because each write by Mimeo makes a new baseline.
     pub rewritten: bool,
 }
 
 impl Basis {
-    /// What is seen is right as it is.
+    /// The baseline of an object that is correct as it is.
     pub fn right(seen: &Seen) -> Self {
         Self {
             version: seen.version,
@@ -60,16 +66,17 @@ impl Basis {
     }
 }
 
-/// Why a cell isn't as it should be, and since when without a break.
+/// Why a cell differs from its desired state, and since when without a break.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failing {
-    /// What the last request about it came to, or why there was none.
+    /// The result of the last request about the cell, or the reason why no request was sent.
     pub failure: Failure,
-    /// When it first wasn't.
+    /// When the failure began.
     pub since: Tick,
 }
 
-/// One cell of one namespace. There may be a hundred thousand of these: it stays small.
+/// One cell of one namespace. An engine may hold a hundred thousand of them, so the struct stays
+/// small.
 #[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
 #[derive(Debug)]
 pub struct Cell {
@@ -77,179 +84,191 @@ pub struct Cell {
     pub kind: KindId,
     /// Name of the copy.
     pub name: Arc<str>,
-    /// The slot that wants a copy here; none: whatever is here isn't wanted (any more).
+    /// The slot that wants a copy here. `None`: no rule wants an object here (any more).
     pub want: Option<SlotId>,
-    /// What is believed to be here.
+    /// The observed state.
     pub belief: Belief,
-    /// What is compared with when what is here has changed.
+    /// The baseline that a later state of the object is compared with.
     pub basis: Option<Basis>,
-    /// Why it isn't as it should be, if that needs saying; cleared by the next request that doesn't
-    /// fail.
+    /// The failure to report, if there is one. The next request that succeeds clears it.
     pub failure: Option<Box<Failing>>,
-    /// Where it stands with requests.
+    /// The progress of the requests about this cell.
     pub phase: Phase,
-    /// Until when it was last put off.
+    /// The end of the current pause before the next request.
     pub due: Tick,
-    /// Failures in a row, or repairs in quick succession: the exponent of the back-off.
+    /// The exponent of the back-off: failures in a row, or repairs in quick succession.
     pub streak: u8,
-    /// The watch of copies has shown that no object with our label was here as of this version.
+    /// The latest resourceVersion at which the watch of copies showed no object with Mimeo's label
+    /// here.
     pub unseen: u64,
-    /// Which listing of its kind showed it last.
+    /// The number of the last listing of the kind that showed the object.
     pub listing: u8,
-    /// The loss for which its deletion has been decided, by a sweep that stayed under the limit or
-    /// that a person confirmed.
+    /// The loss for which the deletion of the copy was approved. Either its sweep (the pending
+    /// prune of one rule) stayed under the limit, or a user confirmed the deletion.
     pub condemned: Option<Why>,
-    /// What is here can't be changed into what is wanted: it has to go first.
+    /// True if the API server refuses to change the object into the wanted copy. Mimeo must delete
+    /// the object first.
     pub stuck: bool,
-    /// Whether what is here, not being ours, has the content that is wanted.
+    /// Whether an object that Mimeo doesn't own has the content of the wanted copy.
     pub content: Content,
-    /// How far a repair is that takes more than one request.
+    /// The progress of a repair that takes more than one request.
     pub repair: Repair,
-    /// When its rule's period will have passed.
+    /// When the resync period of the rule ends.
     pub resync: Option<Tick>,
-    /// Whether it is to be verified, however right it seems: its rule's period has passed.
+    /// True if a request must verify the copy even if it looks correct: the rule's resync period
+    /// has passed.
     pub verify: bool,
-    /// Whether a deletion of ours was not answered, and may have taken what was seen here.
+    /// True if Mimeo sent a delete request and got no answer. The API server may have deleted the
+    /// object.
     pub leaving: bool,
-    /// Whether an answer has shown something here: what watches show may have been in a former
-    /// namespace of the name.
+    /// True if an answer of the API server has shown an object here. A watch event alone proves
+    /// less: it may still show an object of a former namespace with the same name.
     pub proven: bool,
-    /// Sequence number of the latest observation of what is here.
+    /// Sequence number of the latest observation of the object.
     pub shown: u64,
-    /// Milliseconds of the last repair, to tell a fight from a mishap.
+    /// Time of the last repair, in milliseconds. The interval between repairs tells a fight with
+    /// another client from a single edit.
     pub repaired: u64,
 }
 
-/// Where a cell stands with requests.
+/// The progress of the requests about a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing to do as far as was last decided.
+    /// No request is needed according to the last decision.
     Idle,
-    /// In the queue.
+    /// The cell is in the queue.
     Queued,
-    /// A request with this serial is under way.
+    /// A request with this serial number is in flight.
     InFlight(u32),
-    /// Backing off until a timer fires or the world changes.
+    /// The cell backs off until a timer fires or an event changes its situation.
     Waiting,
 }
 
-/// What to do about a cell, and why.
+/// The next step for a cell, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// No request.
     Leave(Leave),
-    /// Create the copy if nothing is there.
+    /// Create the copy if no object exists.
     Create(Why),
-    /// Write the copy over the object with this uid.
+    /// Apply the copy over the object with this uid.
     Apply(Uid, Why),
-    /// The same over an object that isn't ours, if it is still of this version.
+    /// Apply the copy over an object that Mimeo doesn't own, if the object still has this
+    /// resourceVersion.
     Take(Uid, u64, Why),
-    /// Have the server say, without writing, whether an object that isn't ours, of this version,
-    /// has the copy's content.
+    /// Ask the API server, by a dry run, whether an object that Mimeo doesn't own has the copy's
+    /// content. The object must still have this resourceVersion.
     Compare(Uid, u64),
-    /// Make the fields of our copy with this uid ours alone, if it is still of this version.
+    /// Make Mimeo the only owner of the copy's fields, if the copy still has this uid and
+    /// resourceVersion.
     Claim(Uid, u64, Why),
-    /// Read what is there.
+    /// Read the object.
     Look,
-    /// Have the server say which fields a write would own, without writing.
+    /// Ask the API server, by a dry run, which fields an apply would own.
     Learn(Uid),
-    /// Delete the object with this uid, if it is still of this version.
+    /// Delete the object with this uid, if it still has this resourceVersion.
     Delete(Uid, u64, Why),
 }
 
-/// Why something is written or deleted: the word that logs and tests see.
+/// The reason for a write or a deletion. Logs and tests see this word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
-    /// Nothing was there.
+    /// No object existed.
     Missing,
-    /// It was there, and isn't any more (or its label isn't).
+    /// The copy disappeared, or lost the label that the watch selects by.
     Vanished,
-    /// The rendering changed: the source or the rule did.
+    /// The rendering changed, because the source or the rule changed.
     Changed,
-    /// Somebody changed fields that we own.
+    /// Another client changed fields that Mimeo owns.
     Drifted,
-    /// The object changed though nobody owns up to it.
+    /// The object changed, but `managedFields` names no client that changed it.
     SilentlyChanged,
-    /// The rule's period has passed: costs a request that changes nothing, if nothing is wrong.
+    /// The rule's resync period has passed. If the copy is correct, the request changes nothing.
     Resync,
-    /// The object changed, and whether a field of ours did can't be told.
+    /// The object changed, and Mimeo cannot tell whether one of its own fields did.
     Unproven,
-    /// Somebody removed our entry from `managedFields`.
+    /// Another client removed Mimeo's entry from `managedFields`.
     Disowned,
-    /// Others own fields that are to be ours alone, or to go.
+    /// Other managers own fields that Mimeo must own alone, or must remove.
     Shared,
-    /// Somebody removed the label that the watch selects by.
+    /// Another client removed the label that the watch of copies selects by.
     LabelRemoved,
     /// The rule was deleted.
     RuleDeleted,
     /// The source was deleted.
     SourceDeleted,
-    /// The rule wants another copy here now.
+    /// The rule now wants another copy here.
     Superseded,
-    /// The rule doesn't match the namespace any more.
+    /// The rule no longer matches the namespace.
     Unmatched,
-    /// What changed can't be changed in an object of this kind: it is made anew.
+    /// The API server does not allow the change in place, so Mimeo deletes the object and creates
+    /// it again.
     Replaced,
-    /// It isn't ours but was a copy already, and the rule says to adopt such ones.
+    /// Mimeo does not own the object, but the object was a copy already. The rule says to adopt
+    /// such objects.
     Adopted,
-    /// It isn't ours, and the rule says to overwrite it.
+    /// Mimeo does not own the object, and the rule says to overwrite it.
     Overwritten,
 }
 
-/// Why nothing is to be done.
+/// Why a cell needs no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Leave {
-    /// The copy is as it should be.
+    /// The copy is correct.
     UpToDate,
-    /// It was created once, or something is there, and more isn't wanted.
+    /// The copy was created once, or an object exists here, and the rule (`strategy: CreateOnce`)
+    /// wants no more.
     Seeded,
-    /// The copy is being deleted; what comes after is decided then.
+    /// The copy is being deleted. The next step is decided after that.
     Deleting,
-    /// What is there isn't ours.
+    /// Mimeo does not own the object.
     Foreign(Spared),
-    /// Another request has to come back first, which tells what a good copy looks like.
+    /// Another request must be answered first. Its answer shows the fields of a correct copy.
     Learning,
-    /// The source isn't there.
+    /// The source does not exist.
     NoSource,
-    /// The source gives no copy.
+    /// The source cannot be copied.
     SourceRefused,
-    /// The rule, or its form in this namespace, makes no copy that could be written.
+    /// The rule makes no copy that can be written, either in general or in this namespace.
     Unfillable,
-    /// The server doesn't serve the kind.
+    /// The API server does not serve the kind.
     KindNotServed,
-    /// The kind has not been recorded yet as one that has copies.
+    /// The `ConfigMap` `mimeo-kinds` does not list the kind yet. Mimeo records each kind there
+    /// before its first copy.
     KindNotRecorded,
     /// The copies of the kind are still being listed.
     NotListed,
-    /// What is there is the copy of another rule, which keeps it though it does nothing now.
+    /// The object is the copy of another rule, which keeps it although that rule is inactive.
     Reserved,
-    /// Its rule is inactive: it is suspended, or its spec is refused and its wishes are unknown.
+    /// The rule is inactive: it is suspended, or its spec is refused and its wishes are unknown.
     Suspended,
-    /// The rule says to keep it.
+    /// The rule says to retain the copy.
     Retained,
-    /// Another cluster's copy.
+    /// The copy belongs to another cluster.
     Elsewhere,
-    /// Whether it is to go is still being found out, collected, or held.
+    /// The deletion of the copy is not decided yet: Mimeo still reads, or collects losses, or holds
+    /// the deletion.
     Undecided,
-    /// Nothing is here and nothing is wanted.
+    /// No object exists here, and no rule wants one.
     Nothing,
 }
 
-/// Why an object that isn't ours is left alone.
+/// Why Mimeo leaves an object alone that it does not own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Spared {
-    /// The rule says so.
+    /// The rule's `conflictPolicy` says so.
     ByPolicy,
-    /// The rule would adopt a copy, and it is none: neither by its content nor by a mark.
+    /// The rule would adopt a copy, but the object is none: neither its content nor another tool's
+    /// mark shows a copy.
     NoCopy,
-    /// A rule names it as its source.
+    /// A rule names the object as its source.
     Source,
     /// A rule of a higher rank names the copy as its source.
     Named,
 }
 
 impl Spared {
-    /// What the matter is and what to do about it, for people.
+    /// The problem and its solution, for users.
     pub fn message(self) -> &'static str {
         match self {
             Self::ByPolicy => {
@@ -271,47 +290,48 @@ impl Spared {
     }
 }
 
-/// What a comparison found of an object that isn't ours.
+/// The result of comparing an object that Mimeo does not own with the rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Not compared.
     Unknown,
-    /// That of the rendering, no more and no less.
+    /// The object has the content of the rendering, no more and no less.
     Same,
-    /// Another.
+    /// The object has other content.
     Other,
 }
 
-/// How far a repair is.
+/// The progress of a repair that takes more than one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// None goes on.
+    /// No such repair is in progress.
     None,
-    /// An apply has shown what others own that is to go.
+    /// An apply has shown fields of other managers that must be removed.
     Begun,
-    /// It is ours alone, or can't be made so: an apply follows.
+    /// Mimeo has become the only owner of the fields, or cannot become it. An apply follows.
     Claimed,
 }
 
-/// What is known of a rendering besides its bytes.
+/// Facts about a rendering besides its bytes: which fields a correct copy owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {
-    /// The field set that the server reports for a good copy, hashed. Defaulting and atomic lists
-    /// make it uncomputable here.
+    /// The hash of the field set that the API server reports for a correct copy. The engine cannot
+    /// compute it, because of defaulting and atomic lists.
     Known(u64),
-    /// A request is under way that will tell.
+    /// A request is in flight, and its answer will show the field set.
     Asked,
-    /// Not known, and nobody asked yet.
+    /// Unknown, and no request has asked for it.
     Unknown,
-    /// Each copy has its own: values of its namespace may be among the keys of its fields.
+    /// Each copy has its own field set, because the keys of its fields may contain values of its
+    /// namespace.
     Apart,
-    /// Not known, and the checksum shall do: whoever only creates copies leaves drift to the
-    /// reconciler.
+    /// Unknown, and the checksum is enough. A webhook replica only creates copies and leaves drift
+    /// to the reconciler.
     Waived,
 }
 
 impl Cell {
-    /// A cell in which nothing is known to be.
+    /// A cell whose state is unknown.
     pub fn new(kind: KindId, name: Arc<str>) -> Self {
         Self {
             kind,
@@ -338,7 +358,7 @@ impl Cell {
         }
     }
 
-    /// The object believed to be here.
+    /// The object that was last observed here.
     pub fn seen(&self) -> Option<&Seen> {
         match &self.belief {
             Belief::Present(seen) => Some(seen),
@@ -346,18 +366,18 @@ impl Cell {
         }
     }
 
-    /// Whether something is here as far as is known, seen or not.
+    /// True if an object is here as far as Mimeo knows, even if its metadata is unknown.
     pub fn occupied(&self) -> bool {
         matches!(self.belief, Belief::Present(_) | Belief::Taken(_))
     }
 
-    /// Our copy, believed to be here.
+    /// Mimeo's own copy, if it was last observed here.
     pub fn ours(&self) -> Option<&Seen> {
         self.seen().filter(|seen| seen.ours())
     }
 
-    /// Whether our copy was here, and may still be, though nothing shows it: that it was ours is
-    /// known by its uid alone.
+    /// True if Mimeo's own copy was here and may still exist although no watch shows it. Then the
+    /// uid alone identifies the copy as Mimeo's own.
     pub fn out_of_sight(&self) -> bool {
         matches!(
             self.belief,
@@ -365,13 +385,13 @@ impl Cell {
         )
     }
 
-    /// Whether a good copy has been here, as far as is known, and still may be.
+    /// True if a correct copy has been here, and no observation has contradicted that since.
     pub fn was_right(&self) -> bool {
         self.basis.is_some_and(|basis| basis.right)
     }
 
-    /// Whether what is here shows that a copy need not be created (any more): ours is there, or
-    /// anything is that isn't to be overwritten, here to stay.
+    /// True if the object here makes a create needless for good. Either it is Mimeo's own copy, or
+    /// it is another object that stays and that the policy does not overwrite.
     pub fn shows_seed(&self, policy: ConflictPolicy) -> bool {
         match &self.belief {
             Belief::Present(seen) => {
@@ -382,8 +402,9 @@ impl Cell {
         }
     }
 
-    /// What makes this cell hold the rendering with that checksum, and nothing else if it is to be
-    /// `exclusive`, under that policy for what isn't ours.
+    /// Returns the step that makes this cell hold the rendering with this checksum. If `exclusive`
+    /// is set, the copy may hold no other fields. `policy` says how to treat an object that Mimeo
+    /// doesn't own.
     pub fn compare(
         &self,
         checksum: Checksum,
@@ -414,7 +435,8 @@ impl Cell {
             } else {
                 Why::Changed
             };
-            // What the change takes away would stay if it were others', too.
+            // A field that the change removes would stay in the object if another manager owned it,
+            // too.
             if seen.claims().any(exclusive) && self.repair != Repair::Claimed {
                 return Step::Claim(seen.uid, seen.version, why);
             }
@@ -430,8 +452,8 @@ impl Cell {
             return Step::Apply(seen.uid, Why::Replaced);
         }
         if seen.claims().press(exclusive) {
-            // A claim makes what it takes look as if we had written it, and whoever comes after
-            // this process has nothing else to go by: what was changed of ours is put right before.
+            // After a claim, the claimed fields look as if Mimeo had written them. The next process
+            // has no other evidence. So Mimeo restores its own changed fields before the claim.
             return match reference {
                 Reference::Unknown => Step::Learn(seen.uid),
                 Reference::Asked => Step::Leave(Leave::Learning),
@@ -453,7 +475,7 @@ impl Cell {
         match reference {
             Reference::Unknown => Step::Learn(seen.uid),
             Reference::Asked => Step::Leave(Leave::Learning),
-            // Costs a request that changes nothing, if nothing of ours was changed.
+            // If Mimeo's fields are unchanged, this request changes nothing.
             Reference::Apart => Step::Apply(seen.uid, Why::Unproven),
             Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
             Reference::Known(_) if self.basis.is_some_and(silently) => {
@@ -463,11 +485,11 @@ impl Cell {
         }
     }
 
-    /// What to do about an object that isn't ours.
+    /// Returns the step for an object that Mimeo doesn't own.
     fn conflict(&self, seen: &Seen, policy: ConflictPolicy) -> Step {
         match (policy, self.content) {
-            // Whoever may patch it can make any object look so. One that has the copy's content
-            // loses nothing by becoming it.
+            // A user with `patch` permission can make any object look like a stripped copy. An
+            // object that already has the copy's content loses nothing when it becomes the copy.
             (ConflictPolicy::Report, Content::Unknown) if seen.stripped => {
                 Step::Compare(seen.uid, seen.version)
             }
@@ -487,30 +509,30 @@ impl Cell {
         }
     }
 
-    /// Notes that what is seen is right as it is.
+    /// Records the observed object as a correct copy.
     pub fn approve(&mut self) {
         if let Some(seen) = self.seen() {
             self.basis = Some(Basis::right(seen));
         }
     }
 
-    /// Takes in what the watch, or an answer, shows. Older news than what is known is no news:
-    /// answers and events overtake each other. Tells whether it was news.
+    /// Records an object that the watch or an answer shows. Returns false if the observation is
+    /// older than the known state: answers and events overtake each other.
     pub fn show(&mut self, mut seen: Seen) -> bool {
         let shown = self.seen().map_or(0, |known| known.version);
-        // The answer to a write may come after the news that somebody undid it.
+        // The answer to a write may arrive after the watch event that shows the write undone.
         let refuted = seen.labelled && seen.version <= self.unseen;
         if seen.version <= shown || refuted {
             return false;
         }
-        // What couldn't be changed was another one.
+        // The object that could not be changed was a different one.
         let same = self.seen().is_none_or(|known| known.uid == seen.uid);
         self.stuck &= same;
         if !same {
             self.repair = Repair::None;
             self.basis = None;
         }
-        // What was hidden from us and isn't any more somebody has had his hands on, too.
+        // If an object was out of sight and has its label again, another client has edited it.
         let (was_ours, rewritten) = match &self.belief {
             Belief::Present(known) => (
                 same && known.ours(),
@@ -532,8 +554,8 @@ impl Cell {
         true
     }
 
-    /// Takes in that the watch shows no object here as of `version`; `uid` is that of the one it
-    /// lost, if it said so. Tells whether it was news.
+    /// Records that the watch shows no object here as of `version`. `uid` identifies the lost
+    /// object if the event has it. Returns true if that changes the known state.
     pub fn vanish(&mut self, uid: Option<Uid>, version: u64) -> bool {
         self.unseen = self.unseen.max(version);
         let Belief::Present(known) = &self.belief else {
@@ -542,9 +564,9 @@ impl Cell {
         if uid.is_some_and(|uid| known.uid != uid) || known.version > version || !known.labelled {
             return false;
         }
-        // What isn't ours, or is on its way out, may still be there without our label: then it is
-        // to be looked at, not to be written over. So is what a listing doesn't show: it may have
-        // become so since.
+        // An object that Mimeo doesn't own, or that is being deleted, may still exist without the
+        // label. Mimeo must read it then, not write over it. The same holds for an object that a
+        // listing doesn't show: it may have changed since the listing.
         self.belief = match (known.ours() && !known.deleting, uid) {
             (true, Some(uid)) => Belief::Vanished(uid),
             (true, None) => Belief::Taken(Some(known.uid)),

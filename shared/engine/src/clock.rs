@@ -2,5 +2,5 @@
 
 use std::time::Duration;
 
-/// Time since the process started, always an argument.
+/// Time since the process started. Each function takes it as an argument.
 pub type Tick = Duration;

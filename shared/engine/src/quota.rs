@@ -1,7 +1,7 @@
-//! One quota: of the objects of one namespace the oldest fit, and the rest waits.
+//! One quota for the objects of a namespace: the oldest fit, and the rest waits.
 //!
-//! A quota counts objects and their cost, which is a number of smaller objects: copies, names,
-//! selectors. Replications are counted here; grants count in `grants`, selectors in `follow`.
+//! A quota counts objects and their cost. The cost is a number of smaller objects: copies, names or
+//! selectors. This file counts Replications; `grants` counts grants and `follow` counts selectors.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,8 +15,8 @@ use mimeo_model::{
 
 use crate::Engine;
 
-/// Objects of one namespace, of which so many fit, with so much cost in all: the oldest, and among
-/// those of one age the first by name.
+/// The objects of one namespace. At most `OBJECTS` of them fit, with at most `COST` in all. The
+/// oldest objects fit first, and objects of the same age fit in the order of their names.
 #[derive(Debug)]
 pub(crate) struct Quota<T, const OBJECTS: usize, const COST: usize> {
     by_age: BTreeMap<(Timestamp, Box<str>), Entry<T>>,
@@ -79,14 +79,14 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
             .map(|((_, name), entry)| (name, &entry.value))
     }
 
-    /// The same, to change them.
+    /// All objects, the oldest first, for changes.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&Box<str>, &mut T)> {
         self.by_age
             .iter_mut()
             .map(|((_, name), entry)| (name, &mut entry.value))
     }
 
-    /// How many fit: so many of the oldest.
+    /// Returns how many of the oldest objects fit.
     pub(crate) fn fitting(&self) -> usize {
         let mut sum = 0;
         let fits = |entry: &&Entry<T>| {
@@ -96,7 +96,7 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
         self.by_age.values().take(OBJECTS).take_while(fits).count()
     }
 
-    /// True if an object would fit, added or instead of the one of that name.
+    /// True if the object would fit, added as a new one or in place of the one of that name.
     pub(crate) fn would_fit(&self, name: &str, created: Timestamp, cost: usize) -> bool {
         let older = self
             .by_age
@@ -110,9 +110,9 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
     }
 }
 
-/// Most Replications of one namespace.
+/// The largest number of Replications in one namespace.
 const REPLICATIONS: usize = 1024;
-/// Most copies that they may have in all.
+/// The largest number of copies that these Replications may have in all.
 const COPIES: usize = 10_240;
 
 /// The Replications of one namespace that fit. The cost is the number of their copies.
@@ -120,7 +120,7 @@ pub(crate) type Replications = Quota<Arc<RuleId>, REPLICATIONS, COPIES>;
 
 impl Engine {
     /// Counts a Replication, or refuses it if older ones use up the quota. Then refuses younger
-    /// ones that don't fit any more. The engine holds nothing of a refused rule, and its copies
+    /// ones that no longer fit. The engine holds nothing of a refused rule, and the rule's copies
     /// stay.
     pub(crate) fn count_replication(
         &mut self,
@@ -168,8 +168,8 @@ impl Engine {
         }
     }
 
-    /// Why a Replication that is about to be stored would be refused, if the quota of its namespace
-    /// is used up.
+    /// Returns the refusal of a Replication that is about to be stored, if its namespace's quota is
+    /// used up.
     pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
         let home =
             (rule.id.kind == RuleKind::Replication).then_some(rule.id.namespace.as_ref()?)?;
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(fitting(&quota), ["b", "c", "a"]);
         assert!(quota.would_fit("a", age(7), 8) && !quota.would_fit("a", age(7), 9));
         assert!(quota.would_fit("new", age(1), 10) && !quota.would_fit("new", age(10), 1));
-        // One that costs too much keeps out all that are younger.
+        // An object that costs too much keeps out all younger ones.
         quota.put("c", age(5), 10, ());
         assert_eq!(fitting(&quota), ["b"]);
         assert_eq!(quota.remove("c"), Some(()));

@@ -1,5 +1,6 @@
-//! A slot: one source of one rule for one of its targets, that is, one rendering for any number of
-//! namespaces, or one form.
+//! A slot: one source of one rule for one target of the rule. All namespaces of the target share
+//! its rendering (the copy as bytes), or its form (the copy with blanks for the namespace's
+//! values).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +21,7 @@ use crate::{
     clock::Tick,
 };
 
-/// One source of one rule for one of its targets.
+/// One source of one rule for one of the rule's targets.
 #[derive(Debug)]
 pub struct Slot {
     /// The rule.
@@ -29,45 +30,47 @@ pub struct Slot {
     pub target: usize,
     /// The source.
     pub source: SourceRef,
-    /// Kind of source and copy.
+    /// Kind of the source and of the copy.
     pub kind: KindId,
-    /// Whether the rule may read the source; if not, nothing depends on what is there.
+    /// True if the rule may read the source. If not, the slot's outcome does not depend on the
+    /// source object.
     pub granted: bool,
     /// Name of the copies.
     pub name: CopyName,
-    /// The copies' bytes, or why there are none.
+    /// The copies' bytes, or the reason why there are none.
     pub rendering: Result<Copies, NoRendering>,
-    /// When a change of the source made them what they are; none if the rule did.
+    /// When a change of the source produced this rendering. `None`: a change of the rule produced
+    /// it.
     pub renewed: Option<Tick>,
-    /// What a good copy's field set is.
+    /// The field set of a correct copy.
     pub reference: Reference,
-    /// How often in a row nobody could tell.
+    /// How many dry runs in a row gave no field set.
     pub untold: u8,
 }
 
 impl Slot {
-    /// The kind, with the version that is written.
+    /// The kind, in the version that Mimeo writes.
     pub fn gvk(&self) -> &GroupVersionKind {
         &self.source.gvk
     }
 }
 
-/// All slots, by their numbers and by their sources: of both there may be very many.
+/// All slots, by number and by source. There may be very many of both.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     by_id: BTreeMap<SlotId, Slot>,
     by_object: BTreeMap<Object, BTreeSet<SlotId>>,
-    /// Names of copies that are the same in all namespaces, and how many slots have each.
+    /// Copy names that are the same in all namespaces, each with the number of slots that use it.
     names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
     last: u32,
 }
 
-/// What tells one object from another, whoever finds it, in whatever version.
+/// The identity of a source object, independent of its version and of the rules that use it.
 type Object = (GroupKind, Box<str>, Box<str>);
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // As with any map.
 impl Slots {
-    /// A number for a new one; none: they are used up.
+    /// Returns the number for a new slot, or `None` if all numbers are used up.
     pub(crate) fn next_id(&mut self) -> Option<SlotId> {
         self.last = self.last.checked_add(1)?;
         NonZeroU32::new(self.last).map(SlotId)
@@ -109,7 +112,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// One name shared by all slots whose copies have it, if there are any.
+    /// Returns the shared string of this copy name, if a slot uses the name.
     pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Option<&Arc<str>> {
         self.names
             .get(&kind)?
@@ -121,12 +124,13 @@ impl Slots {
         self.by_id.get(id)
     }
 
-    /// To change anything but its source.
+    /// Gives access to change a slot. The slot's source must not change, since `by_object` depends
+    /// on it.
     pub(crate) fn get_mut(&mut self, id: &SlotId) -> Option<&mut Slot> {
         self.by_id.get_mut(id)
     }
 
-    /// The rule that wants the cell, else the one whose copy is in it.
+    /// Returns the rule that wants the cell, or else the rule whose copy is in it.
     pub(crate) fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
         let wanted = cell
             .want
@@ -143,7 +147,8 @@ impl Slots {
         self.by_id.len()
     }
 
-    /// Those that copy this object, in whatever version, however their rules come to it.
+    /// The slots that copy this object, in any version, whether a rule names it or a selector finds
+    /// it.
     pub(crate) fn of_object(
         &self,
         kind: &GroupKind,
@@ -158,7 +163,7 @@ impl Slots {
             .filter_map(|id| self.by_id.get(id))
     }
 
-    /// Those of just this source.
+    /// The slots of exactly this source, version included.
     pub(crate) fn of_source(&self, source: &SourceRef) -> impl Iterator<Item = (SlotId, &Slot)> {
         let ids = self.by_object.get(&source.object()).into_iter().flatten();
         ids.filter_map(|id| Some((*id, self.by_id.get(id)?)))
@@ -169,15 +174,15 @@ impl Slots {
 /// Name of a slot's copies.
 #[derive(Clone, Debug)]
 pub enum CopyName {
-    /// The same in all namespaces, and one string for all of them.
+    /// The same name in all namespaces, as one shared string.
     Alike(Arc<str>),
-    /// Variables of the namespace are in it.
+    /// A name that contains variables of the namespace.
     Form(Template),
 }
 
 impl CopyName {
-    /// The name in one namespace. One that can't be made there still tells the cell from others,
-    /// and people what is missing: no object has such a name.
+    /// Returns the name in one namespace. If a variable has no value there, the text still
+    /// identifies the cell and shows users the missing variable. No object can have such a name.
     pub fn at(&self, place: Place<'_>) -> Arc<str> {
         match self {
             Self::Alike(name) => name.clone(),
@@ -185,7 +190,7 @@ impl CopyName {
         }
     }
 
-    /// The first variable in it that has no value there.
+    /// Returns the first variable of the name that has no value in that namespace.
     pub fn unset_at(&self, place: Place<'_>) -> Option<&Variable> {
         match self {
             Self::Alike(_) => None,
@@ -195,7 +200,7 @@ impl CopyName {
         }
     }
 
-    /// Whether there may be namespaces in which it is that name, too.
+    /// True if both names can be equal in some namespace.
     pub fn may_be(&self, other: &Template) -> bool {
         match (self, other.literal()) {
             (Self::Alike(name), Some(other)) => **name == *other,
@@ -216,12 +221,13 @@ impl From<Template> for CopyName {
 /// Why a slot has no rendering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRendering {
-    /// The source's namespace doesn't let the rule read it, or there is none.
+    /// The source's namespace does not let the rule read the source, or that namespace does not
+    /// exist.
     NotGranted,
     /// The source has not been read yet.
     NotRead,
-    /// The source isn't there.
+    /// The source does not exist.
     SourceMissing,
-    /// The source gives no copy.
+    /// The source cannot be copied.
     Refused(SourceRefused),
 }

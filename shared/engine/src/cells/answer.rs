@@ -1,4 +1,4 @@
-//! What an answer of the API server means for a cell.
+//! Applies an answer of the API server to its cell.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl Engine {
-    /// The answer to a request.
+    /// Takes the answer to a request.
     pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
         self.at(now);
         self.work.untidy = true;
@@ -51,7 +51,8 @@ impl Engine {
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
                     self.consent.strew(rule, &ticket.namespace);
                 }
-                // What it comes to now is told when it is planned.
+                // The status of the rule that the cell belonged to is due now. Planning marks the
+                // status of the rule that the cell belongs to next.
                 owner.iter().for_each(|rule| self.mark_status_due(rule));
                 self.sow(&ticket.namespace, &mut namespace, at);
                 self.dirty.insert(ticket.namespace.clone());
@@ -60,8 +61,8 @@ impl Engine {
         self.namespaces.insert(ticket.namespace.clone(), namespace);
     }
 
-    /// A dry run's answer is its slot's, whatever has become of the cell meanwhile: the other cells
-    /// wait for it.
+    /// Uses the answer of a dry run for its slot, even if the cell has changed since. The other
+    /// cells of the slot wait for this answer.
     fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
         if !matches!(ticket.verb, Verb::Learn(_)) {
             return;
@@ -86,15 +87,15 @@ impl Engine {
         if let Some(entry) = entry {
             self.learnt(id, entry);
         } else {
-            // Asked of every cell at once, each would plan all others. It counts as asked until
-            // then.
+            // If every cell asked again at once, each answer would plan all other cells. The
+            // reference stays `Asked` until the timer fires.
             let due = self.now + delay(&self.settings, slot.untold);
             slot.untold = slot.untold.saturating_add(1);
             self.work.timer(due, Timer::Learn(id));
         }
     }
 
-    /// What a good copy's field set is, is known: cells may wait for it.
+    /// Records the field set of a correct copy. Cells may wait for it.
     fn learnt(&mut self, id: SlotId, entry: u64) {
         let Some(slot) = self.slots.get_mut(&id) else {
             return;
@@ -108,7 +109,8 @@ impl Engine {
         }
     }
 
-    /// Whoever couldn't tell may be able to by now, or another cell's object may.
+    /// Allows another dry run for a slot. The API server may be able to answer by now, or the
+    /// object of another cell may get an answer.
     pub(crate) fn ask_reference(&mut self, id: SlotId) {
         let Some(slot) = self
             .slots
@@ -155,51 +157,55 @@ impl Engine {
                 self.take_object(ticket, seen, cell);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
-            // Shown, and not there: the one or the other is old, and the watch will soon say which.
+            // The watch has shown an object, and the read finds none. One of the two is out of
+            // date, and the watch will soon show which.
             (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
                 self.work
                     .put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
             }
             (verb, Outcome::Absent) => self.take_absence(verb, cell),
-            // Refused was what isn't wanted any more.
+            // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
                 if !self.asked_for(ticket, place, cell) => {}
-            // What is to go to be made anew has to be seen first.
+            // To delete the object and create it again, Mimeo must first read it.
             (Verb::Apply(uid), Outcome::Immutable(_)) if cell.belief == Belief::Hidden(uid) => {
                 cell.belief = Belief::Taken(Some(uid));
             }
-            // It writes the former content, which may have become what is refused: then only the
-            // new one is let through.
+            // A claim writes the former content. The API server may by now refuse that content and
+            // accept only the new one. So the apply follows without a claim.
             (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
                 if ticket.why != Some(Why::Shared) =>
             {
                 cell.repair = Repair::Claimed;
             }
-            // Asked what a good copy owns, the server refuses only where this one isn't good.
+            // For a dry run too this answer means a wrong object: the API server would accept the
+            // same content in a correct copy.
             (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
                 if self.replaces(cell) =>
             {
                 cell.stuck = true;
             }
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
-                // What isn't ours may change or go unseen.
+                // An object that Mimeo doesn't own may change or disappear unseen, so its refusal
+                // may end at any time.
                 let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
                 let hopeless = lasting
                     && matches!(
                         failure.reason,
                         FailureReason::Invalid | FailureReason::TooLarge
                     );
-                // Nothing was written that anybody could undo.
+                // Nothing was written, so no other client can have undone it.
                 cell.repaired = 0;
                 self.fail(&ticket.namespace, cell, failure);
-                // The same bytes get the same answer, until what refused them is another: a schema,
-                // a limit, or who has a port.
+                // The API server answers the same bytes in the same way until the cause changes: a
+                // schema, a limit, or the owner of a port.
                 let at_least = hopeless.then_some(self.settings.backoff_limit);
                 self.work
                     .back_off(&ticket.namespace, cell, at_least, self.now, &self.settings);
             }
             (_, Outcome::NamespaceGone | Outcome::NotServed) => {
-                // Its own watch will say so; till then no noise.
+                // The watch of namespaces or the discovery will show that soon. Until then Mimeo
+                // reports no failure.
                 self.work.back_off(
                     &ticket.namespace,
                     cell,
@@ -236,9 +242,10 @@ impl Engine {
         }
     }
 
-    /// How long a source's change took to get to this copy, if that is what was written. Where the
-    /// namespace has got other labels since, it may be these that were: who may change them doesn't
-    /// make copies look late.
+    /// Records how long a source's change took to reach this copy, if the request wrote that
+    /// change. If the namespace's labels changed later than the source, the copy may have been
+    /// written for the labels. So the time counts from the later change, and a user that may change
+    /// labels cannot make copies look late.
     fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
         let slot = ticket.slot.and_then(|id| self.slots.get(&id));
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
@@ -251,7 +258,8 @@ impl Engine {
         }
     }
 
-    /// What a comparison found, if it was of what is believed to be here, with what is wanted.
+    /// Records the result of a comparison, if the compared object is still the observed one and the
+    /// compared content is still wanted.
     fn compared(
         &self,
         ticket: &Ticket,
@@ -277,7 +285,7 @@ impl Engine {
         cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
         cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
-            // Not ours any more; the watch will say so.
+            // Mimeo no longer owns the object. The watch will show that.
             Verb::Learn(_) if seen.entry.is_none() => {
                 self.work
                     .back_off(&ticket.namespace, cell, None, self.now, &self.settings);
@@ -291,15 +299,15 @@ impl Engine {
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
                     self.teach(ticket, entry);
                 }
-                // What is seen by now may be this very write, of which the watch was quicker to
-                // tell.
+                // The watch event for this write may have arrived before the answer. So the answer
+                // is compared with the resourceVersion that was observed when the request was sent.
                 let written = ticket.version != Some(seen.version);
                 let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
                 let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;
                 if !written {
-                    // Nobody had undone anything.
+                    // No client had undone a write.
                     cell.repaired = 0;
                 }
                 if cell.repaired == 0 || was_refused {
@@ -314,13 +322,14 @@ impl Engine {
                 if written {
                     self.edit_reverted(ticket, cell);
                 }
-                // Only an apply shows what is in an object whose entries somebody removed. What is
-                // there after a claim was put there since.
+                // If another client removed entries from `managedFields`, only an apply shows the
+                // fields without an owner. Fields that others own after a claim were added since,
+                // so they don't begin a new repair.
                 let begun =
                     cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
                 cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
-                // The watch may have been quicker to show what came after it.
+                // The watch may already have shown a later change of the object.
                 basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
                 cell.basis = Some(basis);
                 let rule = ticket
@@ -341,8 +350,8 @@ impl Engine {
                 cell.show(seen);
             }
             Verb::Look => {
-                // Read, and then undone before the answer was here: what is there now, the next
-                // request will tell.
+                // The read found an object, but the watch lost it before the answer arrived. The
+                // next request will show the present object.
                 if !cell.show(seen) && cell.seen().is_none() {
                     cell.belief = Belief::Unknown;
                 }
@@ -350,7 +359,8 @@ impl Engine {
         }
     }
 
-    /// The object is gone, or never was. What the watch has shown since is newer than the answer.
+    /// Records that the object was deleted or never existed. A newer object that the watch has
+    /// shown since stays.
     fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
         match verb {
             Verb::Apply(uid)
@@ -372,7 +382,7 @@ impl Engine {
             self.synced(&rule);
         }
         if let Verb::Delete(_, version) = verb {
-            // A listing from before may yet come.
+            // A listing from before the deletion may still arrive.
             cell.unseen = cell.unseen.max(version);
         }
         cell.belief = Belief::Absent;
@@ -389,9 +399,9 @@ impl Engine {
         Some(seen)
     }
 
-    /// Whether what can't be changed is deleted and made anew: a copy, or what a rule says to
-    /// overwrite, where nothing hangs by the object itself. A workload, a volume or a service would
-    /// go with it.
+    /// True if Mimeo may delete an object that it cannot change, and create it again. The object
+    /// must be Mimeo's copy, or the rule must say `Overwrite`. The kind must be one whose objects
+    /// have no dependants: a workload, a volume or a Service would lose its own with it.
     fn replaces(&self, cell: &Cell) -> bool {
         let GroupKind { group, kind } = &self.kinds[cell.kind].group_kind;
         let harmless = match &**group {
@@ -407,7 +417,7 @@ impl Engine {
         harmless && given && self.settings.role == Role::Keeper
     }
 
-    /// Whether a request still says what its cell wants.
+    /// True if the request still has the content that its cell wants.
     fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
         let copies = cell
             .want
@@ -417,7 +427,7 @@ impl Engine {
         cell.want == ticket.slot && checksum == ticket.checksum
     }
 
-    /// A write's answer shows which fields a good copy owns.
+    /// Learns from the answer to a write which fields a correct copy owns.
     fn teach(&mut self, ticket: &Ticket, entry: u64) {
         let Some((id, slot)) = ticket.slot.and_then(|id| Some((id, self.slots.get(&id)?))) else {
             return;
@@ -431,7 +441,7 @@ impl Engine {
         }
     }
 
-    /// A copy of the rule was written or deleted.
+    /// Records that a copy of the rule was written or deleted.
     fn synced(&mut self, rule: &Arc<RuleId>) {
         let now = self.now;
         if let Some(state) = self.rules.get_mut(rule) {
@@ -439,13 +449,13 @@ impl Engine {
         }
     }
 
-    /// A write that comes too soon after its namespace makes the API server sleep for 50 ms until
-    /// its cache knows the namespace. So a create that took about that long asks for a later start
-    /// next time, and quick ones for an earlier.
+    /// Adapts the delay before the first write into a new namespace. If a write comes too early,
+    /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
+    /// duration lengthens the delay, and a quick create shortens it.
     fn adapt(&mut self, ticket: &Ticket) {
         const SLEPT: Duration = Duration::from_millis(48);
-        // Far more up than down: one create in some hundreds may sleep, for the others to start as
-        // early as they can.
+        // The delay grows by far more than it shrinks. About one create in several hundred may
+        // sleep, so that the others start as early as possible.
         const STEP: Duration = Duration::from_millis(1);
         if self.settings.role != Role::Injector {
             return;
@@ -462,8 +472,8 @@ impl Engine {
     }
 }
 
-/// The object isn't what the request took it for: it is to be looked at, unless the watch has shown
-/// it since.
+/// Records that the object isn't the one that the request expected. Mimeo must read it, unless the
+/// watch has shown it since.
 fn refute(verb: Verb, cell: &mut Cell) {
     let known = cell.seen().map(|seen| (seen.uid, seen.version));
     let refuted = match verb {
@@ -484,7 +494,7 @@ fn refute(verb: Verb, cell: &mut Cell) {
     if matches!(verb, Verb::Claim(..)) {
         cell.repair = Repair::None;
     }
-    // It may be another object by now, which could be changed.
+    // The object may be a different one by now, which the API server lets Mimeo change.
     cell.stuck = false;
     cell.basis = None;
 }

@@ -1,5 +1,5 @@
-//! What to do about one cell. Everything that is ever done to a copy is decided here, or in
-//! `collect` if nobody wants it.
+//! Decides the next step for one cell. Each step for a copy is decided here, or in `collect` if no
+//! rule wants the copy.
 
 use std::sync::Arc;
 
@@ -19,17 +19,19 @@ use crate::{
 };
 
 impl Engine {
-    /// What to do about one cell, as things stand now.
+    /// Returns the next step for one cell in the present situation.
     pub(crate) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
         if !namespace.alive() {
-            // A terminating namespace's copies go with it, and nothing can be written there.
+            // The copies of a terminating namespace are deleted with it, and the API server accepts
+            // no creates there.
             return Step::Leave(Leave::Nothing);
         }
         match self.decide_in(name, namespace, cell) {
             // A copy that is created once belongs to its namespace.
             Step::Leave(Leave::Seeded) => Step::Leave(Leave::Seeded),
-            // A write would tell whether the copy is still there. Without one nobody would know it
-            // again when it is to go.
+            // A write would show whether the copy still exists. If no write follows, a read must
+            // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
+            // copy.
             Step::Leave(_) if self.settings.role == Role::Keeper && cell.out_of_sight() => {
                 Step::Look
             }
@@ -96,9 +98,9 @@ impl Engine {
         rests.then_some(former)
     }
 
-    /// Whether a rule may have its cell as far as other rules of the platform go, which come before
-    /// a tenant's. Unless they are seen nobody knows what they want; so a copy of theirs passes on
-    /// only where it might be deleted, too.
+    /// True if the `ClusterReplication`s leave the cell to this slot's rule. They come before
+    /// Replications, and their wishes are unknown until all of them are listed. So the copy of a
+    /// `ClusterReplication` passes to another rule only where Mimeo might delete it, too.
     fn left_by_the_platform(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> bool {
         let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else {
             return true;
@@ -117,22 +119,24 @@ impl Engine {
         match self.rules.get(&former) {
             Some(state) if tenants => state.acting().is_some(),
             Some(state) => state.rule.is_ok(),
-            // Whoever only fills new namespaces leaves it to the keeper, who asks.
+            // A webhook replica only fills new namespaces. It leaves the question to the
+            // reconciler, which asks the API server.
             None if self.settings.role == Role::Injector => false,
             None if !tenants && listing != Listing::Listed => false,
-            // Among the platform's own it is enough that it isn't there: else no rule could follow
-            // one that was lost.
+            // To another `ClusterReplication` the copy passes as soon as a read shows that the
+            // former rule does not exist. Otherwise no rule could take over the copies of a rule
+            // that was lost.
             None => self
                 .how_rule_went(&former, name, cell)
                 .is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }
 
-    /// Whether this process may write into the namespace now.
+    /// True if this process may write into the namespace now.
     pub(crate) fn in_charge(&self, namespace: &Namespace) -> bool {
         match self.settings.role {
-            // A marked namespace is the webhook's for a while: two writers would cost a second
-            // request.
+            // A namespace with the pending label belongs to the webhook for a while. A second
+            // writer would only cost a second request.
             Role::Keeper => {
                 let left = namespace.mark.as_ref().map_or(namespace.settles, |mark| {
                     mark.since + self.settings.takeover
@@ -163,7 +167,8 @@ impl Engine {
         let step = self.aim(slot, rule, (name, namespace), cell);
         if step == Step::Leave(Leave::Seeded) {
             let keeps = self.settings.role == Role::Keeper && acting;
-            // Nothing that is only thought to be here is remembered for good.
+            // The namespace records a create-once copy for good. So a read must first show that the
+            // object is really in this namespace.
             let doubted = keeps
                 && !self.is_of_now(name, namespace, cell)
                 && self.kinds.resource(slot.gvk()).is_some();
@@ -186,7 +191,8 @@ impl Engine {
             Step::Leave(Leave::NotListed)
         };
         if !acting {
-            // The preview must tell a create from a conflict, and only a read can.
+            // The preview of a suspended rule must tell a create from a conflict. Only a read can
+            // do that.
             let unknown = matches!(
                 cell.belief,
                 Belief::Unknown | Belief::Taken(_) | Belief::Vanished(_) | Belief::Hidden(_)
@@ -194,8 +200,8 @@ impl Engine {
             return match (step, self.settings.role) {
                 (Step::Leave(Leave::NotListed), _) => step,
                 (_, Role::Keeper) if unknown => Step::Look,
-                // And what would be adopted, or has been changed while nobody watched, only the
-                // server. Neither writes anything.
+                // Only the API server can tell whether an object would be adopted, or whether a
+                // copy was changed while no watch was open. Both requests are dry runs.
                 (Step::Compare(..) | Step::Learn(_), Role::Keeper) => step,
                 _ => Step::Leave(Leave::Suspended),
             };
@@ -206,7 +212,7 @@ impl Engine {
             return Step::Delete(uid, seen.version, Why::Replaced);
         }
         let noted = kind.may_be_written() && !self.crd_unrecorded(slot.rule.kind);
-        // Noted while it is being listed, it costs no time.
+        // Recording the kind while its copies are still being listed costs no time.
         let writes = matches!(
             step,
             Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..)
@@ -217,8 +223,9 @@ impl Engine {
         step
     }
 
-    /// What would make of a cell what its slot wants it to be, as far as everybody's wishes go:
-    /// whether the rule acts now, and what has to be known before, is another matter.
+    /// Returns the step that makes the cell what its slot wants, as far as the wishes of all rules
+    /// allow. The caller checks whether the rule is active, and whether the necessary facts are
+    /// known.
     pub(crate) fn aim(
         &self,
         slot: &Slot,
@@ -241,7 +248,8 @@ impl Engine {
         }
     }
 
-    /// What makes a cell hold its slot's rendering, with the rule's word for what isn't ours.
+    /// Returns the step that makes the cell hold its slot's rendering. The rule says how to treat
+    /// an object that Mimeo doesn't own.
     fn compare(
         &self,
         slot: &Slot,
@@ -253,8 +261,8 @@ impl Engine {
         let exclusive = rule.strategy == Strategy::Replace;
         let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
         match step {
-            // Of what isn't ours all rules must be known before it is written: any may name it as
-            // its source.
+            // All rules must be known before Mimeo writes over an object that it doesn't own. Any
+            // of them may name the object as its source.
             Step::Take(..) | Step::Compare(..) if !self.all_rules() => {
                 Step::Leave(Leave::Undecided)
             }
@@ -265,7 +273,9 @@ impl Engine {
             }
             // Each rule of a ring would have to rank above the next one, so no ring can form.
             _ if self.is_named_above(&slot.rule, slot.kind, name, &cell.name) => {
-                // An object that is there counts as created. A create would tell; here a read does.
+                // With `strategy: CreateOnce` an existing object counts as the created copy.
+                // Elsewhere the create request shows whether an object exists. No create is allowed
+                // here, so a read shows it.
                 let once = rule.strategy == Strategy::CreateOnce;
                 if once && matches!(cell.belief, Belief::Unknown) {
                     Step::Look
@@ -277,7 +287,7 @@ impl Engine {
         }
     }
 
-    /// The pod gate of the slot's rule.
+    /// Returns the pod gate of the slot's rule.
     pub(crate) fn pod_gate_of(&self, id: SlotId) -> PodGate {
         let state = self
             .slots

@@ -1,4 +1,4 @@
-//! Why there can be no copy for now: whoever waits for it needn't, and is told.
+//! Why a copy cannot exist for now. Pods do not wait for such a copy, and users see the reason.
 
 use std::fmt;
 
@@ -13,16 +13,17 @@ use crate::{
     slot::{NoRendering, Slot},
 };
 
-/// What keeps a copy from being made or written; it reads as the word for it.
+/// The reason why a copy cannot be made or written. Its `Display` is the stable word for the
+/// reason.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hindrance {
-    /// Mimeo doesn't act where the source is.
+    /// Mimeo does not act in the source's namespace.
     OutOfReach,
-    /// Something is the matter with the rule or its source.
+    /// The rule or its source has a problem.
     Condition(ConditionReason),
-    /// The source, or how its kind is served, can't be read.
+    /// The source, or the discovery of its kind, cannot be read.
     Unreadable(Unreadable),
-    /// Writing it failed.
+    /// Writing the copy failed.
     Failure(FailureReason),
 }
 
@@ -38,7 +39,8 @@ impl fmt::Display for Hindrance {
 }
 
 impl Engine {
-    /// Why a slot has no copies to give, if that is known: whoever waits for them needn't.
+    /// Returns the reason why a slot has no copies to write, if it is known. Pods need not wait for
+    /// them.
     pub(crate) fn hindrance(&self, slot: &Slot) -> Option<Hindrance> {
         if self.settings.reach.refuses(&slot.source).is_some() {
             return Some(Hindrance::OutOfReach);
@@ -70,7 +72,8 @@ impl Engine {
         }
     }
 
-    /// Why nobody knows what a selector finds, if that is known: whoever waits for it needn't.
+    /// Returns the reason why the findings of a selector are unknown, if there is one. Pods need
+    /// not wait for them.
     pub(crate) fn selector_hindrance(&self, selector: &SourceSelector) -> Option<Hindrance> {
         if self
             .settings

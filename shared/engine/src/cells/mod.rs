@@ -1,14 +1,14 @@
-//! From a namespace in which something changed to a request, and back to what is believed to be in
-//! a cell.
+//! From a changed namespace to requests, and from their answers back to the observed state of
+//! cells.
 //!
-//! - `plan`: goes over the namespaces in which something changed
-//! - `wants`: which cell is which rule's
-//! - `decide`: what to do about a cell
-//! - `hindrance`: why there can be nothing in it for now
+//! - `plan`: goes over the namespaces that changed
+//! - `wants`: which rule wants which cell
+//! - `decide`: the next step for a cell
+//! - `hindrance`: why a copy cannot exist for now
 //! - `seeds`: copies that are created once
 //! - `work`: the queue, the timers and the back-off
 //! - `request`: from a decision to a request
-//! - `answer`: what the answer means for the cell
+//! - `answer`: how an answer changes the cell
 
 pub(crate) mod answer;
 pub(crate) mod decide;

@@ -1,4 +1,4 @@
-//! Goes over the namespaces in which something changed, cell by cell.
+//! Goes over the namespaces that changed, cell by cell.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use crate::{
     work::Timer,
 };
 
-/// A namespace with this many cells is crowded.
+/// A namespace with at least this many cells is crowded: it is planned less often.
 const CROWD: usize = 256;
-/// How long a crowded namespace rests for each of its cells after it was planned: some ten times
-/// what planning took.
+/// The pause of a crowded namespace after a plan, for each of its cells. It is about ten times the
+/// duration of the plan.
 const REST: Duration = Duration::from_micros(20);
 
 impl Engine {
-    /// Plans every namespace in which something changed.
+    /// Plans every namespace that changed.
     pub(crate) fn plan(&mut self) {
         while let Some(name) = self.dirty.pop_first() {
             if self.rests(&name) {
@@ -37,9 +37,9 @@ impl Engine {
         }
     }
 
-    /// Whether a crowded namespace is planned later: so many rules as a tenant may have in it would
-    /// keep the engine from all others' work, if each of their changes planned all of their copies
-    /// at once.
+    /// True if a crowded namespace must wait for its next plan. A tenant may have many rules in one
+    /// namespace. If each change of one of them planned all of their copies at once, the engine
+    /// would have no time for other namespaces.
     fn rests(&mut self, name: &Arc<str>) -> bool {
         let Some(namespace) = self.namespaces.get_mut(name) else {
             return false;
@@ -57,7 +57,7 @@ impl Engine {
         false
     }
 
-    /// How often a namespace was planned so far.
+    /// The number of plans so far.
     pub fn planned(&self) -> u64 {
         self.planned
     }
@@ -67,7 +67,8 @@ impl Engine {
             return;
         };
         self.assign(name, &mut namespace);
-        // Wanted ones first: what becomes of the others depends on whether these are there.
+        // Wanted cells come first: the decision about an unwanted copy depends on whether the
+        // wanted copies exist.
         for wanted in [true, false] {
             for index in 0..namespace.cells.len() {
                 if namespace.cells[index].want.is_some() == wanted {
@@ -75,7 +76,7 @@ impl Engine {
                 }
             }
         }
-        // An injector watches no copies: what it knew of one is forgotten with the want.
+        // A webhook replica watches no copies, so it forgets an unwanted cell at once.
         let keeps = self.settings.role == Role::Keeper;
         let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
         namespace
@@ -89,11 +90,12 @@ impl Engine {
         }
     }
 
-    /// Decides about one cell and queues what is to be done.
+    /// Decides the next step for one cell and queues the cell if a request is needed.
     fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
         let cell = &namespace.cells[index];
         if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
-            // The note was removed while the copy was being written.
+            // The kind was removed from the `ConfigMap` `mimeo-kinds` while the copy was being
+            // written.
             self.record(cell.kind);
         }
         let step = self.decide(name, namespace, cell);
@@ -127,7 +129,7 @@ impl Engine {
         self.mark_status_of_cell_due(index, namespace);
     }
 
-    /// Notes that a cell needs no request now, and why.
+    /// Records that a cell needs no request now, and why.
     pub(crate) fn settle(
         &mut self,
         place: Place<'_>,
@@ -135,7 +137,7 @@ impl Engine {
         cell: &mut Cell,
         why: Leave,
     ) {
-        // What isn't wanted any more counts with the rule whose copy it is.
+        // An unwanted copy counts for the rule that wrote it.
         let rule = self.rule_of(cell);
         match why {
             Leave::UpToDate => {
@@ -166,12 +168,12 @@ impl Engine {
                         message: why.message().into(),
                     },
                 );
-                // Not being ours it may carry no label that a watch would show: look again now and
-                // then.
+                // An object that Mimeo doesn't own may lack the label that the watch selects by. So
+                // Mimeo reads it again from time to time.
                 self.work
                     .back_off(name, cell, None, self.now, &self.settings);
             }
-            // No watch will tell of its end.
+            // No watch will show the end of this object.
             Leave::Deleting
                 if cell.phase == Phase::Idle
                     && cell
@@ -199,8 +201,7 @@ impl Engine {
                 }
             }
             Leave::KindNotRecorded => self.record(cell.kind),
-            // Something is still to be done, now or soon: what failed last is worth telling till
-            // then.
+            // A request follows now or soon. Until then users still see the last failure.
             Leave::Foreign(_) | Leave::Learning | Leave::NotListed => {}
             Leave::Undecided if cell.want.is_some() => {}
             _ => cell.failure = None,
@@ -210,9 +211,10 @@ impl Engine {
         }
     }
 
-    /// When the rule's period is over, the copy is verified. By its name it has its own moment in
-    /// the period, so that not all come at once; and the same each time, so that it has one timer,
-    /// however often it is found right.
+    /// Sets the timer for the next verification of a copy, at the end of the rule's resync period.
+    /// The copy's name determines its moment in the period, so the copies are not all verified at
+    /// once. The moment is always the same. So the copy has one timer, however often a plan finds
+    /// it correct.
     fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let due = self.resync_of(cell).map(|period| {
@@ -225,7 +227,7 @@ impl Engine {
         self.work.remind(namespace, cell, due);
     }
 
-    /// The period after which a copy is verified, as long as its rule may write it.
+    /// Returns the resync period of a copy, if its rule may write the copy.
     pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
         let slot = self.slots.get(&cell.want?)?;
         let rule = self.rules.get(&slot.rule)?.acting()?;
@@ -242,12 +244,14 @@ impl Engine {
         }
     }
 
-    /// When the grace of a missing source ends, its cells are to be looked at again.
+    /// Sets a timer for the end of each missing source's grace period. The rule's cells must be
+    /// decided again then.
     pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
         let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
             return;
         };
-        // Those that selectors don't find any more are reminded of by their copies.
+        // Sources that a selector no longer finds are not listed here. The decision about their
+        // copies sets those timers.
         let missing = rule
             .sources
             .iter()
@@ -272,8 +276,8 @@ impl Engine {
 }
 
 impl Step {
-    /// Whether a copy goes for that reason, or may still. What was decided about a loss that has
-    /// been undone doesn't hold of the next.
+    /// True if the step deletes the copy for this loss, or may still do so. An approval for a loss
+    /// that was undone must not count for the next loss.
     fn may_be_for(self, loss: Why) -> bool {
         match self {
             Self::Delete(.., why) => why == loss,
@@ -285,7 +289,7 @@ impl Step {
 }
 
 impl Cell {
-    /// Whether no request is queued or under way.
+    /// True if no request about the cell is queued or in flight.
     pub(crate) fn settled(&self) -> bool {
         !matches!(self.phase, Phase::Queued | Phase::InFlight(_))
     }

@@ -1,4 +1,4 @@
-//! From a decision to a request.
+//! Turns a decision into a request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,15 +23,15 @@ use crate::{
 /// One request about one cell.
 #[derive(Debug)]
 pub struct Request {
-    /// Comes back with the answer.
+    /// Ties the answer to this request.
     pub ticket: Ticket,
-    /// Where to send it.
+    /// The resource of the API server to send the request to.
     pub resource: Resource,
-    /// What to write; none where nothing is written.
+    /// The object to write. `None`: the request writes no object.
     pub rendering: Option<Arc<Rendering>>,
-    /// Whether nobody else is to own a field of the copy.
+    /// True if no other manager may own a field of the copy.
     pub exclusive: bool,
-    /// The rule on whose behalf.
+    /// The rule that the request serves.
     pub rule: Option<Arc<RuleId>>,
 }
 
@@ -42,60 +42,62 @@ pub struct Ticket {
     pub namespace: Arc<str>,
     /// Name of the copy.
     pub name: Arc<str>,
-    /// What is asked for.
+    /// The operation.
     pub verb: Verb,
     pub(crate) kind: KindId,
     pub(crate) serial: u32,
     pub(crate) slot: Option<SlotId>,
-    /// Of what is written.
+    /// Checksum of the written rendering.
     pub(crate) checksum: Option<Checksum>,
-    /// Of the slot's copies then, whatever their namespaces.
+    /// Checksum of the slot's copies when the request was sent. It is the same for all namespaces.
     pub(crate) copies: Option<Checksum>,
     pub(crate) sent: Tick,
-    /// Why something changes; none where nothing does.
+    /// The reason for the change. `None`: the request changes nothing.
     pub why: Option<Why>,
-    /// The edit that it undoes, if it undoes one.
+    /// The edit that this request undoes, if there is one.
     pub(crate) edit: Option<Edit>,
-    /// Version of what was seen in the cell then.
+    /// The resourceVersion of the observed object when the request was sent.
     pub(crate) version: Option<u64>,
 }
 
-/// Somebody's change of a copy.
+/// A change of a copy by another client.
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
-    /// The field manager that has written the copy last, if `managedFields` tells it.
+    /// The field manager that changed the copy last, if `managedFields` shows it.
     pub(crate) manager: Option<Box<str>>,
 }
 
-/// What is asked of the API server.
+/// An operation of the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Server-side apply that only ever creates.
+    /// Server-side apply that only creates.
     Create,
     /// Forced server-side apply to the object with this uid.
     Apply(Uid),
-    /// The same if the object is still of this version.
+    /// Forced server-side apply to the object with this uid, if it still has this resourceVersion.
     Take(Uid, u64),
-    /// Server-side apply of the content alone to the object with this uid and version, without
-    /// force and as a dry run.
+    /// Server-side apply of the content alone, without force and as a dry run, to the object with
+    /// this uid and resourceVersion.
     Compare(Uid, u64),
     /// Forced server-side apply to the object with this uid, as a dry run.
     Learn(Uid),
-    /// Read the object's metadata and write of it what [`claim`](mimeo_model::ownership::claim)
-    /// says, if it still has this uid and version.
+    /// Read the object's metadata and write the `managedFields` that
+    /// [`claim`](mimeo_model::ownership::claim) computes, if the object still has this uid and
+    /// resourceVersion.
     Claim(Uid, u64),
-    /// Read the metadata, not from a cache.
+    /// Read the object's metadata without a cache.
     Look,
-    /// Delete the object with this uid if it is still of this version.
+    /// Delete the object with this uid, if it still has this resourceVersion.
     Delete(Uid, u64),
 }
 
-/// A repair within this time of the last one is part of the same fight; where the pauses have grown
-/// longer, within twice the pause.
+/// A repair within this time after the last one belongs to the same fight with another client. Once
+/// the pauses have grown longer than half of this time, the limit is twice the pause.
 pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 
 impl Engine {
-    /// Turns a queued cell into a request, as things stand now.
+    /// Turns a queued cell into a request. The step is decided again, because the situation may
+    /// have changed since the cell was queued.
     pub(crate) fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
         let mut namespace = self.namespaces.remove(name)?;
         let request = self.request_in(name, &mut namespace, *kind, copy);
@@ -129,8 +131,8 @@ impl Engine {
                     cell,
                     leave,
                 );
-                // What is to be remembered of the namespace waits for all that is queued there, and
-                // no answer comes of this.
+                // The create-once record of a namespace waits until no cell there is queued. No
+                // answer will follow for this cell, so the namespace must be planned again now.
                 if leave == Leave::Seeded || !namespace.seeds.is_empty() {
                     self.dirty.insert(name.clone());
                 }
@@ -145,8 +147,9 @@ impl Engine {
             Step::Look => (Verb::Look, None),
             Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
         };
-        // A label found missing is the second half of a repair. Another half is a claim that the
-        // first one showed to be due, and what follows any claim.
+        // These requests continue a repair and don't begin one. A missing label is found by the
+        // first request of its repair. A claim follows an apply that showed shared fields, and an
+        // apply follows each claim.
         let begun = match cell.repair {
             Repair::Claimed => true,
             Repair::Begun if why == Some(Why::Shared) => true,
@@ -198,8 +201,8 @@ impl Engine {
         })
     }
 
-    /// Whether this repair follows the last one so closely that someone undoes it; then it is put
-    /// off.
+    /// True if this repair follows the last one so closely that another client must be undoing it.
+    /// Then the repair is put off.
     fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
         let now = u64::try_from(self.now.as_millis())
             .unwrap_or(u64::MAX)
@@ -207,7 +210,8 @@ impl Engine {
         let last = Duration::from_millis(cell.repaired);
         let pause = delay(&self.settings, cell.streak);
         if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
-            // What was refused is tried again after pauses that grow, too, until it is let through.
+            // After a refused write the pauses keep growing, until the API server accepts the
+            // write.
             cell.streak = if cell.refused() { cell.streak } else { 0 };
         } else {
             let due = last + pause;
@@ -230,14 +234,15 @@ impl Engine {
         false
     }
 
-    /// Whether a copy is to have no fields but ours.
+    /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
     pub(crate) fn exclusive(&self, cell: &Cell) -> bool {
         let slot = cell.want.and_then(|id| self.slots.get(&id));
         let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.rule.as_ref().ok());
         rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
 
-    /// How the server serves a kind: in the wanted version, else in any.
+    /// Returns the resource that serves a kind, in the wanted version if possible, else in any
+    /// version.
     pub(crate) fn resource(
         &self,
         kind: KindId,
@@ -257,10 +262,10 @@ impl Engine {
 }
 
 impl Cell {
-    /// Whether a write for this reason undoes an edit of the copy that is here.
+    /// True if a write for this reason undoes an edit of the present copy.
     fn undoes_an_edit(&self, why: Why) -> bool {
         match why {
-            // A write after a claim completes the claim, which has told of the edit.
+            // A write after a claim completes the claim. The claim has reported the edit already.
             Why::Drifted => self.repair != Repair::Claimed,
             Why::SilentlyChanged | Why::LabelRemoved => true,
             // An adopted object has fields of the manager that created it. That is no edit.
@@ -269,7 +274,7 @@ impl Cell {
         }
     }
 
-    /// Whether the server refused the last write, or didn't answer it.
+    /// True if the API server refused the last write, or did not answer it.
     pub(crate) fn refused(&self) -> bool {
         self.failure
             .as_ref()
@@ -278,7 +283,8 @@ impl Cell {
 }
 
 impl Why {
-    /// Whether this write undoes what somebody else did: repeated quickly, it is a fight.
+    /// True if this write undoes a change by another client. Quick repetitions are a fight with
+    /// that client.
     pub(crate) fn repairs(self) -> bool {
         let undoes = matches!(
             self,

@@ -1,4 +1,4 @@
-//! Which cell is which rule's.
+//! Assigns each cell of a namespace to the rule that wants it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use mimeo_model::{
 
 use crate::{Engine, Namespace, RuleState, announce::Happening, cell::Cell, slot::Slot};
 
-/// A cell that a rule wants and can't have.
+/// A cell that a rule wants and cannot have.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Unmet {
     pub(crate) kind: KindId,
@@ -29,15 +29,16 @@ pub(crate) struct Unmet {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Cause {
-    /// This rule has it.
+    /// This rule has the cell.
     Taken(Arc<RuleId>),
-    /// It is none: the namespace has no value for this variable of its name. Another rule may want
-    /// a copy of a like name.
+    /// The copy has no valid name, because the namespace has no value for this variable of the
+    /// name. The name is still needed as a key: another rule may want a copy with the same
+    /// unfinished name.
     Unset(Variable),
 }
 
 impl Unmet {
-    /// The stable word for it.
+    /// The stable reason in statuses, logs and metrics.
     pub(crate) fn reason(&self) -> FailureReason {
         match self.cause {
             Cause::Taken(_) => FailureReason::RuleConflict,
@@ -45,7 +46,7 @@ impl Unmet {
         }
     }
 
-    /// What the matter is, to people who look at the rule that hasn't got it.
+    /// The problem, for users that look at the rule without the copy.
     pub(crate) fn message(&self, loser: &RuleId, namespace: &str) -> String {
         let winner = match &self.cause {
             Cause::Taken(winner) => winner,
@@ -59,10 +60,10 @@ impl Unmet {
     }
 }
 
-/// That another rule has a copy, to people who look at the rule that hasn't got it.
+/// Says that another rule has a copy, for users that look at the rule without it.
 pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String {
-    // To a tenant whatever is in his own namespace is known, and of other tenants' rules nothing
-    // else is.
+    // A tenant may know everything about its own namespace. About the rules of other tenants a
+    // tenant may know nothing else.
     let known = |home: &str| namespace == home || winner.namespace.as_deref() == Some(home);
     if loser.namespace.as_deref().is_none_or(known) {
         format!("{winner} has this copy")
@@ -74,7 +75,7 @@ pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String 
 type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
 
 impl Engine {
-    /// Gives every cell of the namespace the slot that wants a copy in it.
+    /// Assigns to every cell of the namespace the slot that wants a copy in it.
     pub(crate) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         let (wants, unmet) = self.wanted(name, namespace);
         for id in &self.rules_for(name) {
@@ -134,7 +135,8 @@ impl Engine {
                 cell.look_anew();
             }
             cell.want = want;
-            // What was right was another copy, unless it is the same bytes that are wanted now.
+            // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
+            // wanted copy has the same bytes.
             let wanted = want
                 .and_then(|id| self.slots.get(&id))
                 .and_then(|slot| slot.rendering.as_ref().ok());
@@ -154,22 +156,22 @@ impl Engine {
         }
     }
 
-    /// The cells that rules want in a namespace, each with its winner, and what each of the others
-    /// can't have.
+    /// Returns the cells that rules want in a namespace, each with the winning slot. Returns also,
+    /// for each losing rule, the cells that it cannot have.
     fn wanted(
         &self,
         name: &Arc<str>,
         namespace: &Namespace,
     ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Unmet>>) {
-        // An injector has no business in a namespace that waits for nothing.
+        // A webhook replica has no task in a namespace without the pending label.
         let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BTreeMap::new());
         }
         let mut wants = Wants::new();
         let mut unmet: BTreeMap<Arc<RuleId>, Vec<Unmet>> = BTreeMap::new();
-        // A tenant's rule never wins over the platform's, whose copies are all that an injector
-        // writes.
+        // A Replication never wins a cell against a `ClusterReplication`, and a webhook replica
+        // writes only the copies of `ClusterReplication`s.
         let rules = match self.settings.role {
             Role::Keeper => self.rules_for(name),
             Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
@@ -196,7 +198,7 @@ impl Engine {
                     marked.filter(|present| self.is_yet_to_say(present, slot, name, namespace))
                 {
                     let cells = unmet.entry(id.clone()).or_default();
-                    // Another target of the same rule may have lost it already.
+                    // Another target of the same rule may have lost the cell already.
                     if !cells
                         .iter()
                         .any(|cell| cell.kind == slot.kind && cell.name == copy)
@@ -226,7 +228,8 @@ impl Engine {
                     });
                     continue;
                 }
-                // Of two sources of one rule the earlier target's has it, or the earlier.
+                // Between two sources of one rule, the source of the earlier target wins, and then
+                // the earlier source.
                 let (winner, loser) =
                     if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
                         let loser = holder.rule.clone();
@@ -236,8 +239,8 @@ impl Engine {
                         (holder.rule.clone(), id.clone())
                     };
                 let cells = unmet.entry(loser).or_default();
-                // Another target of the same rule may have lost it already, to somebody who lost it
-                // since.
+                // Another target of the same rule may have lost the cell already, to a rule that
+                // has lost it since.
                 match cells
                     .iter_mut()
                     .find(|cell| cell.kind == slot.kind && cell.name == copy)
@@ -254,7 +257,7 @@ impl Engine {
         (wants, unmet)
     }
 
-    /// The slots of a rule that a namespace matches.
+    /// Returns the slots of those targets of a rule that match the namespace.
     pub(crate) fn slots_for<'a>(
         &'a self,
         state: &'a RuleState,
@@ -269,8 +272,9 @@ impl Engine {
             .filter_map(|id| Some((*id, self.slots.get(id)?)))
     }
 
-    /// True if rule `a` wins a cell against rule `b`: the wider kind of rule first, then the rule
-    /// whose mark the copy carries, then the older rule, then by name.
+    /// True if rule `a` wins a cell against rule `b`. A `ClusterReplication` wins against a
+    /// Replication. Then the rule in the copy's annotation wins, then the older rule, then the
+    /// first by name.
     pub(crate) fn precedes(
         &self,
         a: &Arc<RuleId>,
@@ -287,10 +291,10 @@ impl Engine {
         rank(a) < rank(b)
     }
 
-    /// True if the rule `present`, whose mark the copy in the slot's place carries, may want the
-    /// copy once its selectors are listed. No other rule takes the copy before that, because it
-    /// would then keep it. A wider kind of rule wins the cell in any case, so a Replication
-    /// reserves nothing against it.
+    /// True if the rule `present`, which the annotation of the present copy names, may want the
+    /// copy once its selectors are listed. No other rule takes the copy before that, because the
+    /// other rule would then keep it. A `ClusterReplication` wins the cell in any case, so a
+    /// Replication reserves nothing against it.
     fn is_yet_to_say(
         &self,
         present: &RuleId,
@@ -321,7 +325,7 @@ impl Engine {
                 && rule.matches(name, &namespace.labels)
     }
 
-    /// Whether a rule wants that copy, and nobody else to change it.
+    /// True if the rule wants that copy and denies changes by other clients (`driftPolicy: Deny`).
     pub fn guards(&self, id: &RuleId, copy: &Marked<'_>) -> bool {
         let Marked {
             kind,
@@ -353,8 +357,9 @@ impl Engine {
             && self.may_write(id, namespace, kind, name)
     }
 
-    /// Whether a copy may be of a source that a tenant's selectors find. The webhook doesn't watch
-    /// these selectors. The copy's own marks, which only Mimeo may change, name its source.
+    /// True if a Replication's selectors may find the source of this copy. The webhook does not
+    /// watch these selectors. The copy's own annotation, which only Mimeo may change, names the
+    /// source.
     fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
         if self.settings.role == Role::Keeper || rule.id.kind != RuleKind::Replication {
             return false;
@@ -377,7 +382,8 @@ impl Engine {
     }
 }
 
-/// The lower one wins a cell. `marked` is the rule whose copy is there, if that is known.
+/// The sort key of a rule that competes for a cell: the lowest wins. `marked` is the rule that the
+/// present copy's annotation names, if it is known.
 pub(crate) fn rank<'a>(
     id: &'a RuleId,
     created: Option<Timestamp>,

@@ -1,4 +1,4 @@
-//! The marks that this replica set and has not seen yet.
+//! The pending labels that this replica set and has not seen in the watch yet.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,27 +7,30 @@ use std::{
 
 use crate::clock::Tick;
 
-/// What a mark that this replica set waits for, before it is this replica's to redeem.
+/// The event that must follow before this replica may write the copies of a namespace that it
+/// labelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// The namespace, which is being created.
+    /// The namespace must appear: it is being created.
     Namespace,
-    /// The labels that an update gives it. They may never come: the update may yet be refused.
+    /// The labels of an update must appear. They may never do so, because another webhook may still
+    /// refuse the update.
     Labels,
 }
 
-/// A mark that isn't seen by then was for a request that has been refused.
+/// If a pending label has not appeared after this time, the request was refused.
 const KEPT: Duration = Duration::from_mins(1);
-/// At most this many: whoever can reach the webhook can have any number issued. The oldest goes for
-/// the newest, which is seen within milliseconds if anybody asked for it.
+/// The largest number of nonces. Any client that can reach the webhook can cause any number of
+/// them. The newest nonce displaces the oldest. The label of a genuine request appears within
+/// milliseconds.
 const MOST: usize = 10_000;
 
-/// Tokens, and what each waits for.
+/// The nonces, each with the awaited event.
 #[derive(Debug, Default)]
 pub(crate) struct Issued {
     awaited: BTreeMap<Box<str>, (Awaited, u64)>,
-    /// The same in the order of their issue, with those that were redeemed meanwhile; so no issue
-    /// has to go over all of them.
+    /// The nonces in the order of their issue, including those that were redeemed since. So issuing
+    /// one does not go over all of them.
     order: VecDeque<(Tick, Box<str>, u64)>,
     serial: u64,
 }
@@ -40,7 +43,7 @@ impl Issued {
         while let Some((since, token, serial)) = self.order.front()
             && (self.order.len() > MOST || *since + KEPT <= now)
         {
-            // One that was issued again has a later place, too.
+            // A nonce that was issued again has a second place later in the order.
             if self
                 .awaited
                 .get(token)
@@ -56,7 +59,7 @@ impl Issued {
         self.awaited.contains_key(token)
     }
 
-    /// It has been seen.
+    /// Removes the nonce, because its pending label has appeared.
     pub(crate) fn redeem(&mut self, token: &str) -> Option<Awaited> {
         self.awaited.remove(token).map(|(awaited, _)| awaited)
     }

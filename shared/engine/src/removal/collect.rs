@@ -1,8 +1,8 @@
-//! Whether copies may go that are to.
+//! Whether Mimeo may delete a copy now.
 //!
-//! Deleting is the one thing that can't be mended, and silence is easily mistaken for a wish. So a
-//! loss counts as meant only when a read that no cache answers says so; every other loss is
-//! collected for a while first, and held when it is large.
+//! A deletion cannot be undone, and an object that a watch doesn't show is easily mistaken for a
+//! deleted one. So a loss counts as deliberate only if an uncached read says so. Every other loss
+//! is first collected for a while, and held if it is large.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Engine {
-    /// What to do about a cell in which nobody wants a copy (any more).
+    /// Returns the step for a cell that no rule wants (any more).
     pub(crate) fn decide_unwanted(
         &mut self,
         name: &Arc<str>,
@@ -35,7 +35,7 @@ impl Engine {
         self.decide_disposal(disposal, &id, (name, namespace), cell)
     }
 
-    /// What to do about a copy that counts with this rule, by what is to become of it.
+    /// Returns the step for a copy of this rule, given the copy's fate.
     pub(crate) fn decide_disposal(
         &mut self,
         disposal: Disposal,
@@ -48,7 +48,7 @@ impl Engine {
         };
         match disposal {
             Disposal::Keep(why) => Step::Leave(why),
-            // Deleting is the keeper's.
+            // Only the reconciler deletes copies.
             _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
             _ if self
                 .rules
@@ -61,7 +61,7 @@ impl Engine {
                 let how = self.how_rule_went(id, name, cell);
                 self.decide_lost(how, id, name, cell, Why::RuleDeleted)
             }
-            // As long as it is new.
+            // The source's grace period has not ended.
             Disposal::SourceGone(sources) if self.is_new_loss(id, &sources) => {
                 Step::Leave(Leave::NoSource)
             }
@@ -70,7 +70,7 @@ impl Engine {
                 self.decide_lost(how, id, name, cell, Why::SourceDeleted)
             }
             Disposal::Unmatched => self.decide_unmatched(id, (name, namespace), cell),
-            // First the new copies, then away with the old one.
+            // The new copies must exist before the old one is deleted.
             Disposal::Superseded if self.awaits_successors(id, namespace, seen) => {
                 Step::Leave(Leave::Undecided)
             }
@@ -78,7 +78,7 @@ impl Engine {
         }
     }
 
-    /// Whether a source was lost so shortly ago that what its rule copied of it stays.
+    /// True if the grace period of a source has not ended, so that the copies of the rule stay.
     fn is_new_loss(&mut self, id: &Arc<RuleId>, sources: &[SourceRef]) -> bool {
         let Some(rule) = self.rules.get(id).and_then(RuleState::acting) else {
             return true;
@@ -86,7 +86,8 @@ impl Engine {
         let grace = rule.retention.source_grace;
         let mut new = false;
         for source in sources {
-            // What a selector found before this process began is lost from now on.
+            // The grace period of a source that a selector found before this process began starts
+            // now.
             let lost = SourceState::Missing {
                 since: self.now,
                 absence: Absence::from(None),
@@ -102,8 +103,8 @@ impl Engine {
         new
     }
 
-    /// What became of the sources that this copy may have been made of; none: that isn't known of
-    /// all.
+    /// Returns how the possible sources of this copy disappeared. `None`: that is unknown for at
+    /// least one of them.
     fn how_sources_went(
         &mut self,
         sources: &[SourceRef],
@@ -112,7 +113,7 @@ impl Engine {
     ) -> Option<HowGone> {
         let mut all = HowGone::Deleted;
         for source in sources {
-            // The object is still there, but it has become a copy: no one has deleted it.
+            // The object still exists, but it has become a copy. No client has deleted it.
             let missing = self
                 .sources
                 .get(source)
@@ -129,8 +130,8 @@ impl Engine {
         Some(all)
     }
 
-    /// A copy of a rule that has lost what it was for: it goes if that was meant, and with all
-    /// others if it wasn't.
+    /// Returns the step for a copy whose rule or source is lost. The copy is deleted if the loss
+    /// was deliberate. Otherwise it is collected with the rule's other losses.
     fn decide_lost(
         &mut self,
         how: Option<HowGone>,
@@ -149,14 +150,15 @@ impl Engine {
         }
     }
 
-    /// Whether copies are yet to come that this one is left for. What can't come is not waited for.
+    /// True if the rule's other copies must be written first. A copy that cannot be written is not
+    /// waited for.
     fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
         let comes = |other: &Cell, slot: &Slot| match &slot.rendering {
             Err(NoRendering::NotRead) => true,
             Ok(_) => other.failure.is_none(),
             Err(_) => false,
         };
-        // Its heir is waited for come what may.
+        // The replacement of this copy, from the same source, is waited for in any case.
         let due = |(other, slot)| {
             is_heir(slot, seen) || self.hindrance(slot).is_none() && comes(other, slot)
         };

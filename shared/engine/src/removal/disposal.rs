@@ -1,5 +1,5 @@
-//! What is to become of copies that are to be there no more. Said once, for what is done and for
-//! what a plan says will be.
+//! The fate of copies that no rule wants or that have no source. Deletions and the plan of a
+//! suspended rule both use this one decision.
 
 use mimeo_model::{
     choices::Retain,
@@ -16,20 +16,22 @@ use crate::{
     slot::{NoRendering, Slot},
 };
 
-/// What is to become of a copy, as far as everybody's wishes go. Whether its rule acts now, and
-/// what has to be asked, awaited or confirmed before anything goes, is another matter.
+/// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
+/// active, and which reads, pauses or confirmations a deletion needs first.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Disposal {
-    /// It stays.
+    /// The copy stays.
     Keep(Leave),
-    /// It goes with its rule, which isn't there.
+    /// Mimeo deletes the copy because its rule does not exist.
     RuleGone,
-    /// It goes with its source: under each of these names the rule would look for it, and has
-    /// nothing.
+    /// Mimeo deletes the copy because its source is gone. The rule would find the source under any
+    /// of these references, and none of them exists.
     SourceGone(Vec<SourceRef>),
-    /// It goes since the rule wants none in its namespace, or may have none there.
+    /// Mimeo deletes the copy because the rule wants no copy in this namespace, or may have none
+    /// there.
     Unmatched,
-    /// It goes since the rule has another one in its stead, or is about to.
+    /// Mimeo deletes the copy because another copy of the rule replaces it, or will soon replace
+    /// it.
     Superseded,
 }
 
@@ -40,7 +42,7 @@ impl Disposal {
 }
 
 impl Engine {
-    /// What is to become of what is in a cell in which nobody wants a copy (any more).
+    /// Returns the fate of the object in a cell that no rule wants (any more).
     pub(crate) fn disposal(&self, name: &str, namespace: &Namespace, cell: &Cell) -> Disposal {
         let Some(seen) = cell.ours() else {
             return Disposal::Keep(Leave::Nothing);
@@ -55,14 +57,14 @@ impl Engine {
             return Disposal::Keep(Leave::Nothing);
         };
         if self.remembers(namespace, id, cell.kind, &cell.name) {
-            // Kept by its rule once, which has come to create once since: the marks on it are older
-            // than that.
+            // The rule once kept this copy up to date, and now has `strategy: CreateOnce`. Mimeo's
+            // annotations on the copy are older than that change.
             return Disposal::Keep(Leave::Retained);
         }
         if !self.all_rules() || !self.all_rules_of(id.kind) {
             return Disposal::Keep(Leave::Undecided);
         }
-        // Once a copy, now what others are copied from: its own copies would go with it.
+        // The copy is now itself the source of other copies. They would be deleted with it.
         let feeds = self.is_named(id.kind, cell.kind, name, &cell.name);
         let Some(state) = self.rules.get(id) else {
             let retained = seen
@@ -77,12 +79,12 @@ impl Engine {
         let Ok(rule) = &state.rule else {
             return Disposal::Keep(Leave::Suspended);
         };
-        // Else whoever makes a rule of the former one's name would delete copies where they may
-        // delete nothing.
+        // Otherwise a user could create a rule with the former rule's name and so delete copies
+        // without the permission to delete them.
         if seen.left_by_another(&rule.uid) {
             return Disposal::Keep(Leave::Retained);
         }
-        // Without a source of its own it goes all the same.
+        // A copy whose own source is lost is deleted even if other copies are made from it.
         if let Some(disposal) = self.unselected(rule, name, &namespace.labels, cell) {
             return disposal;
         }
@@ -103,19 +105,19 @@ impl Engine {
             .origin(cell)
             .is_some_and(|source| self.is_withheld(rule, source));
         if makes || withheld || !rule.matches(name, &namespace.labels) {
-            // A copy that the rule still makes, elsewhere, or would make: what has changed is the
-            // namespace, or the selection, or what is granted.
+            // The rule still makes this copy elsewhere, or would make it. So the change was in the
+            // namespace, in the rule's selection, or in the grants.
             return Disposal::Unmatched;
         }
         self.superseded(rule, (name, namespace), cell, seen)
     }
 
-    /// The same of a copy that a rule wants, but that it has no source for.
+    /// Returns the fate of a copy that a rule wants but has no source for.
     pub(crate) fn sourceless(&self, slot: &Slot, rule: &Rule, cell: &Cell) -> Disposal {
         let keep = Disposal::Keep(Leave::NoSource);
         let Some(seen) = cell.ours() else { return keep };
-        // A copy of another source stays: the rule may just have been pointed at one that is yet to
-        // come.
+        // A copy of another source stays: the user may have changed the rule to a source that does
+        // not exist yet.
         if seen.deleting || seen.source != source_hash(&slot.source.to_string()) {
             return keep;
         }
@@ -131,7 +133,7 @@ impl Engine {
         {
             return keep;
         }
-        // Nor does one go that another rule keeps from this one.
+        // A copy that another rule reserves stays, too.
         if cell
             .want
             .is_some_and(|id| self.reserved_for(id, cell).is_some())
@@ -144,9 +146,9 @@ impl Engine {
         Disposal::SourceGone(vec![slot.source.clone()])
     }
 
-    /// Of a copy whose source the selectors of its rule find no more, if that is why nobody wants
-    /// it: it goes as with a source that is named. What selectors would find that nobody grants
-    /// isn't known.
+    /// Returns the fate of a copy whose source the rule's selectors no longer find, if that is why
+    /// no rule wants the copy. It is treated like a copy of a named source that was deleted.
+    /// Without a grant the findings of a selector are unknown, so such a copy is not decided here.
     fn unselected(
         &self,
         rule: &Rule,
@@ -183,10 +185,11 @@ impl Engine {
             let source = selector.source(source.name.clone());
             match self.sources.get(&source) {
                 Some(SourceState::NotRead { .. }) => return keep(Leave::Undecided),
-                // One of too many.
+                // The selector finds the object, but the rule already has as many sources as it may
+                // have.
                 None if found => return keep(Leave::Retained),
-                // Never copied, or one of too many. An object that has become a copy is no
-                // source any more.
+                // The object was never copied, or the rule already has as many sources as it may
+                // have. An object that has become a copy is no source any more.
                 Some(SourceState::Found { facts, .. }) if !facts.copy => {
                     return keep(Leave::Retained);
                 }
@@ -198,8 +201,8 @@ impl Engine {
         Some(Disposal::SourceGone(lost))
     }
 
-    /// Of a copy that its rule, which still matches the namespace, wants no more: renamed, of
-    /// another kind, or of a source that the rule no longer has.
+    /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
+    /// namespace. The copy's name or kind has changed, or the rule no longer has its source.
     fn superseded(
         &self,
         rule: &Rule,
@@ -215,7 +218,8 @@ impl Engine {
             match &slot.rendering {
                 Err(NoRendering::SourceMissing) => sourceless = Some(slot),
                 Ok(_) if self.may_come(slot, rule, place, other) => {}
-                // The heir of this very copy is waited for, come what may.
+                // The replacement of this copy, from the same source, must exist first. Nothing
+                // cuts this wait short.
                 _ => return Disposal::Keep(Leave::Undecided),
             }
         }
@@ -224,7 +228,7 @@ impl Engine {
         })
     }
 
-    /// The cells of a namespace in which the rule's copies are yet to be seen.
+    /// The cells of a namespace that the rule wants and in which no correct copy was seen yet.
     pub(crate) fn successors<'a>(
         &'a self,
         id: &'a RuleId,
@@ -235,7 +239,7 @@ impl Engine {
         cells.filter_map(slot).filter(|(_, slot)| *slot.rule == *id)
     }
 
-    /// Whether nothing keeps a copy from a cell as far as is known.
+    /// True if no known obstacle keeps the copy out of the cell.
     fn may_come(&self, slot: &Slot, rule: &Rule, place: (&str, &Namespace), cell: &Cell) -> bool {
         let barred = matches!(
             self.aim(slot, rule, place, cell),
@@ -249,7 +253,8 @@ impl Engine {
     }
 }
 
-/// Whether what the slot makes has the same source as this copy.
+/// True if the slot makes its copy from the same source as this copy. Then it is the copy's
+/// replacement.
 pub(crate) fn is_heir(slot: &Slot, copy: &Seen) -> bool {
     copy.source == source_hash(&slot.source.to_string())
 }

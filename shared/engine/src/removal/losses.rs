@@ -14,42 +14,43 @@ use crate::{cell::Why, clock::Tick};
 
 pub(crate) type CellKey = (Arc<str>, KindId, Arc<str>);
 
-/// Why a copy is lost, and since when without a break: a copy that is written for labels which are
-/// about to come is unmatched for a moment, and that moment must not be the last one of another
-/// loss's time.
+/// Why a copy is lost, and since when without a break. A copy that is written for labels that this
+/// process has not seen yet is unmatched for a moment. That moment must not complete the collecting
+/// time of another loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) why: Why,
     pub(crate) since: Tick,
 }
 
-/// Copies that wait for a person: exactly these, whatever else is lost meanwhile.
+/// Copies that wait for a user's confirmation. Later losses are not added to them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// The value by which a person confirms their deletion.
+    /// The value by which a user confirms the deletion.
     pub(crate) nonce: Box<str>,
     pub(crate) copies: BTreeMap<CellKey, Uid>,
 }
 
-/// Losses of one rule that were not confirmed.
+/// The unconfirmed losses of one rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
-    /// Copies that are being collected, or wait for a person.
+    /// Copies that are collected, or wait for a confirmation.
     collected: BTreeMap<CellKey, Loss>,
-    /// Copies that were let go without a person, and when. They count for a while.
+    /// Copies that were released for deletion without a confirmation, and when. They count for a
+    /// while.
     gone: BTreeMap<CellKey, Tick>,
-    /// When it is looked at next.
+    /// When the sweep is reviewed next.
     pub(crate) due: Tick,
     pub(crate) held: Option<Held>,
 }
 
 impl Sweep {
-    /// How many copies are being collected, or wait for a person.
+    /// The number of copies that are collected, or wait for a confirmation.
     pub(crate) fn len(&self) -> usize {
         self.collected.len()
     }
 
-    /// Whether nothing is being collected.
+    /// True if no copy is collected.
     pub(crate) fn is_idle(&self) -> bool {
         self.collected.is_empty()
     }
@@ -105,7 +106,7 @@ impl Sweeps {
         self.all.len()
     }
 
-    /// Notes a loss. The sweep is looked at then, or before.
+    /// Records a loss. The sweep is reviewed at `due`, or earlier.
     pub(crate) fn add(
         &mut self,
         id: &Arc<RuleId>,
@@ -134,14 +135,14 @@ impl Sweeps {
         sweep
     }
 
-    /// A copy isn't lost any more, or its loss is being decided about.
+    /// Removes a loss, because the copy is no longer lost or its loss is being decided.
     pub(crate) fn take(&mut self, id: &RuleId, key: &CellKey) -> Option<Loss> {
         let loss = self.all.get_mut(id)?.collected.remove(key)?;
         self.losers.remove(key);
         Some(loss)
     }
 
-    /// A copy that is still lost for the same reason is what it was.
+    /// Restores the former record of a loss, if the copy is still lost for the same reason.
     pub(crate) fn resume(&mut self, id: &RuleId, key: &CellKey, known: Loss) {
         let loss = self
             .all
@@ -160,7 +161,7 @@ impl Sweeps {
         }
     }
 
-    /// Deletions from before that time count no more.
+    /// Removes the deletions from before `since`: they no longer count.
     pub(crate) fn expire(&mut self, id: &RuleId, since: Tick) {
         let Some(sweep) = self.all.get_mut(id) else {
             return;
@@ -184,7 +185,7 @@ impl Sweeps {
         Some(id)
     }
 
-    /// The sweep is over.
+    /// Ends the sweep of a rule.
     pub(crate) fn remove(&mut self, id: &RuleId) {
         for key in self
             .all
@@ -196,7 +197,7 @@ impl Sweeps {
         }
     }
 
-    /// Of other rules than these nothing is left to lose.
+    /// Removes the sweeps of all rules that `keeps` doesn't accept.
     pub(crate) fn retain(&mut self, keeps: impl Fn(&Arc<RuleId>) -> bool) {
         let over: BTreeSet<_> = self.all.keys().filter(|id| !keeps(id)).cloned().collect();
         over.iter().for_each(|id| self.remove(id));

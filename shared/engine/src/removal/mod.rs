@@ -1,10 +1,10 @@
-//! Why a copy may go.
+//! Why Mimeo may delete a copy.
 //!
-//! - `disposal`: what is to become of copies that are to be there no more
-//! - `collect`: whether they may go now
-//! - `absent`: what became of rules and sources that aren't there
-//! - `losses`: what each rule loses
-//! - `sweep`: losses that nobody confirmed
+//! - `disposal`: the fate of copies that no rule wants or that have no source
+//! - `collect`: whether such copies may be deleted now
+//! - `absent`: how rules and sources disappeared
+//! - `losses`: the lost copies of each rule
+//! - `sweep`: losses without a confirmation
 //! - `withdrawn`: consent that was taken back on purpose
 
 pub(crate) mod absent;

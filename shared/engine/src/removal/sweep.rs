@@ -1,5 +1,6 @@
-//! Losses that nobody confirmed: collected for a while, and held when they are large until a person
-//! confirms them.
+//! Unconfirmed losses of a rule's copies. Mimeo collects them for a while and then deletes the
+//! copies. If the losses are large, it holds the deletion until a user confirms it. The collected
+//! losses of one rule are its sweep.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,23 +19,24 @@ use crate::{
     work::Timer,
 };
 
-/// Copies of a rule that is gone, whose deletion waits for a person: what the rule's status would
-/// say.
+/// A held deletion of copies whose rule no longer exists. It has the facts that the rule's status
+/// would show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldDeletion<'a> {
     /// The rule.
     pub rule: &'a RuleId,
-    /// How many copies they are.
+    /// The number of copies.
     pub copies: usize,
-    /// Why they don't just go, in a clause.
+    /// Why Mimeo does not delete them without a confirmation, as a clause.
     pub why: &'static str,
-    /// What a person must repeat to let them go. It stands for exactly these copies.
+    /// The value that a user must repeat to confirm the deletion. It stands for exactly these
+    /// copies.
     pub nonce: &'a str,
     namespaces: Vec<Arc<str>>,
 }
 
 impl HeldDeletion<'_> {
-    /// In how many namespaces they are, and which these are: the first three.
+    /// Returns the number of namespaces with such copies, and the names of the first three.
     pub fn places(&self) -> String {
         let mut namespaces: Vec<&Arc<str>> = self.namespaces.iter().collect();
         namespaces.dedup();
@@ -43,8 +45,8 @@ impl HeldDeletion<'_> {
 }
 
 impl Engine {
-    /// The nonce that a person repeated on the kinds `ConfigMap`, if there is one: that held
-    /// deletion may go ahead.
+    /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
+    /// with this nonce may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
         self.at(now);
         self.confirmed = nonce.map(Into::into);
@@ -54,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// Held deletions of rules that no longer exist, for the one who can't read them in a status;
-    /// the platform's first.
+    /// Returns the held deletions of rules that no longer exist, those of `ClusterReplication`s
+    /// first. They have no status in which a user could read them.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
         let gone = self
             .sweeps
@@ -77,12 +79,13 @@ impl Engine {
         })
     }
 
-    /// How many cells were looked at so far to find out what becomes of losses.
+    /// The number of cells looked at so far in decisions about losses.
     pub fn reviewed(&self) -> u64 {
         self.reviewed.get()
     }
 
-    /// Collects a loss that nobody confirmed; a cell that was condemned for it before goes.
+    /// Collects an unconfirmed loss. If the deletion was approved for this loss before, returns the
+    /// deletion.
     pub(crate) fn sweep(
         &mut self,
         id: &Arc<RuleId>,
@@ -124,7 +127,7 @@ impl Engine {
         Step::Leave(Leave::Undecided)
     }
 
-    /// A cell is wanted (again): whatever was lost there is not.
+    /// Removes a cell from the losses because a rule wants it (again).
     pub(crate) fn forgive(&mut self, name: &Arc<str>, kind: KindId, copy: &Arc<str>) {
         let Some(id) = self.sweeps.forgive(&(name.clone(), kind, copy.clone())) else {
             return;
@@ -139,9 +142,9 @@ impl Engine {
         self.mark_status_due(&id);
     }
 
-    /// The time of collecting is over: whatever has been lost for that long may go, unless all that
-    /// is lost is too much. What is held is looked at again each time that this comes round: the
-    /// loss may have been undone.
+    /// Ends the collecting time of a rule's sweep. The copies that have been lost for that long may
+    /// be deleted, unless the rule has lost too much in all. A held deletion is reviewed each time,
+    /// because the loss may have been undone.
     pub(crate) fn end_sweep(&mut self, id: &Arc<RuleId>) {
         if self.sweeps.get(id).is_none_or(|sweep| sweep.due > self.now) {
             return;
@@ -155,9 +158,9 @@ impl Engine {
             self.mark_status_due(id);
             return;
         }
-        // Copies of a rule that isn't there are only ever collected because it wasn't deleted on
-        // purpose, whatever is being read just now. How many they are then doesn't matter, which
-        // takes long to find out, and of rules that never were there can be many.
+        // If the rule does not exist, its copies are collected only because no deliberate deletion
+        // of the rule is known. Then the number of copies doesn't matter. Counting them would take
+        // long, and copies can name many rules that never existed.
         let unmeant = !self.rules.contains_key(id) && !self.all_homeless(id);
         if unmeant || self.loses_much(id) {
             self.hold_back(id);
@@ -174,8 +177,8 @@ impl Engine {
         }
     }
 
-    /// Leaves what is lost to a person, who is told of it. What is lost after that waits for its
-    /// turn.
+    /// Holds the deletion of the lost copies and reports it to users. Copies that are lost later
+    /// wait for their own confirmation.
     fn hold_back(&mut self, id: &Arc<RuleId>) {
         if self.told(id).is_empty() {
             let copies = self.swept_copies(id);
@@ -192,7 +195,7 @@ impl Engine {
         }
     }
 
-    /// The copies that a rule loses.
+    /// The lost copies of a rule, with their uids.
     fn swept_copies(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let uid = |(namespace, kind, name): &CellKey| {
             Some(
@@ -208,7 +211,8 @@ impl Engine {
             .collect()
     }
 
-    /// Those of them of which a person was told, as long as they are what they were then.
+    /// Returns the lost copies that the current nonce stands for. A copy with another uid than
+    /// before is not among them.
     pub(crate) fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref()) else {
             return BTreeMap::new();
@@ -218,7 +222,7 @@ impl Engine {
         copies
     }
 
-    /// Whether all that a rule has lost it lost by going with its namespace.
+    /// True if the rule lost all of these copies because it disappeared with its namespace.
     fn all_homeless(&self, id: &RuleId) -> bool {
         self.swept(id).all(|(namespace, kind, name)| {
             let cell = self
@@ -230,7 +234,7 @@ impl Engine {
         })
     }
 
-    /// Whether a person is to confirm that the cell's copy goes.
+    /// True if the copy in the cell waits for a confirmation of its deletion.
     pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
         let key = || (namespace.clone(), cell.kind, cell.name.clone());
         self.sweeps
@@ -238,7 +242,8 @@ impl Engine {
             .is_some_and(|sweep| sweep.held.is_some() && sweep.loss(&key()).is_some())
     }
 
-    /// What is held, or isn't any more, looks different to people.
+    /// Marks the namespaces of the collected copies as changed: a copy looks different to users
+    /// once its deletion is held, or is no longer held.
     fn show_swept(&mut self, id: &RuleId) {
         for (name, ..) in self.sweeps.get(id).into_iter().flat_map(Sweep::cells) {
             if let Some(namespace) = self.namespaces.get_mut(name) {
@@ -247,18 +252,19 @@ impl Engine {
         }
     }
 
-    /// Whether a rule loses so much that it is held: at least the limit, and half of its copies.
+    /// True if the rule loses so many copies that the deletion is held: at least the limit, and at
+    /// least half of the rule's copies.
     fn loses_much(&self, id: &RuleId) -> bool {
         let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.is_idle()) else {
             return false;
         };
         let lost = sweep.len() + sweep.gone().count();
-        // Only a large loss is worth the count of all that the rule has.
+        // Only a large loss justifies counting all copies of the rule.
         lost >= self.settings.sweep_limit && lost >= self.kept(id)
     }
 
-    /// Decides about every collected cell anew, so that only those stay that are still lost for the
-    /// same reason.
+    /// Decides every collected cell again. Only cells that are still lost for the same reason keep
+    /// the start of their loss.
     fn review(&mut self, id: &Arc<RuleId>) {
         let keys: Vec<CellKey> = self.swept(id).cloned().collect();
         self.looked_at(keys.len());
@@ -304,7 +310,7 @@ impl Engine {
         }
         if let Some(sweep) = self.sweeps.get_mut(id) {
             let collected = sweep.losses().map(|(_, loss)| loss.since + time);
-            // A moment later it counts no more.
+            // The deletion no longer counts one millisecond after the window.
             let counted = sweep
                 .gone()
                 .map(|at| at + window + Duration::from_millis(1));
@@ -322,9 +328,9 @@ impl Engine {
             .collect()
     }
 
-    /// Lets go what a person was told of and has confirmed, on the rule or on the kinds
-    /// `ConfigMap`. Tells whether. What else was lost meanwhile is collected on, and has another
-    /// nonce.
+    /// Approves the held deletion if a user has confirmed it, on the rule or on the kinds
+    /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
+    /// another nonce.
     pub(crate) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
         let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref()) else {
             return false;
@@ -355,7 +361,7 @@ impl Engine {
         true
     }
 
-    /// The time of collecting goes on.
+    /// Starts another collecting time for a rule's sweep.
     pub(crate) fn prolong_sweep(&mut self, id: &Arc<RuleId>) {
         if let Some(sweep) = self.sweeps.get_mut(id) {
             sweep.due = self.now + self.settings.sweep;
@@ -381,8 +387,8 @@ impl Engine {
         }
     }
 
-    /// How many copies the rule has and keeps. Nothing but what it wants counts: what merely looks
-    /// like its copies elsewhere makes no loss seem little.
+    /// The number of copies that the rule has and keeps. Only wanted copies count. Objects
+    /// elsewhere that only look like the rule's copies must not make a loss seem small.
     fn kept(&self, id: &RuleId) -> usize {
         let mut kept = 0;
         for name in &self.places(id) {
@@ -415,8 +421,9 @@ impl Engine {
     }
 }
 
-/// Names exactly these copies: confirming that few go doesn't confirm it of more, and neither does
-/// what was confirmed once confirm the next loss of the same places.
+/// Returns a nonce for exactly these copies. A confirmation for few copies therefore doesn't
+/// confirm more of them. A confirmation from before doesn't confirm the next loss of the same
+/// cells.
 fn nonce<'a>(id: &RuleId, copies: impl Iterator<Item = &'a Uid>) -> Box<str> {
     let text: String = std::iter::once(id.to_string())
         .chain(copies.map(Uid::to_string))

@@ -1,9 +1,9 @@
-//! What people are told by Events, and how few: a rule that fails in 5,000 namespaces is one piece
-//! of news, not 5,000.
+//! Events, and limits for their number: a rule that fails in 5,000 namespaces is one piece of news,
+//! not 5,000.
 //!
-//! What happens is collected by topic for a moment, so that what happened together is told
-//! together, and what has passed by then isn't told at all. Nothing here depends on whether an
-//! Event was written: one that couldn't be is lost.
+//! Each topic collects its news for a moment. News of one topic is then reported together, and news
+//! that is no longer true is not reported at all. Nothing here depends on whether an Event was
+//! written: an Event that could not be written is lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,38 +29,38 @@ use crate::{
     Engine, SourceState, cell::Cell, clock::Tick, losses::CellKey, request::Ticket, slot::Slot,
 };
 
-/// An Event to write. The same topic has the same name each time: its Event is the series that the
-/// next one continues.
+/// An Event to write. All Events of one topic have the same name, so the next one continues the
+/// series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announcement {
     /// Name of the Event.
     pub name: Box<str>,
     /// The rule, or a copy.
     pub regarding: ObjectReference,
-    /// The rule, where it isn't what the Event is about.
+    /// The rule, if the Event is about a copy.
     pub related: Option<ObjectReference>,
-    /// The stable word.
+    /// The stable reason.
     pub reason: EventReason,
-    /// For people. Like a status it holds nothing that the server says of a Secret.
+    /// The message for users. Like a status, it contains no text of the API server about a Secret.
     pub note: String,
-    /// How often it happened since it was last told.
+    /// How often it happened since the last report.
     pub count: i32,
 }
 
 words! {
-    /// Why an Event is written. Its type and its action follow from it.
+    /// Why an Event is written. The reason determines the Event's type and action.
     EventReason {
         /// Copies could not be written or deleted.
         CopyFailed,
-        /// A copy was deleted, to be made anew.
+        /// A copy was deleted, to be created again.
         CopyRecreated,
-        /// What wasn't ours has become a copy.
+        /// An object that Mimeo didn't own has become a copy.
         CopyAdopted,
         /// Another client changed a copy, and Mimeo restored it.
         EditReverted,
-        /// A source is gone that there are copies of.
+        /// A source with copies is gone.
         SourceGone,
-        /// So many copies were lost at once that none is deleted until somebody confirms it.
+        /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
         DeletionHeld,
     }
 }
@@ -76,7 +76,7 @@ impl EventReason {
         }
     }
 
-    /// What Mimeo was about to do, or did.
+    /// The action that Mimeo was about to do, or did.
     pub fn action(self) -> &'static str {
         match self {
             Self::CopyFailed | Self::SourceGone => "Reconcile",
@@ -88,20 +88,20 @@ impl EventReason {
     }
 }
 
-/// What may happen to a rule's copies that people are told.
+/// The occurrence behind an Event about a rule or its copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Happening {
     /// Copies could not be written or deleted, for this reason.
     CopyFailed(FailureReason),
-    /// A copy was deleted, to be made anew.
+    /// A copy was deleted, to be created again.
     CopyRecreated,
-    /// What wasn't ours has become a copy.
+    /// An object that Mimeo didn't own has become a copy.
     CopyAdopted,
     /// Another client changed a copy, and Mimeo restored it.
     EditReverted,
-    /// A source is gone that there are copies of.
+    /// A source with copies is gone.
     SourceGone(SourceRef),
-    /// So many copies were lost at once that none is deleted until somebody confirms it.
+    /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
     DeletionHeld,
 }
 
@@ -117,7 +117,7 @@ impl Happening {
         }
     }
 
-    /// What tells Events of one reason apart.
+    /// The detail that distinguishes Events with the same reason.
     fn detail(&self) -> String {
         match self {
             Self::CopyFailed(reason) => reason.to_string(),
@@ -131,24 +131,24 @@ impl Happening {
 
 type Topic = (Arc<RuleId>, Happening);
 
-/// From the first that happened on, what else happens is told with it.
+/// How long a topic collects its news, counted from the first one.
 const COLLECTED: Duration = Duration::from_secs(5);
-/// A topic is told at most this often.
+/// The shortest time between two reports of the same topic.
 const INTERVAL: Duration = Duration::from_mins(1);
-/// Each time, in at most so many of its namespaces there are Events about copies.
+/// The largest number of namespaces that get an Event about a copy, for each report of a topic.
 const NAMESPACES: usize = 10;
-/// Most Events at once, of all rules.
+/// The largest number of Events at once, for all rules together.
 const BURST: u32 = 50;
-/// Of these, what is left to rules alone.
+/// The part of these that is reserved for Events about rules.
 const RESERVED: u32 = 25;
-/// And what is left to the platform's, however many tenants' rules fail.
+/// The part that is reserved for `ClusterReplication`s, however many Replications fail.
 const KEPT: u32 = 10;
-/// One more Event may be written after each of these times.
+/// One more Event may be written after each interval of this length.
 const REFILL: Duration = Duration::from_secs(6);
-/// Longest note of an Event, in bytes: the API server's limit.
+/// The longest note of an Event, in bytes: the API server's limit.
 const LONGEST: usize = 1024;
 
-/// What has happened and is to be told.
+/// The news that is still to be reported.
 #[derive(Debug)]
 pub(crate) struct News {
     pending: BTreeMap<Topic, Pending>,
@@ -160,10 +160,9 @@ pub(crate) struct News {
 #[derive(Debug)]
 struct Pending {
     due: Tick,
-    /// The cells that it happened to, each with the field manager of the edit that was undone, if
-    /// that is known.
+    /// The concerned cells, each with the field manager whose edit was undone, if it is known.
     cells: BTreeMap<CellKey, Option<Box<str>>>,
-    /// Copies concerned that aren't told one by one.
+    /// The number of concerned copies that are not reported one by one.
     copies: usize,
 }
 
@@ -179,7 +178,7 @@ impl Default for News {
 }
 
 impl News {
-    /// Something happened to these cells, or to so many copies.
+    /// Adds news about these cells, or about this number of copies.
     pub(crate) fn add(
         &mut self,
         rule: &Arc<RuleId>,
@@ -206,8 +205,8 @@ impl News {
         pending.copies = pending.copies.max(copies);
     }
 
-    /// A rule is another one now, or isn't there: of what it had from sources that it no longer
-    /// names there is nothing to tell.
+    /// Drops the news about sources that the rule no longer has. The rule has changed or was
+    /// deleted.
     pub(crate) fn forget_sources(
         &mut self,
         rule: &Arc<RuleId>,
@@ -221,7 +220,7 @@ impl News {
             .retain(|(id, happening), _| id != rule || stays(happening));
     }
 
-    /// A standby announces nothing: the leader does.
+    /// Drops all news. A standby reports none, because the leader does.
     pub(crate) fn forget(&mut self) {
         self.pending.clear();
     }
@@ -236,8 +235,9 @@ impl News {
         }
     }
 
-    /// What is to be told now, in its order: the platform's first, then of those namespaces of
-    /// whose rules least was told lately.
+    /// Returns the topics to report now, in order. Restored edits come last. Within the rest,
+    /// `ClusterReplication`s come first. Then come the namespaces whose Replications had the fewest
+    /// recent reports.
     fn due(&self, now: Tick) -> Vec<Topic> {
         let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
         for (id, _) in self.told.keys() {
@@ -265,7 +265,7 @@ impl News {
 
     fn affords(&self, (id, happening): &Topic) -> bool {
         match id.kind {
-            // A user who may edit copies can cause any number of these.
+            // A user that may edit copies can cause any number of these.
             _ if *happening == Happening::EditReverted => self.tokens > RESERVED,
             RuleKind::ClusterReplication => self.tokens > 0,
             RuleKind::Replication => self.tokens > KEPT,
@@ -273,10 +273,10 @@ impl News {
     }
 }
 
-/// A cell that is told of, and what is the matter.
+/// A reported cell, with its problem.
 struct Told<'a> {
     key: &'a CellKey,
-    /// The field manager of the edit that was undone.
+    /// The field manager whose edit was undone.
     editor: Option<&'a str>,
     /// Kind of the copy.
     kind: &'a str,
@@ -284,15 +284,15 @@ struct Told<'a> {
 }
 
 impl Engine {
-    /// Events to write now.
+    /// Returns the Events to write now.
     pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
         self.at(now);
         self.news.refill(self.now);
         let mut announcements = Vec::new();
-        // Each that is told changes whose turn it is. Of most there may be nothing to tell any
-        // more: they go in one pass.
+        // Each report changes the order of the remaining topics. Most topics may have nothing left
+        // to report; they are dropped in one pass.
         while let Some((topic, news)) = self.next_news() {
-            // The rule's comes first.
+            // The Event about the rule comes first.
             let beside =
                 usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
             let before = announcements.len();
@@ -319,7 +319,7 @@ impl Engine {
         None
     }
 
-    /// When [`Engine::announcements`] has something to say.
+    /// When [`Engine::announcements`] has Events to write.
     pub fn announcements_due(&self) -> Option<Tick> {
         let News {
             pending, refilled, ..
@@ -334,7 +334,7 @@ impl Engine {
         due.min()
     }
 
-    /// Something happened to a cell.
+    /// Adds news about a cell.
     pub(crate) fn happened(
         &mut self,
         rule: &Arc<RuleId>,
@@ -345,7 +345,7 @@ impl Engine {
         self.happened_by(rule, happening, (namespace, cell), None);
     }
 
-    /// A write has undone the edit in its ticket, if there is one.
+    /// Adds the news that a write has undone the edit in its ticket, if there is one.
     pub(crate) fn edit_reverted(&mut self, ticket: &Ticket, cell: &Cell) {
         if let Some((edit, rule)) = ticket.edit.as_ref().zip(self.rule_of(cell)) {
             self.happened_by(
@@ -370,7 +370,7 @@ impl Engine {
         }
     }
 
-    /// A source is not there (any more).
+    /// Adds the news that a source is gone or does not exist.
     pub(crate) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
         if self.settings.role != Role::Keeper {
             return;
@@ -385,8 +385,8 @@ impl Engine {
             let Some(Ok(rule)) = state.map(|state| &state.rule) else {
                 continue;
             };
-            // Copies that stay without their source stay for good: after a restart that is nothing
-            // new.
+            // Copies that their rule retains without their source stay for good. After a restart
+            // that is no news.
             if was_there || rule.retention.when_source_deleted == Retain::Delete {
                 let copies = self.copies_of(&id, source);
                 self.news.add(
@@ -413,8 +413,8 @@ impl Engine {
             .count()
     }
 
-    /// The Events of a topic: one about the rule, then one about a copy in each of its first
-    /// namespaces.
+    /// Returns the Events of a topic: one about the rule, then one about a copy in each of the
+    /// first namespaces.
     fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
         let (id, happening) = topic;
         let rule = self
@@ -490,7 +490,8 @@ impl Engine {
         }
     }
 
-    /// A cell for which the news is still true. `editor` is the field manager that changed it last.
+    /// Returns the report about a cell, if the news is still true. `editor` is the field manager
+    /// that changed the copy last.
     fn still<'a>(
         &'a self,
         id: &Arc<RuleId>,
@@ -539,8 +540,8 @@ impl Engine {
         })
     }
 
-    /// One Event in each of the first namespaces, about its first copy. Users of the namespace can
-    /// read it there.
+    /// Returns one Event in each of the first namespaces, about the first copy there. Users of the
+    /// namespace can read it.
     fn about_copies(
         &self,
         (id, happening): &Topic,
@@ -579,7 +580,8 @@ impl Engine {
         namespaces.filter_map(announce).collect()
     }
 
-    /// The reference to a copy, which need not exist; none if its kind isn't served.
+    /// Returns the reference to a copy, which need not exist. `None`: the API server does not serve
+    /// its kind.
     fn about_copy(&self, (namespace, kind, name): &CellKey) -> Option<ObjectReference> {
         let cell = self.namespaces.get(namespace)?.cell(*kind, name);
         let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
@@ -595,7 +597,7 @@ impl Engine {
     }
 }
 
-/// What is the matter with these cells, in one sentence; none if there are none.
+/// Returns the problem of these cells in one sentence, or `None` without cells.
 fn note(told: &[Told<'_>]) -> Option<String> {
     let Told {
         key: (namespace, _, name),
@@ -615,7 +617,7 @@ fn note(told: &[Told<'_>]) -> Option<String> {
     ))
 }
 
-/// How many namespaces these are, and which: the first three.
+/// Returns the number of namespaces and the names of the first three.
 pub(crate) fn places<T: AsRef<str>>(namespaces: &[T]) -> String {
     let first = namespaces
         .iter()
@@ -641,7 +643,7 @@ fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
     }
 }
 
-/// An Event about something that happened, told apart from others of its reason by a detail.
+/// Builds an Event. `detail` distinguishes it from other Events with the same reason.
 fn announcement(
     (happening, detail): (&Happening, &str),
     regarding: ObjectReference,
@@ -652,8 +654,8 @@ fn announcement(
 ) -> Announcement {
     let reason = happening.reason();
     let uid = regarding.uid.as_deref().unwrap_or_default();
-    // Only of fields that are immutable in an Event and known to every process, so that a successor
-    // continues the series.
+    // The name depends only on fields that every process knows and that cannot change in an Event.
+    // So the next process continues the series.
     let about = |field: &Option<String>| field.clone().unwrap_or_default();
     let (kind, place, object) = (
         about(&regarding.kind),

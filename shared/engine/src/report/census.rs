@@ -1,5 +1,5 @@
-//! Counts the cells of all rules whose statuses are due, each cell once, and a piece at a time:
-//! whoever holds the engine meanwhile keeps everybody else from it.
+//! Counts the cells of all rules whose statuses are due. It visits each cell once and counts a
+//! piece at a time, because the engine can do no other work meanwhile.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,21 +7,22 @@ use mimeo_model::id::RuleId;
 
 use crate::{Engine, tally::Tally};
 
-/// How many cells are looked at in one piece, and a namespace more at most: a few milliseconds.
+/// The number of cells in one piece; the last namespace may exceed it. A piece takes a few
+/// milliseconds.
 const PIECE: usize = 5_000;
 
-/// What has been counted, and what is still to be.
+/// The finished and the remaining part of the count.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
     /// The rules, in the order in which their statuses are written.
     rules: Vec<Arc<RuleId>>,
     tallies: BTreeMap<Arc<RuleId>, Tally>,
-    /// Namespaces with cells of theirs; the next one is the last.
+    /// The namespaces with cells of these rules that are still to be counted. The last one is next.
     places: Vec<Arc<str>>,
 }
 
 impl Census {
-    /// A rule has become another: what was counted says nothing of it.
+    /// Drops a rule that has changed: its count is out of date.
     pub(crate) fn forget(&mut self, id: &RuleId) {
         self.rules.retain(|rule| **rule != *id);
         self.tallies.remove(id);
@@ -29,7 +30,7 @@ impl Census {
 }
 
 impl Engine {
-    /// Begins to count for these rules. Those of the platform, if there are any, come first.
+    /// Begins to count for these rules. `ClusterReplication`s, if there are any, come first.
     pub(crate) fn begin_census(&mut self, rules: Vec<Arc<RuleId>>) {
         let counts =
             |id: &&Arc<RuleId>| self.rules.get(*id).is_some_and(|state| state.rule.is_ok());
@@ -52,8 +53,8 @@ impl Engine {
         });
     }
 
-    /// Counts the next piece. All has been counted: the rules with what their cells come to, in
-    /// their order.
+    /// Counts the next piece. After the last piece, returns the rules with their tallies, in their
+    /// order.
     pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
         let mut census = self.census.take()?;
         let mut looked = 0;
@@ -101,7 +102,7 @@ impl Engine {
         Some(rules.into_iter().map(&mut tally).collect())
     }
 
-    /// How many cells were looked at for statuses so far.
+    /// The number of cells looked at so far for statuses.
     pub fn counted(&self) -> u64 {
         self.counted
     }

@@ -1,4 +1,4 @@
-//! A rule's conditions: the words for how it stands.
+//! The conditions of a rule.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -24,19 +24,20 @@ use crate::{
     tally::Tally,
 };
 
-/// Most namespaces that a message names.
+/// The largest number of namespaces that a message names.
 const NAMED: usize = 5;
-/// Longest message of a condition, in bytes of JSON: those of all conditions have room in a status.
+/// The longest message of a condition, in bytes of JSON. A status has room for the messages of all
+/// conditions.
 const MESSAGE: usize = 2000;
 
-/// Conditions in the making: each keeps its transition time while its status stays (Kubernetes API
-/// conventions).
+/// The conditions of a status in preparation. Each condition keeps its transition time while its
+/// status stays the same (Kubernetes API conventions).
 pub(crate) struct Conditions<'a> {
     pub(crate) old: &'a [Condition],
     pub(crate) wall: Timestamp,
     pub(crate) generation: i64,
     pub(crate) new: Vec<Condition>,
-    /// The same in words that don't depend on the rule.
+    /// The same facts in values that don't depend on the rule.
     pub(crate) told: Told,
 }
 
@@ -69,7 +70,7 @@ impl Conditions<'_> {
     }
 }
 
-/// What is the matter with a rule, if anything is.
+/// The problems of a rule.
 struct Findings<'a> {
     rule: &'a Rule,
     tally: &'a Tally,
@@ -79,7 +80,7 @@ struct Findings<'a> {
 }
 
 impl Findings<'_> {
-    /// Whether copies are on their way, and nothing keeps them.
+    /// True if copies are being written, and no problem holds them up.
     fn pending(&self) -> bool {
         let CopyCounts {
             desired,
@@ -91,7 +92,8 @@ impl Findings<'_> {
         !hindered && failed == 0 && synced < desired
     }
 
-    /// Of all that is the matter the first thing that somebody has to do something about.
+    /// Returns the condition Ready. If there are several problems, it shows the first that a user
+    /// must solve.
     fn ready(&self) -> (bool, ConditionReason, Cow<'_, str>) {
         let CopyCounts {
             desired,
@@ -141,7 +143,7 @@ impl Findings<'_> {
         )
     }
 
-    /// Where copies failed, and what to do about the first.
+    /// Returns the namespaces of the failed copies, and advice for the first failure.
     fn failures(&self) -> String {
         let CopyCounts {
             desired, failed, ..
@@ -174,7 +176,7 @@ impl Findings<'_> {
 }
 
 impl Engine {
-    /// All conditions of a rule that may act, or might if it weren't suspended.
+    /// Sets all conditions of a rule that is active, or would be active if it weren't suspended.
     pub(crate) fn describe(
         &self,
         id: &Arc<RuleId>,
@@ -244,7 +246,7 @@ impl Engine {
         }
     }
 
-    /// Which deletions wait for a person, if some do.
+    /// Sets the condition Stalled if deletions wait for a confirmation.
     fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
         let Some(Held { nonce, .. }) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref())
         else {
@@ -293,7 +295,7 @@ impl Engine {
         );
     }
 
-    /// Whether pods wait for the rule's copies: reason and message.
+    /// Returns whether pods wait for the rule's copies, as reason and message.
     pub(crate) fn pod_gate_word(&self, state: &RuleState) -> (ConditionReason, Cow<'static, str>) {
         if state.pod_gate() == PodGate::None {
             (
@@ -323,12 +325,13 @@ impl Engine {
         }
     }
 
-    /// Whether every live webhook replica has taken in this version of the rule, and every API
-    /// server the webhooks'.
+    /// True if every live webhook replica knows this version of the rule, and every API server
+    /// knows the webhook configurations.
     fn taken_in(&self, state: &RuleState) -> bool {
-        // A replica of before the proof took part in it, one of after it has listed the rule: only
-        // one that has seen nothing yet doesn't know it. Versions are no help here, those of
-        // statuses written since are among them.
+        // If the pod gate is proven, every replica from before took part in the proof. Each later
+        // replica has listed the rule when it started. So only a replica that has seen nothing yet
+        // doesn't know the rule. The spec's version cannot serve here: it may be the version of a
+        // later write of the status.
         let least = if state.pod_gate_proven {
             1
         } else {
@@ -340,7 +343,7 @@ impl Engine {
     }
 }
 
-/// The beginning of a message that takes at most so many bytes of JSON.
+/// Returns the beginning of a message, with at most `most` bytes of JSON.
 fn cut(message: &str, most: usize) -> String {
     let mut left = most;
     let fits = |char: &char| {
@@ -365,7 +368,7 @@ fn copies_are(number: i32) -> String {
     )
 }
 
-/// What was found, and what of it is passed over.
+/// Returns the message for sources that were found, with those that are passed over.
 fn found(choice: &Choice) -> String {
     let more = match choice.passed.len() {
         0 | 1 => String::new(),
@@ -379,7 +382,7 @@ fn found(choice: &Choice) -> String {
     format!("every source was found{}", passed.unwrap_or_default())
 }
 
-/// Whether a status says that the pod gate of this generation is active.
+/// True if a status says that the pod gate of this generation is active.
 pub(crate) fn pod_gate_active(observed: &Observed, generation: i64) -> bool {
     observed
         .iter()

@@ -1,14 +1,14 @@
-//! What people are told.
+//! Reports to users.
 //!
-//! - `status`: what a rule says about itself, and when it is written
-//! - `census`: goes over the cells for all statuses that are due
-//! - `tally`: what it counts, what is planned, and what failed
-//! - `conditions`: a rule's conditions
-//! - `trouble`: what is wrong with its sources
+//! - `status`: the status of a rule, and when it is written
+//! - `census`: counts the cells of all rules whose statuses are due
+//! - `tally`: the counts of a rule, its plan, and its failures
+//! - `conditions`: the conditions of a rule
+//! - `trouble`: the problems with a rule's sources
 //! - `announce`: Events
-//! - `numbers`: what metrics are made of
-//! - `preview`: what a rule would meet that isn't stored yet
-//! - `view`: what has changed of all that, for whoever looks on
+//! - `numbers`: the values for metrics
+//! - `preview`: the effects of a rule that isn't stored yet
+//! - `view`: the changes of all that, for the page that shows them
 
 pub(crate) mod announce;
 pub(crate) mod census;

@@ -1,5 +1,5 @@
-//! What there is, what is under way and how long things took, in numbers: for metrics. None of them
-//! names an object, and none takes work of its own while nothing happens.
+//! Numbers for metrics: the objects, the work in progress and the durations. None of them names an
+//! object, and none causes work while the cluster is idle.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,94 +7,95 @@ use mimeo_model::{condition::ConditionReason, id::RuleKind, outcome::FailureReas
 
 use crate::{Engine, PerKind, cell::Phase};
 
-/// An engine in numbers, as of now.
+/// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Rules, by kind and by status and reason of their condition Ready; the status is none as long
-    /// as it isn't known.
+    /// Rules, by kind and by the status and reason of their condition Ready. The status is `None`
+    /// while it is unknown.
     pub rules: BTreeMap<(RuleKind, Option<bool>, &'static str), usize>,
     /// Rules with a condition Stalled, by kind and reason.
     pub stalled: BTreeMap<(RuleKind, &'static str), usize>,
     /// Copies, by the kind of their rules.
     pub copies: BTreeMap<RuleKind, CopyNumbers>,
-    /// Copies whose deletion is held until a person confirms it, by the kind of their rules; all
-    /// kinds are there.
+    /// Copies whose deletion is held until a user confirms it, by the kind of their rules. Every
+    /// kind has an entry.
     pub held: BTreeMap<RuleKind, usize>,
-    /// What is to be done.
+    /// The cells in the queues.
     pub queued: Queued,
-    /// Marked namespaces: their pods wait for the first copies.
+    /// Namespaces with the pending label: their pods wait for the first copies.
     pub waiting: usize,
     /// Live replicas of the webhook.
     pub webhooks: usize,
-    /// From the moment that a change of a source was seen until a copy had it, by the kind of their
-    /// rules; all kinds are there.
+    /// The time from a source's change, as seen by this process, until a copy had it, by the kind
+    /// of the rule. Every kind has an entry.
     pub copy_lag: BTreeMap<RuleKind, Durations>,
-    /// From the moment that this process saw the mark of a namespace until it took the mark off,
-    /// because all copies were there.
+    /// The time from this process seeing the pending label of a namespace until it removed the
+    /// label. It removes the label when all copies exist.
     pub namespace_lag: Durations,
 }
 
-/// Copies of rules, as their statuses count them.
+/// The copies of rules, as their statuses count them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyNumbers {
-    /// Those that should exist.
+    /// Copies that should exist.
     pub desired: usize,
-    /// Those that exist and are as they should be.
+    /// Copies that exist and are correct.
     pub synced: usize,
-    /// Those that could not be written or deleted, by reason.
+    /// Copies that could not be written or deleted, by reason.
     pub failed: BTreeMap<FailureReason, usize>,
 }
 
-/// Cells that wait for their turn, in the order in which the queues are served.
+/// The cells in the queues, in the order in which the queues are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queued {
-    /// Of namespaces that wait for their copies.
+    /// Cells of namespaces that wait for their copies.
     pub urgent: usize,
-    /// Other ones of `ClusterReplication`s.
+    /// Other cells of `ClusterReplication`s.
     pub normal: usize,
-    /// Those of tenants' rules.
+    /// Cells of Replications.
     pub tenants: usize,
 }
 
-/// What an engine holds, for whoever looks for what is wrong with it.
+/// The contents of an engine, for the diagnosis of problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inside {
-    /// Whether rules and namespaces were seen once.
+    /// True if all rules and namespaces were seen.
     pub primed: bool,
-    /// Whether all that copies are made of was seen, too.
+    /// True if all kinds and sources were seen, too.
     pub informed: bool,
-    /// How many there are of what.
+    /// The number of objects of each sort.
     pub counts: BTreeMap<&'static str, usize>,
 }
 
-/// What a rule's status says, in words that don't depend on the rule.
+/// The status of a rule, in values that don't depend on the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// Status and reason of condition Ready.
+    /// Status and reason of the condition Ready.
     pub(crate) ready: Option<(bool, ConditionReason)>,
-    /// Reason of condition Stalled.
+    /// Reason of the condition Stalled.
     pub(crate) stalled: Option<ConditionReason>,
-    /// Its copies.
+    /// The rule's copies.
     pub(crate) copies: CopyNumbers,
 }
 
-/// How long copies took to come and to change.
+/// The time until copies were created and updated.
 #[derive(Debug, Default)]
 pub(crate) struct Lags {
     /// From a source's change to each of its copies.
     pub(crate) copies: PerKind<Durations>,
-    /// From the mark of a namespace to its removal.
+    /// From the pending label of a namespace to its removal.
     pub(crate) namespaces: Durations,
 }
 
-/// How many things took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
     counts: [u64; BOUNDS.len() + 1],
     sum: Duration,
 }
 
-/// From one write to one that waited until somebody came to mend what kept it.
+/// The bounds reach from the duration of one write to that of a wait until a person fixes a
+/// problem.
 const BOUNDS: [Duration; 15] = [
     Duration::from_millis(5),
     Duration::from_millis(10),
@@ -123,30 +124,31 @@ impl Durations {
         self.sum += duration;
     }
 
-    /// How many took at most so long, and longer than the bound before; the last has none.
+    /// Returns the number of durations for each bound: at most this bound, and longer than the one
+    /// before. The last bucket has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         BOUNDS.into_iter().map(Some).chain([None]).zip(self.counts)
     }
 
-    /// All together.
+    /// The sum of all durations.
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// How many there were.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }
 
 impl Engine {
-    /// All of it in numbers. Takes a look at each rule and namespace, none at a copy: what is said
-    /// of copies is what the rules' statuses said last. Only a keeper that leads knows of any.
+    /// Returns all numbers. This goes over every rule and namespace, but over no copy. The numbers
+    /// of copies are those of the last statuses, which only the leading reconciler has.
     pub fn numbers(&self) -> Numbers {
         let mut numbers = Numbers {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: self.work.queued(),
-            // One that goes gets none, and keeps its mark till the end.
+            // A terminating namespace gets no copies, and keeps its pending label.
             waiting: self
                 .namespaces
                 .values()
@@ -190,7 +192,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// What it holds. Takes a look at every copy: not for each scrape.
+    /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
     pub fn inside(&self) -> Inside {
         let mut counts = BTreeMap::from([
             ("rules", self.rules.len()),

@@ -1,9 +1,9 @@
-//! What people are shown: every rule, and what it has come to in every namespace.
+//! The view for the page that shows every rule and its state in every namespace.
 //!
-//! Mostly nobody looks, so next to nothing is kept for it: every rule and every namespace has the
-//! number of its last change, and of those that ended a few are remembered. Whoever looks has a
-//! [`Cursor`] and asks for what has changed since, in pieces so small that nothing else is held up.
-//! It is names, states and times; never what is in a copy.
+//! Usually no page is open, so the engine keeps little for it. Every rule and every namespace has
+//! the number of its last change, and the last few endings are remembered. A viewer has a
+//! [`Cursor`] and asks for the changes since then. Each piece is so small that it holds up no other
+//! work. A view has names, states and times, and never the content of a copy.
 
 use std::{
     borrow::Cow,
@@ -24,37 +24,38 @@ use crate::{
     tally::{PlannedAction, Standing},
 };
 
-/// Most rules in a piece.
+/// The largest number of rules in a piece.
 const RULES: usize = 64;
-/// Most namespaces in a piece.
+/// The largest number of namespaces in a piece.
 const NAMESPACES: usize = 64;
-/// Most namespaces that are looked at for one piece.
+/// The largest number of namespaces that are looked at for one piece.
 const LOOKED_AT: usize = 1024;
-/// Of so many that ended it is known that they did. Whoever has missed more is shown everything
-/// anew.
+/// The number of endings that are remembered. A viewer that has missed more gets the whole view
+/// again.
 const REMEMBERED: usize = 1024;
 
-/// How a rule stands in a namespace. The later one counts where it has several copies.
+/// The state of a rule in a namespace. If the rule has several copies there, the greatest state
+/// counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// The copy is as it should be.
+    /// The copy is correct.
     Synced,
     /// The rule is suspended.
     Suspended,
-    /// Something is still to be done.
+    /// A request is still needed.
     Pending,
-    /// The copy would be deleted together with so many that a person is to confirm it.
+    /// The deletion of the copy is held until a user confirms it.
     Held,
-    /// It could not be made so.
+    /// The copy could not be written or deleted.
     Failed,
 }
 
-/// How far somebody who looks has been shown everything.
+/// The position of a viewer in the series of changes.
 #[derive(Debug, Default)]
 pub struct Cursor {
     /// All changes up to this one were shown.
     seen: u64,
-    /// The pass under way: up to which change, and where it is.
+    /// The current pass: the change that it leads up to, and its position.
     pass: Option<(u64, Position)>,
 }
 
@@ -64,22 +65,23 @@ enum Position {
     Namespaces(Option<Arc<str>>),
 }
 
-/// A piece of what there is to show.
+/// A piece of the view.
 #[derive(Debug, Default)]
 pub struct View {
-    /// Whatever was shown before is to be forgotten.
+    /// True if the viewer must forget everything from before.
     pub anew: bool,
-    /// What isn't there any more. What comes with the same view may be another one of the name.
+    /// The rules and namespaces that no longer exist. An entry of the same view may be a new object
+    /// of the same name.
     pub ended: Vec<Ended>,
     /// Rules as they are now.
     pub rules: Vec<RuleView>,
     /// Namespaces as they are now.
     pub namespaces: Vec<NamespaceView>,
-    /// Whether that is all for now.
+    /// True if the view is complete for now.
     pub whole: bool,
 }
 
-/// Something that isn't there any more.
+/// A rule or namespace that no longer exists.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ended {
     /// A rule.
@@ -93,52 +95,53 @@ pub enum Ended {
 pub struct RuleView {
     /// Its name.
     pub id: Arc<RuleId>,
-    /// Whether it is suspended.
+    /// True if it is suspended.
     pub suspended: bool,
-    /// What it says of itself; nothing until everything that it would speak of was seen.
+    /// Its status. `None` until everything that the status depends on was seen.
     pub status: Option<ClusterReplicationStatus>,
 }
 
-/// A namespace, and what rules have come to in it.
+/// A namespace, and the states of the rules in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceView {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether it is going.
+    /// True if it is terminating.
     pub terminating: bool,
-    /// In the order of the rules.
+    /// The states, in the order of the rules.
     pub places: Vec<PlaceView>,
 }
 
-/// What one rule has come to in one namespace.
+/// The state of one rule in one namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlaceView {
     /// The rule.
     pub rule: Arc<RuleId>,
     /// The worst of its copies' states.
     pub state: State,
-    /// A word for it: why it failed, or what is to be done. None where the rule itself says why.
+    /// A word for the failure or for the planned action. `None` if the rule itself shows the
+    /// reason.
     pub reason: Option<String>,
-    /// Since when it fails; else when the copy was last changed by Mimeo.
+    /// The start of the failure; without a failure, the time of Mimeo's last change of the copy.
     pub since: Option<Timestamp>,
-    /// How many copies it is about.
+    /// The number of copies.
     pub copies: usize,
-    /// How many of these copies are as they should be.
+    /// The number of correct copies among them.
     pub synced: usize,
 }
 
-/// One copy, for whoever wants to know more.
+/// One copy in detail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyView {
     /// Its kind.
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub state: State,
     /// As in [`PlaceView`].
     pub reason: Option<String>,
-    /// What the reason means here.
+    /// The meaning of the reason in this case.
     pub message: Option<String>,
     /// As in [`PlaceView`].
     pub since: Option<Timestamp>,
@@ -149,12 +152,12 @@ pub struct CopyView {
 pub(crate) struct Changes {
     last: u64,
     ended: VecDeque<(u64, Ended)>,
-    /// What ended up to this one isn't remembered.
+    /// Endings up to this number are no longer remembered.
     forgotten: u64,
 }
 
 impl Changes {
-    /// The number of a change that happens now.
+    /// Returns the number for a change that happens now.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -170,14 +173,14 @@ impl Changes {
         }
     }
 
-    /// Forgets what ended: whoever looks is shown everything anew.
+    /// Forgets all endings. Each viewer then gets the whole view again.
     pub(crate) fn forget(&mut self) {
         self.ended.clear();
         self.forgotten = self.last;
     }
 }
 
-/// A copy, or a place for one, before it is told.
+/// A copy, or a cell for one, before its description is made.
 struct Shown<'a> {
     rule: &'a Arc<RuleId>,
     kind: &'a str,
@@ -203,7 +206,7 @@ impl std::fmt::Display for Word {
     }
 }
 
-/// The moment of asking, by both clocks.
+/// The time of the question, by both clocks.
 #[derive(Clone, Copy)]
 struct Moment {
     now: Tick,
@@ -217,12 +220,12 @@ impl Moment {
 }
 
 impl Engine {
-    /// Whether there is more to show.
+    /// True if the viewer has not seen everything.
     pub fn has_news(&self, cursor: &Cursor) -> bool {
         cursor.pass.is_some() || cursor.seen < self.changes.last
     }
 
-    /// The next piece of what has changed; `wall` is the time now.
+    /// Returns the next piece of the changes; `wall` is the present time.
     pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
         let moment = Moment { now, wall };
         let mut view = View::default();
@@ -259,7 +262,7 @@ impl Engine {
         view
     }
 
-    /// The last one looked at, unless it is the last one that there is.
+    /// Adds changed rules to the view. Returns the last one added if there may be more.
     fn view_rules(
         &self,
         view: &mut View,
@@ -326,7 +329,7 @@ impl Engine {
                 .max()
                 .unwrap_or(State::Pending);
             let alike = || copies.iter().filter(|shown| shown.state == state);
-            // Since the first failure; or the youngest of the copies.
+            // For failures this is the first one, otherwise the latest time of a copy.
             let since = alike().filter_map(|shown| shown.since);
             let since = if state == State::Failed {
                 since.min()
@@ -353,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// The copies of a rule in a namespace, by kind and name.
+    /// Returns the copies of a rule in a namespace, by kind and name.
     pub fn copies(
         &self,
         id: &RuleId,
@@ -378,8 +381,8 @@ impl Engine {
         copies
     }
 
-    /// What there is in a namespace; or only of that rule, and then with the messages that take
-    /// some making.
+    /// Returns the copies in a namespace. With `only`, returns those of one rule, and their
+    /// messages, which take longer to make.
     fn shown<'a>(
         &'a self,
         name: &'a Arc<str>,
@@ -440,7 +443,7 @@ impl Engine {
         all
     }
 
-    /// Returns the rule that wants a copy in the cell, or else the rule that has left one there.
+    /// Returns the rule that wants a copy in the cell, or else the rule that has left a copy there.
     fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
         let wanted = cell.want.and_then(|id| self.slots.get(&id));
         wanted
@@ -487,7 +490,7 @@ impl Engine {
                     .as_ref()
                     .and_then(|failing| at.of(failing.since));
             }
-            // A copy that its rule leaves behind.
+            // The rule leaves this copy behind.
             None if !wanted && action.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if synced => shown.state = State::Synced,
