@@ -1,8 +1,8 @@
-//! Answers of the hooks of namespaces and pods: the mark, the update by which more rules match, the
-//! wait at the pod gate.
+//! Decisions of the hooks for namespaces and pods: the pending label, the update that makes more
+//! rules match, and the wait at the pod gate.
 //!
-//! Decisions only. Waiting, writing and the clock are the caller's, and so is a review's way in and
-//! out ([`review`](mimeo_model::review)).
+//! This file only decides. The caller waits, writes, reads the clock, and decodes and encodes
+//! reviews ([`review`](mimeo_model::review)).
 
 use std::collections::BTreeSet;
 
@@ -21,18 +21,18 @@ use mimeo_model::{
 
 use crate::{AwaitedCopy, Engine, Progress};
 
-/// Where the mark is in a namespace, as a JSON pointer.
+/// The place of the pending label in a namespace, as a JSON pointer.
 const MARK_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
-/// How many copies a message names.
+/// The number of copies that a message names.
 const NAMED: usize = 5;
 
-/// What is known of the rules.
+/// The known rules.
 pub trait Rules {
-    /// Whether every rule was seen once.
+    /// True if every rule was seen.
     fn known(&self) -> bool;
     /// Rules that hold the pods of a namespace with this name and these labels.
     fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId>;
-    /// Whether this replica gave out that token.
+    /// True if this replica issued the nonce `token`.
     fn issued(&self, token: &str) -> bool;
 }
 
@@ -50,44 +50,46 @@ impl Rules for Engine {
     }
 }
 
-/// A mark's value: different for every admission, impossible to guess, and a valid label value.
+/// Returns the value of a new pending label: different for every admission, impossible to guess,
+/// and a valid label value.
 pub fn token(review_uid: &str) -> String {
     format!("{:016x}", Checksum::of(review_uid.as_bytes()).short())
 }
 
-/// What is to be done about a namespace that is created or changed.
+/// The decision about a namespace that is created or changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceDecision {
-    /// What changes in the namespace itself; empty if nothing does.
+    /// The changes of the namespace itself; empty if there are none.
     pub patch: Patch,
-    /// What it does to the mark, for the log.
+    /// The effect on the pending label, for the log.
     pub mark: Mark,
-    /// Whether the namespace has to be marked before the answer, by a write of its own.
+    /// True if the namespace needs the pending label before the answer, by a separate write.
     ///
-    /// Its labels come to match more rules. Set by the same update, the mark would reach API
-    /// servers no sooner than the pods that it is to hold. And no copy is written on the word of a
-    /// request: whoever may not set these labels is told so after this hook, and must not have
-    /// gained anything by trying.
+    /// This is for labels that make more rules match. If the same update set the pending label, API
+    /// servers would learn of it no sooner than of the pods that it must hold. And no copy is
+    /// written because of a request alone. A user that may not set these labels is refused after
+    /// this hook, and must gain nothing by the attempt.
     pub mark_first: bool,
 }
 
-/// What a patch does to the mark.
+/// The effect of a patch on the pending label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Nothing.
+    /// No effect.
     Untouched,
-    /// Sets it to a new token, which from then on is this replica's to redeem.
+    /// The patch sets the label to a new nonce. This replica then writes the copies when it sees
+    /// the label.
     Set,
-    /// Removes one that somebody set in advance.
+    /// The patch removes a label that the request had set in advance.
     Stripped,
-    /// Takes back what somebody did to it.
+    /// The patch undoes the request's change of the label.
     Restored,
 }
 
-/// Decides about the creation or change of a namespace, whatever the subresource. `mimeo_users` may
-/// do to the mark as they like; `token` is the one that a new mark gets.
+/// Decides about the creation or change of a namespace, for any subresource. The users in
+/// `mimeo_users` may change the pending label freely; `token` is the nonce for a new label.
 ///
-/// Deciding twice changes nothing: what carries a token that was issued here is left as it is.
+/// A second decision changes nothing: a label with a nonce that was issued here stays as it is.
 pub fn namespace(
     request: &Request,
     rules: &impl Rules,
@@ -124,7 +126,7 @@ fn created(
         NameHint::Exact,
     );
     let preset = mark(object);
-    // Unknown rules may match.
+    // A rule that is not known yet may match.
     if !rules.known() || !rules.holding(hint, &labels(object)).is_empty() {
         if preset.is_some_and(|preset| rules.issued(preset)) {
             return unchanged();
@@ -159,13 +161,14 @@ fn updated(
     }
     let (before, after) = (labels(old), labels(object));
     let leaving = is_being_deleted(old) || is_being_deleted(object);
-    // Pods of a marked namespace wait anyway, for whatever its labels ask for by then.
+    // The pods of a namespace with the pending label wait anyway. They wait for the copies that its
+    // labels need at that time.
     if leaving || request.dry_run || mark(old).is_some() || before == after {
         return decision;
     }
     let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
     let already = rules.holding(hint, &before);
-    // Unknown rules may match.
+    // A rule that is not known yet may match.
     decision.mark_first = !rules.known()
         || rules
             .holding(hint, &after)
@@ -174,12 +177,12 @@ fn updated(
     decision
 }
 
-/// The mark that a namespace carries.
+/// Returns the pending label of a namespace.
 pub fn mark(namespace: &Value) -> Option<&str> {
     namespace.pointer(MARK_POINTER)?.as_str()
 }
 
-/// A namespace's labels but for the mark.
+/// Returns the labels of a namespace without the pending label.
 fn labels(namespace: &Value) -> Labels {
     let labels = namespace["metadata"]["labels"].as_object();
     let label =
@@ -204,30 +207,30 @@ fn remove_mark() -> Patch {
     patch(json!([{"op": "remove", "path": MARK_POINTER}]))
 }
 
-/// These operations, which are of the patch's own form.
+/// Returns a patch with these operations, which must have the form of a patch.
 pub(crate) fn patch(operations: Value) -> Patch {
     serde_json::from_value(operations).expect("a literal of the patch's own form")
 }
 
-/// The answer to a request that waits at the pod gate.
+/// The answer to a request at the pod gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateDecision {
-    /// Go on.
+    /// Admit the pod.
     Admit {
-        /// What is missing all the same, one sentence.
+        /// The copies that are missing all the same, one sentence each.
         warnings: Vec<String>,
     },
-    /// A copy that is required can't be written now.
+    /// A required copy can't be written now.
     Deny(String),
-    /// Copies are on their way: wait, and when that takes too long come again. The message names
-    /// them.
+    /// Copies are being written. Wait, and if that takes too long, tell the client to retry. The
+    /// message names the copies.
     Wait(String),
-    /// The same where waiting here is of no use: come again at once.
+    /// Copies are being written, but waiting here is of no use. Tell the client to retry at once.
     ComeAgain(String),
 }
 
-/// Decides about a pod (or another kind that waits) in `namespace`, which the API server has seen
-/// marked.
+/// Decides about a pod (or another kind that waits) in `namespace`. The API server has seen the
+/// pending label there.
 pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
     let Progress {
         seen,
@@ -259,7 +262,7 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
             GateDecision::Wait(message)
         };
     }
-    // Each copy has a warning of its own: API servers cut one off after 256 characters.
+    // Each copy has its own warning: API servers cut a warning off after 256 characters.
     let absent: Vec<&AwaitedCopy> = waiting.iter().chain(excused).collect();
     let warning =
         |copy: &&AwaitedCopy| format!("pods in {namespace} start without {copy}. {}", see(copy));
@@ -278,7 +281,7 @@ pub fn still_reading(namespace: &str) -> String {
     format!("pods in {namespace} wait for its copies; Mimeo is still reading the namespace")
 }
 
-/// The first few of these copies, and where there is more about the first.
+/// Returns the first few of these copies, and where users find more about the first.
 fn list(copies: &[AwaitedCopy]) -> String {
     let named: Vec<String> = copies
         .iter()
@@ -295,12 +298,12 @@ fn list(copies: &[AwaitedCopy]) -> String {
     format!("{}{more}{see}", named.join("; "))
 }
 
-/// Where there is more about a copy. (Only `ClusterReplications` hold pods.)
+/// Returns where users find more about a copy. (Only `ClusterReplication`s hold pods.)
 fn see(copy: &AwaitedCopy) -> String {
     format!("See: kubectl describe crepl {}", copy.rule.name)
 }
 
-/// "Not now": the API server passes it on with its `Retry-After`, by which clients come again by
+/// "Not now": the API server passes the answer on with its `Retry-After`, and clients retry by
 /// themselves.
 pub fn come_again(message: String) -> Verdict {
     Verdict::Deny {
@@ -311,7 +314,7 @@ pub fn come_again(message: String) -> Verdict {
     }
 }
 
-/// "No, unless something changes."
+/// "No, until the cause changes."
 pub fn forbid(message: String) -> Verdict {
     Verdict::Deny {
         code: 403,
@@ -332,8 +335,8 @@ mod tests {
         review::{GroupVersionResource, User},
     };
 
-    /// A rule `gold` that holds namespaces labelled tier=gold, and a rule `team` for names that
-    /// begin with `team-`.
+    /// Two rules: `gold` holds namespaces labelled tier=gold, and `team` holds names that begin
+    /// with `team-`.
     struct Fake {
         known: bool,
     }
@@ -405,7 +408,7 @@ mod tests {
         namespace(request, rules, &["mimeo".into()], "fresh")
     }
 
-    /// The mark after the decision's patch.
+    /// Returns the pending label after the decision's patch.
     #[track_caller]
     fn patched(request: &Request, decision: &NamespaceDecision) -> Option<String> {
         let mut object = request.object.clone().unwrap();

@@ -28,9 +28,9 @@ pub enum Belief {
     Vanished(Uid),
     /// Only the label was removed: the object still exists.
     Hidden(Uid),
-    /// The answer to a request said that an object exists here, or that the object isn't the
-    /// expected one. A read must show which object it is. The uid is that of Mimeo's own copy, if
-    /// one was here before.
+    /// The answer to a request said: an object exists here, or the object isn't the expected one. A
+    /// read must show which object it is. The uid is that of Mimeo's own copy, if one was here
+    /// before.
     Taken(Option<Uid>),
     /// An object, whether Mimeo owns it or not.
     Present(Box<Seen>),
@@ -38,8 +38,8 @@ pub enum Belief {
 
 /// The baseline for later comparisons: the state of an object at a certain moment. The moment is
 /// the first time that this process saw the object. Later it is Mimeo's last write, or the last
-/// comparison that found the copy correct. A difference from the baseline shows that another client
-/// has changed the object since, even if Mimeo did not react at that time.
+/// comparison that found the copy correct. A difference from the baseline means a change by another
+/// client since then. It still counts as one if Mimeo did not react to it at that time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Basis {
     /// The resourceVersion at that moment.
@@ -103,8 +103,8 @@ pub struct Cell {
     pub unseen: u64,
     /// The number of the last listing of the kind that showed the object.
     pub listing: u8,
-    /// The loss for which the deletion of the copy was approved. Either its sweep (the pending
-    /// prune of one rule) stayed under the limit, or a user confirmed the deletion.
+    /// The loss that led to an approved deletion of the copy. Either its sweep (the pending prune
+    /// of one rule) stayed under the limit, or a user confirmed the deletion.
     pub condemned: Option<Why>,
     /// True if the API server refuses to change the object into the wanted copy. Mimeo must delete
     /// the object first.
@@ -331,7 +331,7 @@ pub enum Reference {
 }
 
 impl Cell {
-    /// A cell whose state is unknown.
+    /// A cell in an unknown state.
     pub fn new(kind: KindId, name: Arc<str>) -> Self {
         Self {
             kind,
@@ -391,7 +391,7 @@ impl Cell {
     }
 
     /// True if the object here makes a create needless for good. Either it is Mimeo's own copy, or
-    /// it is another object that stays and that the policy does not overwrite.
+    /// it is another object, which stays and which the policy does not overwrite.
     pub fn shows_seed(&self, policy: ConflictPolicy) -> bool {
         match &self.belief {
             Belief::Present(seen) => {

@@ -60,7 +60,7 @@ impl Slot {
 pub(crate) struct Slots {
     by_id: BTreeMap<SlotId, Slot>,
     by_object: BTreeMap<Object, BTreeSet<SlotId>>,
-    /// Copy names that are the same in all namespaces, each with the number of slots that use it.
+    /// Copy names that are the same in all namespaces, each with the number of its slots.
     names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
     last: u32,
 }
@@ -130,7 +130,7 @@ impl Slots {
         self.by_id.get_mut(id)
     }
 
-    /// Returns the rule that wants the cell, or else the rule whose copy is in it.
+    /// Returns the rule that wants the cell, or else the rule of the copy in it.
     pub(crate) fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
         let wanted = cell
             .want
@@ -190,7 +190,7 @@ impl CopyName {
         }
     }
 
-    /// Returns the first variable of the name that has no value in that namespace.
+    /// Returns the first variable of the name without a value in that namespace.
     pub fn unset_at(&self, place: Place<'_>) -> Option<&Variable> {
         match self {
             Self::Alike(_) => None,

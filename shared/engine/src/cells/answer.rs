@@ -400,8 +400,9 @@ impl Engine {
     }
 
     /// True if Mimeo may delete an object that it cannot change, and create it again. The object
-    /// must be Mimeo's copy, or the rule must say `Overwrite`. The kind must be one whose objects
-    /// have no dependants: a workload, a volume or a Service would lose its own with it.
+    /// must be Mimeo's copy, or the rule must say `Overwrite`. Other objects must not depend on
+    /// objects of the kind: the deletion of a workload, a volume or a Service would take its
+    /// dependants along.
     fn replaces(&self, cell: &Cell) -> bool {
         let GroupKind { group, kind } = &self.kinds[cell.kind].group_kind;
         let harmless = match &**group {

@@ -223,9 +223,9 @@ impl Engine {
         step
     }
 
-    /// Returns the step that makes the cell what its slot wants, as far as the wishes of all rules
-    /// allow. The caller checks whether the rule is active, and whether the necessary facts are
-    /// known.
+    /// Returns the step that gives the cell the state wanted by its slot, if the wishes of all
+    /// rules allow it. The caller checks whether the rule is active, and whether the necessary
+    /// facts are known.
     pub(crate) fn aim(
         &self,
         slot: &Slot,

@@ -76,7 +76,7 @@ impl Engine {
                 }
             }
         }
-        // A webhook replica watches no copies, so it forgets an unwanted cell at once.
+        // A webhook replica watches no copies, so it forgets a cell once no rule wants it.
         let keeps = self.settings.role == Role::Keeper;
         let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
         namespace
@@ -212,9 +212,9 @@ impl Engine {
     }
 
     /// Sets the timer for the next verification of a copy, at the end of the rule's resync period.
-    /// The copy's name determines its moment in the period, so the copies are not all verified at
-    /// once. The moment is always the same. So the copy has one timer, however often a plan finds
-    /// it correct.
+    /// The namespace and name determine a copy's moment in the period, so the copies are not all
+    /// verified at once. The moment is always the same. So the copy has one timer, however often a
+    /// plan finds it correct.
     fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let due = self.resync_of(cell).map(|period| {

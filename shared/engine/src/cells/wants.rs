@@ -60,7 +60,7 @@ impl Unmet {
     }
 }
 
-/// Says that another rule has a copy, for users that look at the rule without it.
+/// Says that another rule has a copy. The message is for users of the rule without it.
 pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String {
     // A tenant may know everything about its own namespace. About the rules of other tenants a
     // tenant may know nothing else.
@@ -185,7 +185,7 @@ impl Engine {
                 let copy = slot.name.at(namespace.place(name));
                 let kind = &self.kinds[slot.kind].group_kind;
                 if self.is_own_source(state, kind, name, &copy) {
-                    continue; // A source is never written, be it for the copy of another one.
+                    continue; // A source is never written, not even as a copy.
                 }
                 if !slot.granted || !given.covers(kind, &copy) {
                     continue;

@@ -7,8 +7,8 @@ use std::{
 
 use crate::clock::Tick;
 
-/// The event that must follow before this replica may write the copies of a namespace that it
-/// labelled.
+/// The awaited event after this replica set a pending label. Once it has happened, this replica may
+/// write the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// The namespace must appear: it is being created.

@@ -130,8 +130,8 @@ impl Engine {
         Some(all)
     }
 
-    /// Returns the step for a copy whose rule or source is lost. The copy is deleted if the loss
-    /// was deliberate. Otherwise it is collected with the rule's other losses.
+    /// Returns the step for a copy that has lost its rule or its source. The copy is deleted if the
+    /// loss was deliberate. Otherwise it is collected with the rule's other losses.
     fn decide_lost(
         &mut self,
         how: Option<HowGone>,

@@ -1,5 +1,5 @@
-//! The fate of copies that no rule wants or that have no source. Deletions and the plan of a
-//! suspended rule both use this one decision.
+//! The fate of copies without a source, and of copies that no rule wants. Deletions and the plan of
+//! a suspended rule both use this one decision.
 
 use mimeo_model::{
     choices::Retain,
@@ -84,7 +84,7 @@ impl Engine {
         if seen.left_by_another(&rule.uid) {
             return Disposal::Keep(Leave::Retained);
         }
-        // A copy whose own source is lost is deleted even if other copies are made from it.
+        // A copy that has lost its own source is deleted even if other copies are made from it.
         if let Some(disposal) = self.unselected(rule, name, &namespace.labels, cell) {
             return disposal;
         }
@@ -121,8 +121,8 @@ impl Engine {
         if seen.deleting || seen.source != source_hash(&slot.source.to_string()) {
             return keep;
         }
-        // A rule deletes no copy that a former rule of its name retained and that it has never
-        // written itself.
+        // A former rule of the same name retained this copy. The present rule has never written it,
+        // and so doesn't delete it.
         if seen.left_by_another(&rule.uid) {
             return Disposal::Keep(Leave::Retained);
         }
@@ -146,9 +146,9 @@ impl Engine {
         Disposal::SourceGone(vec![slot.source.clone()])
     }
 
-    /// Returns the fate of a copy whose source the rule's selectors no longer find, if that is why
-    /// no rule wants the copy. It is treated like a copy of a named source that was deleted.
-    /// Without a grant the findings of a selector are unknown, so such a copy is not decided here.
+    /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
+    /// its source. It is treated like a copy of a named source that was deleted. Without a grant
+    /// the findings of a selector are unknown, so such a copy is not decided here.
     fn unselected(
         &self,
         rule: &Rule,

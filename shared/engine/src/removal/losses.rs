@@ -14,9 +14,9 @@ use crate::{cell::Why, clock::Tick};
 
 pub(crate) type CellKey = (Arc<str>, KindId, Arc<str>);
 
-/// Why a copy is lost, and since when without a break. A copy that is written for labels that this
-/// process has not seen yet is unmatched for a moment. That moment must not complete the collecting
-/// time of another loss.
+/// Why a copy is lost, and since when without a break. A copy may be written for labels that this
+/// process has not seen yet. Then it is unmatched for a moment. That moment must not complete the
+/// collecting time of another loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) why: Why,
@@ -26,7 +26,7 @@ pub(crate) struct Loss {
 /// Copies that wait for a user's confirmation. Later losses are not added to them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// The value by which a user confirms the deletion.
+    /// The nonce that confirms the deletion when a user repeats it.
     pub(crate) nonce: Box<str>,
     pub(crate) copies: BTreeMap<CellKey, Uid>,
 }

@@ -1,6 +1,6 @@
 //! Why Mimeo may delete a copy.
 //!
-//! - `disposal`: the fate of copies that no rule wants or that have no source
+//! - `disposal`: the fate of copies without a source, and of copies that no rule wants
 //! - `collect`: whether such copies may be deleted now
 //! - `absent`: how rules and sources disappeared
 //! - `losses`: the lost copies of each rule

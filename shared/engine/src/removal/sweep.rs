@@ -19,7 +19,7 @@ use crate::{
     work::Timer,
 };
 
-/// A held deletion of copies whose rule no longer exists. It has the facts that the rule's status
+/// A held deletion of copies after the end of their rule. It has the facts that the rule's status
 /// would show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldDeletion<'a> {
@@ -142,9 +142,9 @@ impl Engine {
         self.mark_status_due(&id);
     }
 
-    /// Ends the collecting time of a rule's sweep. The copies that have been lost for that long may
-    /// be deleted, unless the rule has lost too much in all. A held deletion is reviewed each time,
-    /// because the loss may have been undone.
+    /// Ends the collecting time of a rule's sweep. Copies that have been lost for the whole time
+    /// may be deleted, unless the rule has lost too much in all. A held deletion is reviewed each
+    /// time, because the loss may have been undone.
     pub(crate) fn end_sweep(&mut self, id: &Arc<RuleId>) {
         if self.sweeps.get(id).is_none_or(|sweep| sweep.due > self.now) {
             return;

@@ -160,7 +160,7 @@ pub(crate) struct News {
 #[derive(Debug)]
 struct Pending {
     due: Tick,
-    /// The concerned cells, each with the field manager whose edit was undone, if it is known.
+    /// The concerned cells, each with the field manager of the undone edit, if it is known.
     cells: BTreeMap<CellKey, Option<Box<str>>>,
     /// The number of concerned copies that are not reported one by one.
     copies: usize,
@@ -236,8 +236,8 @@ impl News {
     }
 
     /// Returns the topics to report now, in order. Restored edits come last. Within the rest,
-    /// `ClusterReplication`s come first. Then come the namespaces whose Replications had the fewest
-    /// recent reports.
+    /// `ClusterReplication`s come first. Then come the Replications of the namespaces with the
+    /// fewest recent reports.
     fn due(&self, now: Tick) -> Vec<Topic> {
         let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
         for (id, _) in self.told.keys() {
@@ -276,7 +276,7 @@ impl News {
 /// A reported cell, with its problem.
 struct Told<'a> {
     key: &'a CellKey,
-    /// The field manager whose edit was undone.
+    /// The field manager of the undone edit.
     editor: Option<&'a str>,
     /// Kind of the copy.
     kind: &'a str,
@@ -530,7 +530,7 @@ impl Engine {
             Happening::CopyRecreated => {
                 "deleted and created again, because the API server does not allow the change in place".into()
             }
-            Happening::SourceGone(_) => return None, // It is told of the rule alone.
+            Happening::SourceGone(_) => return None, // Only the rule has an Event for this.
         };
         Some(Told {
             key,
@@ -654,8 +654,8 @@ fn announcement(
 ) -> Announcement {
     let reason = happening.reason();
     let uid = regarding.uid.as_deref().unwrap_or_default();
-    // The name depends only on fields that every process knows and that cannot change in an Event.
-    // So the next process continues the series.
+    // The name depends only on fields that every process knows. They also cannot change in an
+    // Event. So the next process continues the series.
     let about = |field: &Option<String>| field.clone().unwrap_or_default();
     let (kind, place, object) = (
         about(&regarding.kind),

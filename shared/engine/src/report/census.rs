@@ -1,5 +1,5 @@
-//! Counts the cells of all rules whose statuses are due. It visits each cell once and counts a
-//! piece at a time, because the engine can do no other work meanwhile.
+//! Counts the cells of all rules with due statuses. It visits each cell once and counts a piece at
+//! a time, because the engine can do no other work meanwhile.
 
 use std::{collections::BTreeMap, sync::Arc};
 

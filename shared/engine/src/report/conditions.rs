@@ -284,7 +284,7 @@ impl Engine {
         conditions: &mut Conditions<'_>,
     ) {
         if rule.id.kind == RuleKind::Replication {
-            return; // It can have none.
+            return; // A Replication has no pod gate.
         }
         let (reason, message) = self.pod_gate_word(state);
         conditions.set(
@@ -368,7 +368,7 @@ fn copies_are(number: i32) -> String {
     )
 }
 
-/// Returns the message for sources that were found, with those that are passed over.
+/// Returns the message for found sources. It names the first source that is passed over.
 fn found(choice: &Choice) -> String {
     let more = match choice.passed.len() {
         0 | 1 => String::new(),

@@ -1,14 +1,14 @@
 //! Reports to users.
 //!
 //! - `status`: the status of a rule, and when it is written
-//! - `census`: counts the cells of all rules whose statuses are due
+//! - `census`: counts the cells of all rules with due statuses
 //! - `tally`: the counts of a rule, its plan, and its failures
 //! - `conditions`: the conditions of a rule
 //! - `trouble`: the problems with a rule's sources
 //! - `announce`: Events
 //! - `numbers`: the values for metrics
 //! - `preview`: the effects of a rule that isn't stored yet
-//! - `view`: the changes of all that, for the page that shows them
+//! - `view`: the changes of rules and namespaces, for the page that shows them
 
 pub(crate) mod announce;
 pub(crate) mod census;

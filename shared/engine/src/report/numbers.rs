@@ -17,8 +17,8 @@ pub struct Numbers {
     pub stalled: BTreeMap<(RuleKind, &'static str), usize>,
     /// Copies, by the kind of their rules.
     pub copies: BTreeMap<RuleKind, CopyNumbers>,
-    /// Copies whose deletion is held until a user confirms it, by the kind of their rules. Every
-    /// kind has an entry.
+    /// Copies with a deletion that is held until a user confirms it, by the kind of their rules.
+    /// Every kind has an entry.
     pub held: BTreeMap<RuleKind, usize>,
     /// The cells in the queues.
     pub queued: Queued,

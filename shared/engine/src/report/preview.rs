@@ -1,5 +1,5 @@
-//! What a rule would meet if it were stored as it is: told to the one who writes it, before
-//! anything is done.
+//! A preview of the effects of a rule that is about to be stored. The author sees it before Mimeo
+//! does anything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,21 +16,22 @@ use mimeo_model::{
 
 use crate::{Engine, announce::places, wants::rank};
 
-/// What a rule would meet.
+/// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Preview {
-    /// Namespaces that it selects, terminating ones left out.
+    /// Number of namespaces that the rule selects, without terminating ones.
     pub matching: usize,
-    /// All namespaces, likewise.
+    /// Number of all namespaces, without terminating ones.
     pub all: usize,
-    /// Namespaces that it selected before and doesn't any more.
+    /// Number of namespaces that the rule selected before and no longer selects.
     pub lost: usize,
-    /// If it selects none: the beginning of one of its patterns, and how many more namespaces it
-    /// would select if the pattern ended with `.*` there. Who writes `team-` means all of these,
-    /// but a pattern matches whole names.
+    /// Set if the rule selects no namespace. The text is the beginning of one of the rule's
+    /// patterns. The number is that of the namespaces that the pattern would select if it ended
+    /// with `.*` there. A user that writes `team-` means all of these, but a pattern matches whole
+    /// names.
     pub beginning: Option<(String, usize)>,
-    /// Copies that another rule wants, too, and that this one didn't want before; those in most
-    /// namespaces first.
+    /// Copies that this rule begins to want although another rule wants them, too. The copies in
+    /// the most namespaces come first.
     pub contests: Vec<Contest>,
 }
 
@@ -39,31 +40,31 @@ pub struct Preview {
 pub struct Contest {
     /// The other rule.
     pub other: Arc<RuleId>,
-    /// The copy's kind.
+    /// Kind of the copy.
     pub kind: GroupKind,
-    /// Its name.
+    /// Name of the copy.
     pub name: Arc<str>,
-    /// Whether the other rule comes first. Unless this one's copy is there already, it has the copy
-    /// then.
+    /// True if the other rule has the higher rank. Then it gets the copy, unless this rule's copy
+    /// already exists.
     pub lost: bool,
-    /// In which namespaces: at least these.
+    /// Namespaces with this conflict. There may be more.
     pub namespaces: Vec<Arc<str>>,
 }
 
 impl Contest {
-    /// In which namespaces, for people.
+    /// Returns these namespaces as text for users.
     pub fn places(&self) -> String {
         places(&self.namespaces)
     }
 }
 
-/// Most names of copies that are compared to find out which other rules want the same: the engine
-/// does nothing else meanwhile.
+/// The largest number of copy names that one preview compares to find competing rules. The engine
+/// does no other work meanwhile.
 const QUESTIONS: usize = 50_000;
 
 impl Engine {
-    /// What `rule` would meet among the namespaces and rules that are known, with all the `sources`
-    /// that it would have; `before` is the rule as it is stored.
+    /// Returns the effects of `rule` with all the `sources` that it would have, among the known
+    /// namespaces and rules. `before` is the rule as it is stored.
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
         let rivals = self.rivals(rule, sources);
@@ -118,7 +119,7 @@ impl Engine {
                 kind,
                 ..
             } = &rivals[index];
-            // Whose copy is there is not known here.
+            // The owner of an existing copy is not known here.
             let lost =
                 rank(id, Some(other.created), None) < rank(&rule.id, Some(rule.created), None);
             Contest {
@@ -136,9 +137,9 @@ impl Engine {
         preview
     }
 
-    /// For a rule whose patterns match no namespace: the text that a pattern begins with, and how
-    /// many namespaces have names that begin with it. A user who writes `team-` and means every
-    /// name that begins so is told to write `team-.*`.
+    /// Returns the first text of a pattern, and the number of namespaces with names that begin with
+    /// it. It is for a rule with patterns that match no namespace. A user that writes `team-` for
+    /// all such names is advised to write `team-.*`.
     fn beginning(&self, rule: &Rule) -> Option<(String, usize)> {
         let count = |target: &Target| {
             let alive = self
@@ -160,10 +161,11 @@ impl Engine {
         beginnings.find(|(_, count)| *count > 0)
     }
 
-    /// What a tenant's rule would meet in its own namespace, of the platform's rules and of others
-    /// in that namespace. Of what there is elsewhere, and of other tenants' rules, nothing is to be
-    /// told. So rules count that have copies there, or are about to: what one that doesn't act
-    /// would copy, and by that what there is, the tenant can't see.
+    /// Returns the copies of a Replication in its own namespace that other rules want, too. These
+    /// are `ClusterReplication`s and Replications of that namespace. A tenant must learn nothing
+    /// about objects elsewhere and about the rules of other tenants. So only active rules count:
+    /// their copies exist there, or soon will. An inactive rule would reveal which objects it would
+    /// copy, and so their existence.
     pub fn contests_at_home(
         &self,
         rule: &Rule,
@@ -241,11 +243,13 @@ impl Engine {
         found.into_iter().map(contest).collect()
     }
 
-    /// Other rules that make a copy of a kind and name that this one makes, too, wherever that is.
+    /// Returns the other rules that make a copy of the same kind and name as this rule, in any
+    /// namespace.
     fn rivals(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<Rival<'_>> {
         let own: Vec<(GroupKind, Template)> = rule.copies(sources).collect();
         let mut found = BTreeSet::new();
-        // To a tenant's rule the platform's loses nothing, and a tenant's is told nothing here.
+        // This preview is for `ClusterReplication`s, which lose no copy to a Replication.
+        // `contests_at_home` is the one for Replications.
         let others = self
             .slots
             .values()

@@ -1,4 +1,4 @@
-//! What a rule says about itself, and when it is written.
+//! The status of a rule, and when it is written.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     work::Timer,
 };
 
-/// The status that a rule carries, as its author's API server shows it.
+/// The status that a rule carries, as the API server shows it.
 pub type Observed = Option<ClusterReplicationStatus>;
 
 /// A status to write.
@@ -32,39 +32,39 @@ pub type Observed = Option<ClusterReplicationStatus>;
 pub struct StatusUpdate {
     /// The rule.
     pub id: RuleId,
-    /// All of its status.
+    /// The whole status.
     pub status: ClusterReplicationStatus,
 }
 
-/// What is known of the webhook's replicas.
+/// The known state of the webhook's replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Webhooks {
-    /// For each replica whose Lease is live: the highest resourceVersion of a rule that it has
-    /// taken in.
+    /// For each replica with a live Lease: the highest resourceVersion of a rule that the replica
+    /// has processed.
     pub seen: Vec<u64>,
-    /// A sentence for people while another client keeps changing the hooks of namespaces and pods.
+    /// A sentence for users while another client keeps changing the hooks of namespaces and pods.
     pub contested: Option<Arc<str>>,
 }
 
-/// When a rule's status was written and whether it must be again.
+/// When the status of a rule was written, and whether it must be written again.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     due: bool,
     not_before: Tick,
     observed: Observed,
-    /// Whether what was to be written last could not be.
+    /// True if the last write of the status failed.
     unwritten: bool,
-    /// When a copy was last written or deleted, until it is told by the clock on the wall.
+    /// When a copy was last written or deleted. It is `None` again once `last_sync` has that time.
     synced: Option<Tick>,
-    /// The same by that clock, read once: read again it would differ by a moment, and a second's
-    /// end may lie in it.
+    /// The same by the wall clock, which is read once. A second reading would differ by a moment,
+    /// and so perhaps by a full second in the status.
     last_sync: Option<Timestamp>,
-    /// What was said last.
+    /// The values of the last status.
     told: Told,
 }
 
 impl Book {
-    /// Has it written soon.
+    /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
         self.due = true;
     }
@@ -74,8 +74,8 @@ impl Book {
         self.due = true;
     }
 
-    /// What the rule carries. The webhook goes by it, so whatever somebody else made of it is put
-    /// right.
+    /// Records the status that the rule carries. The webhook relies on it, so a change by another
+    /// client makes the status due again.
     pub(crate) fn observe(&mut self, observed: Observed) {
         self.due |= self.observed.is_some() && self.observed != observed;
         self.observed = observed;
@@ -85,32 +85,32 @@ impl Book {
         &self.told
     }
 
-    /// What people are shown.
+    /// The status for users.
     pub(crate) fn observed(&self) -> &Observed {
         &self.observed
     }
 }
 
-/// Statuses are written at most this often per rule.
+/// The shortest time between two status writes of one rule.
 const PACE: Duration = Duration::from_secs(1);
-/// A configuration change reaches every API server within this time.
+/// A webhook configuration reaches every API server within this time.
 pub(crate) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const SOURCES: usize = 32;
-/// Longest status, in bytes of JSON. Names may be so long that fewer fit in than are told
-/// otherwise, and whoever watches rules gets all of it with each change.
+/// The longest status, in bytes of JSON. With very long names, fewer entries fit than the other
+/// limits allow. Each client that watches rules receives the whole status with each change.
 const LONGEST: usize = 16 * 1024 - 1;
-/// Most statuses at once; they are written one by one.
+/// The largest number of statuses at once; they are written one by one.
 const BATCH: usize = 128;
 
 impl Engine {
-    /// The webhook's replicas, as their Leases show them.
+    /// Records the webhook's replicas, as their Leases show them.
     pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
         self.at(now);
         if self.webhooks == webhooks {
             return;
         }
         match (self.webhooks.seen.is_empty(), webhooks.seen.is_empty()) {
-            // The first since there were none has just registered the hooks.
+            // No replica was alive before, so the first one has just registered the hooks.
             (true, false) => {
                 self.webhooks_since = self.now;
                 self.work.timer(self.now + HOOKS_KNOWN, Timer::Rules);
@@ -138,8 +138,8 @@ impl Engine {
         }
     }
 
-    /// Statuses that are due, as of the time `wall`. None while there is more to count than a
-    /// moment takes: then [`Engine::counts`], and it is to be asked again.
+    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
+    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
         self.at(now);
         self.plan();
@@ -157,13 +157,12 @@ impl Engine {
             .collect()
     }
 
-    /// Whether statuses are being counted.
+    /// True if a count for statuses is in progress.
     pub fn counts(&self) -> bool {
         self.census.is_some()
     }
 
-    /// The next rules whose statuses are due. What happens to them from here on makes them due
-    /// again.
+    /// Returns the next rules with due statuses. Later events make their statuses due again.
     fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
         let due = self
             .rules
@@ -172,13 +171,13 @@ impl Engine {
         let mut due: Vec<(Tick, Arc<RuleId>)> = due
             .map(|(id, state)| (state.status.not_before, id.clone()))
             .collect();
-        // However many rules a tenant has: the platform's come first, and after them who has waited
-        // for longest.
+        // `ClusterReplication`s come first, however many rules a tenant has. After them the rules
+        // come that have waited longest.
         due.sort_by(|(since, id), (other, than)| (id.kind, since).cmp(&(than.kind, other)));
         let mut rules = Vec::new();
         for (_, id) in due.into_iter().take(BATCH) {
-            // Half a picture is none: after a start the status stays what it was until everything
-            // it speaks of was seen.
+            // A status with partial facts would mislead. After a start, the status stays as it was
+            // until all of its facts are known.
             let known = self
                 .rules
                 .get(&id)
@@ -196,7 +195,7 @@ impl Engine {
         rules
     }
 
-    /// When [`Engine::statuses`] has something to say again.
+    /// When [`Engine::statuses`] may return statuses again.
     pub fn status_due(&self) -> Option<Tick> {
         self.rules
             .values()
@@ -205,7 +204,7 @@ impl Engine {
             .min()
     }
 
-    /// A status could not be written.
+    /// Records that a status could not be written.
     pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
         if let Some(state) = self.rules.get_mut(id) {
@@ -342,7 +341,8 @@ impl Engine {
 
     fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
         let version = match self.sources.get(source) {
-            // Read for another rule it is nothing to this one.
+            // A rule without the consent to read a source must not learn its version from another
+            // rule's read.
             Some(SourceState::Found { version, .. })
                 if !source.is_inline() && self.may_read(id, source) =>
             {
@@ -360,7 +360,7 @@ impl Engine {
     }
 }
 
-/// The first source, and how many more there are; none if there is no source.
+/// Returns the first source and the number of further sources, or `None` without sources.
 fn source_text(sources: &[SourceRef]) -> Option<String> {
     let (first, more) = sources.split_first()?;
     let kind = &first.gvk.kind;
@@ -375,9 +375,9 @@ fn source_text(sources: &[SourceRef]) -> Option<String> {
     })
 }
 
-/// As much of a status as may be written: all of its conditions and numbers, and of its lists what
-/// there is room for. Sources go first, since they stand in the rule or follow from it; what has
-/// failed goes last.
+/// Shortens a status to the limit. It keeps all conditions and numbers, and as many list entries as
+/// fit. Sources are removed first, because they are in the rule or follow from it. Failures are
+/// removed last.
 fn shortened(mut status: ClusterReplicationStatus) -> ClusterReplicationStatus {
     let mut over = json_size(&status).saturating_sub(LONGEST);
     shorten(&mut status.sources, &mut over);
@@ -388,7 +388,7 @@ fn shortened(mut status: ClusterReplicationStatus) -> ClusterReplicationStatus {
     status
 }
 
-/// Takes the last ones away until nothing is over. A comma more goes with each.
+/// Removes the last items until the excess is gone. Each removal also removes a comma.
 fn shorten<T: Serialize>(items: &mut Vec<T>, over: &mut usize) {
     while *over > 0
         && let Some(item) = items.pop()
@@ -398,7 +398,7 @@ fn shorten<T: Serialize>(items: &mut Vec<T>, over: &mut usize) {
 }
 
 fn json_size(value: &impl Serialize) -> usize {
-    // Nothing in a status has a key that isn't text, so there is no error.
+    // All keys in a status are text, so serialization cannot fail.
     serde_json::to_vec(value).map_or(0, |json| json.len())
 }
 
@@ -415,7 +415,7 @@ fn failure(
 }
 
 fn ago(wall: Timestamp, age: Duration) -> Option<Timestamp> {
-    // API times have whole seconds.
+    // Times in the Kubernetes API have whole seconds.
     let then = wall.checked_sub(age).ok()?;
     Timestamp::from_second(then.as_second()).ok()
 }

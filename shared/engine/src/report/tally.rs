@@ -1,4 +1,4 @@
-//! What the cells of a rule come to: each by itself, and all of them counted.
+//! The state of each cell for its rule, and the counts of all cells of a rule.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
@@ -16,16 +16,17 @@ use crate::{
     cell::{Cell, Leave, Step, Why},
 };
 
-/// What is to be done about a cell, as a plan tells it.
+/// The planned action for a cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlannedAction {
-    /// A copy is to come.
+    /// A copy will be created.
     Create,
-    /// A copy is to change.
+    /// A copy will change.
     Update,
-    /// A copy is to go.
+    /// A copy will be deleted.
     Delete,
-    /// What is there keeps the copy away: it isn't the rule's, or is on its way out and not gone.
+    /// The present object keeps the copy away: it is not the rule's copy, or it is being deleted
+    /// and still exists.
     Conflict,
 }
 
@@ -35,27 +36,27 @@ impl fmt::Display for PlannedAction {
     }
 }
 
-/// Most failures that are told of a rule.
+/// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
 const PLANNED: usize = 20;
 
-/// Namespace, kind and name: the order in which failures are told.
+/// Namespace, kind and name: the order in which failures are reported.
 pub(crate) type CellName = (Arc<str>, String, Arc<str>);
 
-/// What one cell has come to for a rule that wants a copy there, or whose copy is there though it
-/// wants none.
+/// The state of one cell for a rule. The rule wants a copy there, or has left a copy there that it
+/// no longer wants.
 pub(crate) struct Standing<'a> {
-    /// Whether a copy is wanted.
+    /// True if the rule wants a copy.
     pub(crate) wanted: bool,
-    /// Whether it is as it should be.
+    /// True if the copy is correct.
     pub(crate) synced: bool,
-    /// What is to be done about it.
+    /// The planned action.
     pub(crate) action: Option<PlannedAction>,
-    /// Why it isn't as it should be: a stable word, and a sentence for people.
+    /// The failure: a stable reason, and a sentence for users.
     pub(crate) failure: Option<(FailureReason, Cow<'a, str>)>,
 }
 
-/// What the cells of one rule come to.
+/// The counts of the cells of one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) copies: CopyCounts,
@@ -66,7 +67,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// The plan with the first of its copies.
+    /// Returns the plan with its first copies.
     pub(crate) fn planned(&self) -> Plan {
         let copies = self.planned.iter().map(planned).collect();
         Plan {
@@ -75,7 +76,7 @@ impl Tally {
         }
     }
 
-    /// The copies, and how many failed for which reason.
+    /// Returns the number of copies, and the number of failures for each reason.
     pub(crate) fn numbers(&self) -> CopyNumbers {
         let CopyCounts {
             desired,
@@ -87,7 +88,7 @@ impl Tally {
         for (reason, _) in self.failures.values() {
             *reasons.entry(*reason).or_default() += 1;
         }
-        // Of these alone not every one is kept by name.
+        // Only failures with the reason `NotGranted` are counted without being listed by name.
         let more = count(failed).saturating_sub(self.failures.len());
         if more > 0 {
             *reasons.entry(FailureReason::NotGranted).or_default() += more;
@@ -99,7 +100,7 @@ impl Tally {
         }
     }
 
-    /// Counts a cell. Most are as they should be, and have their names in no list.
+    /// Counts a cell. Most copies are correct, so their names are in no list.
     pub(crate) fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
         let Standing {
             wanted,
@@ -118,7 +119,7 @@ impl Tally {
         }
     }
 
-    /// Counts what would be done about a cell, and keeps the first of these by name.
+    /// Counts a planned action, and keeps the first ones by name.
     fn plan(&mut self, action: PlannedAction, cell: CellName) {
         let Plan {
             create,
@@ -150,7 +151,7 @@ fn planned(((namespace, kind, name), action): (&CellName, &PlannedAction)) -> Pl
 }
 
 impl Engine {
-    /// Adds to what its cells come to what the rule wants and can't have.
+    /// Adds to the tally the copies that the rule wants and cannot have.
     pub(crate) fn tally_unmet(
         &self,
         id: &RuleId,
@@ -176,7 +177,8 @@ impl Engine {
         self.tally_not_granted(rule, tally);
     }
 
-    /// What a cell has come to for this rule; none: nothing of the rule's is there or wanted there.
+    /// Returns the state of a cell for this rule. `None`: the rule wants no copy there and has none
+    /// there.
     pub(crate) fn standing<'a>(
         &'a self,
         id: &RuleId,
@@ -230,7 +232,7 @@ impl Engine {
         })
     }
 
-    /// The same of a copy of the rule's that nobody wants (any more).
+    /// Returns the state of a cell with a copy of this rule that no rule wants (any more).
     fn standing_unwanted<'a>(
         &self,
         id: &RuleId,
@@ -255,8 +257,8 @@ impl Engine {
         &self.kinds[kind].group_kind.kind
     }
 
-    /// Counts the copies that a rule may not have. Whether their namespaces exist makes no
-    /// difference.
+    /// Counts the copies that a rule lacks grants for. The count is the same whether their
+    /// namespaces exist or not.
     fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
         let Some(home) = rule.id.namespace.as_deref() else {
             return;
@@ -265,10 +267,10 @@ impl Engine {
         let count = i32::try_from(cells.len()).unwrap_or(i32::MAX);
         tally.copies.desired += count;
         if !self.grants_known() {
-            return; // What is there may be as it should be.
+            return; // The copies may be correct.
         }
         tally.copies.failed += count;
-        // More are never shown.
+        // A status never shows more than these.
         for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
             let cell = (namespace.into(), kind.to_owned(), name.into());
             tally
@@ -279,7 +281,7 @@ impl Engine {
 }
 
 impl Standing<'_> {
-    /// Of a cell that the rule can't have: mostly because another one has it.
+    /// The state of a cell that the rule cannot have, mostly because another rule has it.
     pub(crate) fn unmet(reason: FailureReason, message: String) -> Self {
         let action = (reason == FailureReason::RuleConflict).then_some(PlannedAction::Conflict);
         Self {
@@ -291,8 +293,8 @@ impl Standing<'_> {
     }
 }
 
-/// Why a cell isn't as it should be: what the last request came to, or that a `wanted` copy can't
-/// be put right because what is there is going and doesn't go.
+/// Returns the failure of a cell. It is the result of the last request. Without one, a `wanted`
+/// copy fails if the present object is being deleted and still exists.
 fn failure<'a>(
     (rule, namespace): (&RuleId, &str),
     cell: &'a Cell,

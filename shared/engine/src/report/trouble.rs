@@ -1,4 +1,4 @@
-//! What is wrong with a rule's sources, and with watching its copies.
+//! Problems with the sources of a rule, and with the watches of its copies.
 
 use mimeo_model::{
     choices::Retain,
@@ -13,7 +13,7 @@ use mimeo_model::{
 use crate::{Engine, Served, SourceState, follow, lacks::Lack, select::Choice, slot::NoRendering};
 
 impl Engine {
-    /// The first thing that is wrong with the sources: reason and message.
+    /// Returns the first problem with the sources, as reason and message.
     pub(crate) fn source_trouble(
         &self,
         rule: &Rule,
@@ -42,7 +42,7 @@ impl Engine {
         })
     }
 
-    /// What is wrong with a selector.
+    /// Returns the problem of a selector.
     fn selector_trouble<'a>(
         &self,
         rule: &Rule,
@@ -97,7 +97,7 @@ impl Engine {
         lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
     }
 
-    /// What is wrong with a source.
+    /// Returns the problem of a source.
     fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(ConditionReason, String)> {
         if let Some(home) = rule
             .id
@@ -122,7 +122,7 @@ impl Engine {
             ));
         }
         match self.sources.get(source) {
-            // One that is selected is being read.
+            // A selected source in this state is being read.
             Some(SourceState::Found { .. } | SourceState::NotRead { .. }) => {}
             Some(SourceState::Missing { since, .. })
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
@@ -161,8 +161,8 @@ impl Engine {
         refused.map(|why| (ConditionReason::SourceRefused, format!("{source}: {why}")))
     }
 
-    /// How the kind of sources in a namespace is served, or why there can't be any: reason and
-    /// message.
+    /// Returns the resource for sources of a kind in a namespace. The error says why no such source
+    /// is possible, as reason and message.
     fn resource_of(
         &self,
         gvk: &GroupVersionKind,
@@ -190,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// Whether copies of a source are there that the rule deletes with it.
+    /// True if copies of the source exist and the rule deletes them together with the source.
     fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
         let hash = source_hash(&source.to_string());
         let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
@@ -203,7 +203,7 @@ impl Engine {
             && cells.any(|cell| cell.ours().is_some_and(copy))
     }
 
-    /// Whether watching copies of a rule fails for now.
+    /// Returns the problem if copies of the rule cannot be watched for now.
     pub(crate) fn unwatched_copies(&self, rule: &Rule) -> Option<String> {
         rule.kinds.iter().find_map(|gvk| {
             let resource = self.kinds.resource(gvk)?;
@@ -213,7 +213,7 @@ impl Engine {
     }
 }
 
-/// That copies can't be watched, somewhere or at all.
+/// Returns the message for copies that cannot be watched, in one namespace or in all.
 pub(crate) fn unwatched(namespace: Option<&str>, why: Unreadable, resource: &Resource) -> String {
     let place = namespace
         .map(|name| format!(" in namespace {name}"))

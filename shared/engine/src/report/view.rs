@@ -443,7 +443,7 @@ impl Engine {
         all
     }
 
-    /// Returns the rule that wants a copy in the cell, or else the rule that has left a copy there.
+    /// Returns the rule that wants a copy in the cell, or else the rule of the copy there.
     fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
         let wanted = cell.want.and_then(|id| self.slots.get(&id));
         wanted

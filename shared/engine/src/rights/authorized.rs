@@ -22,34 +22,35 @@ use mimeo_model::{
 
 use crate::{Engine, RuleState, sources::SourceState, tally::Tally, trouble::unwatched};
 
-/// Most namespaces that a message names.
+/// The largest number of namespaces that a message names.
 const NAMED: usize = 5;
 
 impl RuleState {
-    /// The rule, if its spec makes sense.
+    /// The rule, if its spec is valid.
     pub(crate) fn valid(&self) -> Option<&Rule> {
         self.rule.as_ref().ok()
     }
 
-    /// The rule, if it writes and deletes: its spec makes sense, and it is not suspended.
+    /// The rule, if it is active: its spec is valid, and it is not suspended.
     pub(crate) fn acting(&self) -> Option<&Rule> {
         self.valid().filter(|rule| !rule.suspend)
     }
 
-    /// Which pods the rule holds in a namespace that waits for its copies.
+    /// The pod gate of the rule for a namespace with the pending label. It is `None` if the rule is
+    /// inactive.
     pub(crate) fn pod_gate(&self) -> PodGate {
         self.acting().map_or(PodGate::None, |rule| rule.pod_gate)
     }
 }
 
-/// Why a rule may not do what it says: a stable word, and what to do.
+/// Why a rule cannot do its work: a stable reason, and advice.
 pub(crate) struct Unauthorized {
     pub(crate) reason: ConditionReason,
     pub(crate) message: String,
 }
 
 impl Unauthorized {
-    /// That the installation is limited to less than that.
+    /// The rule needs more than the installation is limited to.
     fn by_limits(message: String) -> Self {
         Self {
             reason: ConditionReason::ControllerForbidden,
@@ -58,18 +59,18 @@ impl Unauthorized {
     }
 }
 
-/// Where sources are: one, or what a selector finds.
+/// The place of a source, or of the sources that a selector finds.
 struct Home<'a> {
     gvk: &'a GroupVersionKind,
-    /// None if it is inline.
+    /// `None` for an inline source.
     namespace: Option<&'a str>,
-    /// What people know it by.
+    /// The text that users know it by.
     what: &'a dyn std::fmt::Display,
     unreadable: Option<Unreadable>,
 }
 
 impl Engine {
-    /// The first thing that a rule may not do.
+    /// Returns the first missing permission of a rule.
     pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
         let named = rule.sources.iter().map(|source| Home {
             gvk: &source.gvk,
@@ -95,8 +96,8 @@ impl Engine {
             .or_else(|| homes.find_map(|home| self.controller_forbidden(rule, &home, tally)))
     }
 
-    /// What other namespaces do not grant a tenant's rule. It comes first: nothing else is told of
-    /// what isn't granted.
+    /// Returns the missing grants of a Replication. This check comes first: without the grants, a
+    /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
         let (lacks, more) = self.lacks_told(rule, NAMED);
         let mut message = lacks.join("; ");
@@ -109,8 +110,8 @@ impl Engine {
         (!lacks.is_empty()).then_some(Unauthorized { reason, message })
     }
 
-    /// Which of the other rules can't be read, so that they are followed by nobody. This one does
-    /// what it says meanwhile.
+    /// Returns the problem if some kind of rule cannot be read, so that Mimeo doesn't see changes
+    /// of those rules. This rule stays active meanwhile.
     pub(crate) fn rules_unread(&self) -> Option<Unauthorized> {
         RuleKind::ALL.into_iter().find_map(|kind| {
             Some(own_kind_unreadable(
@@ -120,7 +121,8 @@ impl Engine {
         })
     }
 
-    /// What the API server denies Mimeo itself about a source or its copies, and how to grant it.
+    /// Returns the permission that the API server denies Mimeo itself for a source or its copies,
+    /// and how to grant it.
     fn controller_forbidden(
         &self,
         rule: &Rule,
@@ -176,7 +178,7 @@ impl Engine {
     }
 }
 
-/// That objects of a kind of Mimeo's own can't be read.
+/// Returns the problem that objects of one of Mimeo's own kinds cannot be read.
 pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized {
     let mut message = why.explain(&format!("{plural}.{GROUP}"));
     let reason = match why {
@@ -192,15 +194,17 @@ pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized
     Unauthorized { reason, message }
 }
 
-/// What the API server denies Mimeo, and in which namespaces, as far as that is known.
+/// A permission that the API server denies Mimeo, with the affected namespaces as far as they are
+/// known.
 struct Denied<'a> {
     what: String,
     places: BTreeSet<&'a str>,
-    /// It is known what was to be written: whatever that gives must be Mimeo's to give.
+    /// True if a write was denied. Then the written object is known. If it gives permissions to
+    /// others, Mimeo needs these permissions itself.
     written: bool,
 }
 
-/// In which namespaces copies of the kind were denied.
+/// Returns the namespaces in which the API server denied writes of copies of this kind.
 fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
     let kind = &*resource.gvk.kind;
     let denied = tally
@@ -228,8 +232,8 @@ fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
 }
 
 impl Denied<'_> {
-    /// All that the reconciler needs of the kind there: which of it is missing only the next
-    /// refusal would tell.
+    /// Returns all permissions that the reconciler needs for the kind in these namespaces. Only the
+    /// next denial would show which of them is missing.
     fn to_grant<'a>(
         &self,
         homes: impl Iterator<Item = own_rights::Home<'a>>,

@@ -1,5 +1,5 @@
-//! The grants of one namespace: the oldest count, as far as they can be asked in no time, and no
-//! others are held.
+//! The grants of one namespace. The oldest ones count, within a quota, so that a lookup is fast.
+//! The content of other grants is not held.
 
 use std::{collections::BTreeMap, mem};
 
@@ -7,39 +7,40 @@ use mimeo_model::grant::{self, Edition, Grant, Standing};
 
 use crate::{clock::Tick, quota::Quota};
 
-/// The grants that a namespace has.
+/// The grants of a namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
     /// The cost of a grant is the number of its names.
     quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
-    /// How many of the oldest count.
+    /// How many of the oldest grants count.
     counting: usize,
 }
 
 #[derive(Debug)]
 struct Known {
     edition: Edition,
-    /// As its status says, or will once it is written.
+    /// The status of the grant, or the one that is about to be written.
     status: Option<Standing>,
-    /// When this process saw it come or change.
+    /// When this process saw the grant appear or change.
     changed: Option<Tick>,
     content: Content,
 }
 
-/// What is held of a grant.
+/// The held content of a grant.
 #[derive(Debug)]
 enum Content {
     Held(Grant),
-    /// It counts now, and is to be read again.
+    /// The grant counts now, and must be read again.
     Awaited,
-    /// It doesn't count: anybody may write thousands of these, and it is enough to know that they
-    /// are there.
+    /// The grant doesn't count. A user may write thousands of such grants, so only their existence
+    /// is held.
     LetGo,
 }
 
 impl Grants {
-    /// Takes in a grant, which has changed now if it wasn't known as it is; none: it may have been
-    /// so for long. Gives the names of those that are to be read again.
+    /// Records a grant. If its spec is new, `now` is the time of the change. `None` means that the
+    /// spec may have been the same for long. Returns the names of the grants that must be read
+    /// again.
     #[must_use]
     pub(crate) fn put(&mut self, name: &str, grant: Grant, now: Option<Tick>) -> Vec<Box<str>> {
         let former = self.quota.remove(name);
@@ -68,16 +69,18 @@ impl Grants {
         self.settle()
     }
 
-    /// Forgets a grant; none if it isn't known. Gives the names of those that are to be read again.
+    /// Forgets a grant. Returns the names of the grants that must be read again, or `None` if the
+    /// grant isn't known.
     pub(crate) fn take(&mut self, name: &str) -> Option<Vec<Box<str>>> {
         self.quota.remove(name).map(|_| self.settle())
     }
 
-    /// Finds out which count. What counted till now and doesn't any more is let go.
+    /// Determines which grants count. Drops the content of grants that no longer count.
     fn settle(&mut self) -> Vec<Box<str>> {
         let counting = self.quota.fitting();
         let counted = mem::replace(&mut self.counting, counting);
-        // One more than these may have been before them.
+        // The new grant may be in front of the grants that counted before, so the loop covers one
+        // more.
         for (_, known) in self.quota.iter_mut().skip(counting).take(counted + 1) {
             known.content = Content::LetGo;
         }
@@ -91,14 +94,14 @@ impl Grants {
         wanted
     }
 
-    /// Whether it is known with this very spec, so that at most its metadata or its status differ.
+    /// True if the grant is known with this very spec, so that only metadata or status can differ.
     pub(crate) fn has(&self, name: &str, grant: &Grant) -> bool {
         let known = self.quota.get(name);
         known.is_some_and(|known| known.edition == grant.edition && known.edition.uid.is_some())
     }
 
-    /// Up to `most` statuses that have to be written, by the grants' names. `used` tells how many
-    /// Replications use a grant. The statuses count as written from now on.
+    /// Returns up to `most` statuses to write, by the grants' names. `used` returns the number of
+    /// Replications that use a grant. From now on the statuses count as written.
     pub(crate) fn status_updates(
         &mut self,
         most: usize,
@@ -123,7 +126,7 @@ impl Grants {
         updates
     }
 
-    /// A grant's status couldn't be written.
+    /// Records that a grant's status could not be written.
     pub(crate) fn status_failed(&mut self, name: &str) {
         if let Some(known) = self.quota.get_mut(name) {
             known.status = None;
@@ -138,13 +141,13 @@ impl Grants {
         self.quota.iter().map(|(name, _)| name)
     }
 
-    /// Whether a grant is to be read again.
+    /// True if the grant must be read again.
     pub(crate) fn awaits(&self, name: &str) -> bool {
         let known = self.quota.get(name);
         known.is_some_and(|known| matches!(known.content, Content::Awaited))
     }
 
-    /// Whether one is to be read again.
+    /// True if at least one grant must be read again.
     pub(crate) fn awaits_some(&self) -> bool {
         self.quota
             .iter()
@@ -152,7 +155,7 @@ impl Grants {
             .any(|(_, known)| matches!(known.content, Content::Awaited))
     }
 
-    /// All that there are, each as it is known.
+    /// All grants, with their known editions.
     pub(crate) fn editions(&self) -> BTreeMap<Box<str>, Edition> {
         self.quota
             .iter()
@@ -160,7 +163,7 @@ impl Grants {
             .collect()
     }
 
-    /// Those that count, each with when this process saw it come or change.
+    /// The grants that count, each with the time when this process saw it appear or change.
     pub(crate) fn counting_with_changes(&self) -> impl Iterator<Item = (&Grant, Option<Tick>)> {
         self.quota
             .iter()
@@ -171,7 +174,7 @@ impl Grants {
             })
     }
 
-    /// Those that count, by name.
+    /// The grants that count, by name.
     pub(crate) fn counting_by_name(&self) -> impl Iterator<Item = (&str, &Grant)> {
         self.quota
             .iter()
@@ -182,17 +185,17 @@ impl Grants {
             })
     }
 
-    /// Those that count.
+    /// The grants that count.
     pub(crate) fn counting(&self) -> impl Iterator<Item = &Grant> {
         self.counting_with_changes().map(|(grant, _)| grant)
     }
 
-    /// Whether a grant would count if it were one of them.
+    /// True if the grant would count if it were stored.
     pub(crate) fn would_count(&self, name: &str, grant: &Grant) -> bool {
         self.quota.would_fit(name, grant.created, grant.load)
     }
 
-    /// How many are held in memory.
+    /// The number of grants with held content.
     #[cfg(test)]
     fn held(&self) -> usize {
         self.quota
@@ -256,7 +259,7 @@ mod tests {
         assert_eq!(grants.take("g1"), Some(vec!["g3".into()]));
         assert!(grants.awaits("g3") && !grants.awaits("g2"));
         assert_eq!(grants.counting().count(), 1);
-        // It is asked for once.
+        // Each grant is requested once.
         assert!(grants.put("g4", grant(4, 1), None).is_empty());
         assert!(grants.put("g3", grant(3, grant::LOAD / 2), None).is_empty());
         assert_eq!((grants.counting().count(), grants.awaits("g3")), (2, false));

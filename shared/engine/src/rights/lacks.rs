@@ -1,5 +1,5 @@
-//! What other namespaces do not grant a rule, and how that is told. All of it is the same whether
-//! they grant nothing or don't exist.
+//! The grants that a rule lacks in other namespaces, and their messages. All of it is the same
+//! whether such a namespace grants nothing or doesn't exist.
 
 use std::{
     borrow::Cow,
@@ -17,17 +17,18 @@ use mimeo_model::{
 
 use crate::{Engine, Listing};
 
-/// What a rule lacks, of its sources, its selectors and its cells, all in the rule's order.
+/// The missing grants of a rule: for its sources, its selectors and its cells, each in the rule's
+/// order.
 #[derive(Clone, Debug)]
 pub(crate) struct Lacks {
-    /// Those that it names.
+    /// Named sources.
     sources: Vec<bool>,
     selectors: Vec<bool>,
     cells: Vec<Option<Access>>,
 }
 
 impl Engine {
-    /// What a stored rule lacks.
+    /// Returns the missing grants of a stored rule.
     fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
         match self.consent.lacks.get(&rule.id) {
             Some(known) => {
@@ -55,7 +56,7 @@ impl Engine {
                 .entry(namespace)
                 .or_insert_with(|| self.given(Access::Write, &rule.id, namespace));
             let kind = sources[index].gvk.group_kind();
-            // A source is never written, be it one that may not be read.
+            // A source is never written, even a source that the rule may not read.
             if sources
                 .iter()
                 .any(|source| source.is(&kind, namespace, &name))
@@ -75,14 +76,16 @@ impl Engine {
         }
     }
 
-    /// What a stored rule lacks: so many of them as sentences for people, and how many more there
-    /// are. All of it is the same whether the other namespace grants nothing or doesn't exist.
-    /// Nothing before grants are known; if nobody will show them, that.
+    /// Returns the missing grants of a stored rule: up to `most` sentences for users, and the
+    /// number of the others. The result is the same whether the other namespace grants nothing or
+    /// doesn't exist. It is empty until the grants are known. If the grants cannot be read, the
+    /// result is that message.
     pub(crate) fn lacks_told(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
         self.tell(rule, &self.sources_had(rule), &self.lacks(rule), most)
     }
 
-    /// The same of a rule that is to be stored, with all the `sources` that it would have.
+    /// Returns the missing grants of a rule before it is stored, with all the `sources` that it
+    /// would have.
     pub fn not_granted(
         &self,
         rule: &Rule,
@@ -132,8 +135,8 @@ impl Engine {
         )
     }
 
-    /// The copies that a rule may not have, in one namespace or in all, by namespace, kind and
-    /// name, and what each lacks.
+    /// Returns the copies that a rule may not have, in one namespace or in all, by namespace, kind
+    /// and name. Each has the missing grant.
     pub(crate) fn ungranted_cells<'a>(
         &self,
         rule: &'a Rule,
@@ -143,8 +146,8 @@ impl Engine {
     }
 }
 
-/// Every place where a Replication wants a copy, if it may: namespace, which of its sources, and
-/// for which of its targets. Whether there is such a namespace makes no difference.
+/// Every place where a Replication wants a copy: the namespace, the index of the source, and the
+/// target. The namespace need not exist.
 fn cells_of<'a>(
     rule: &'a Rule,
     sources: &[SourceRef],
@@ -158,7 +161,7 @@ fn cells_of<'a>(
     })
 }
 
-/// Those that the rule lacks, in one namespace or in all.
+/// Returns the copies without a grant, in one namespace or in all.
 fn ungranted<'a>(
     rule: &'a Rule,
     sources: &[SourceRef],
@@ -188,7 +191,8 @@ fn ungranted<'a>(
     cells
 }
 
-/// What the copy is called. A tenant's copies have no labels of their namespaces in their names.
+/// Returns the name of the copy. The names of a tenant's copies don't depend on labels of their
+/// namespaces.
 pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
     target.copy_name(source).text_at(Place {
         name: namespace,
@@ -196,18 +200,18 @@ pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) ->
     })
 }
 
-/// Something that a namespace would have to grant.
+/// A grant that a namespace would have to give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lack<'a> {
     access: Access,
     namespace: &'a str,
     kind: &'a str,
-    /// None: objects of any name.
+    /// `None`: objects of any name.
     name: Option<String>,
 }
 
 impl<'a> Lack<'a> {
-    /// That a source may not be read.
+    /// The missing grant to read a source.
     pub(crate) fn of_source(source: &'a SourceRef) -> Self {
         let SourceRef { gvk, namespace, .. } = source;
         Self {
@@ -218,7 +222,7 @@ impl<'a> Lack<'a> {
         }
     }
 
-    /// That no sources may be looked for.
+    /// The missing grant to select sources.
     pub(crate) fn of_selector(selector: &'a SourceSelector) -> Self {
         let SourceSelector { gvk, namespace, .. } = selector;
         Self {
@@ -229,7 +233,7 @@ impl<'a> Lack<'a> {
         }
     }
 
-    /// To people who look at the rule, which lives in `home`.
+    /// Returns the message for users of the rule. `home` is the rule's namespace.
     pub(crate) fn message(&self, home: &str) -> String {
         let Self {
             access,

@@ -1,9 +1,9 @@
-//! Whether a rule may do what it says.
+//! Whether a rule has the permissions and the consent that it needs.
 //!
-//! - `authorized`: by its author, and by what Mimeo itself may do
-//! - `consent`: what namespaces grant each other's rules
+//! - `authorized`: missing grants of the rule, and missing permissions of Mimeo itself
+//! - `consent`: the grants of namespaces to rules of other namespaces
 //! - `grants`: which of these grants count
-//! - `lacks`: what of that a rule isn't granted
+//! - `lacks`: the missing grants of a rule
 //! - `usage`: how many rules use each grant
 
 pub(crate) mod authorized;

@@ -1,7 +1,7 @@
 //! The statuses of grants: whether each counts, and how many Replications use it.
 //!
-//! One namespace has its turn at a time, a moment after the first change there, so that tenants who
-//! write many rules and grants cost no more than one count a second.
+//! One namespace at a time has its turn, a moment after the first change there. So tenants with
+//! many rules and grants cost no more than one count a second.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,18 +27,19 @@ use crate::{
     lacks::copy_name,
 };
 
-/// From the first change on, what else changes is counted with it.
+/// How long changes of a namespace are collected, from the first one on, before they are counted.
 const COLLECTED: Duration = Duration::from_secs(2);
-/// From one namespace's turn to the next one's.
+/// The pause from one namespace's turn to the next.
 const PACE: Duration = Duration::from_secs(1);
-/// After a status couldn't be written.
+/// The pause after a status could not be written.
 const RETRY: Duration = Duration::from_mins(1);
-/// Most statuses that one turn writes. The others come with the next one.
+/// The largest number of statuses that one turn writes. The next turn writes the others.
 const WRITES: usize = 32;
-/// Of the Replications whose namespaces a namespace's grants admit, so many are counted.
+/// The largest number of Replications that are counted for a namespace. Only Replications of
+/// namespaces admitted by its grants count.
 const COUNTED: usize = 200;
 
-/// The status of a grant that is to be written.
+/// The status of a grant that must be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantUpdate {
     /// Namespace of the grant.
@@ -49,21 +50,21 @@ pub struct GrantUpdate {
     pub standing: Standing,
 }
 
-/// Namespaces whose grants may have other statuses than they should.
+/// Namespaces with grants that may need new statuses.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
-    /// Each with the time from which on it may have its turn. Only namespaces with grants.
+    /// Each namespace with the earliest time of its turn. Only namespaces with grants are here.
     due: BTreeMap<Box<str>, Tick>,
     next_turn: Tick,
 }
 
 impl Usage {
-    /// The namespace has no grants any more.
+    /// Removes a namespace that has no grants any more.
     pub(crate) fn forget(&mut self, namespace: &str) {
         self.due.remove(namespace);
     }
 
-    /// The namespace that has the next turn, and when.
+    /// Returns the namespace with the next turn, and when it is.
     fn first(&self) -> Option<(Tick, &str)> {
         let (namespace, due) = self.due.iter().min_by_key(|(_, due)| **due)?;
         Some(((*due).max(self.next_turn), namespace))
@@ -71,14 +72,14 @@ impl Usage {
 }
 
 impl Consent {
-    /// Something about a namespace's grants has changed, or about who uses them.
+    /// Records a change of a namespace's grants, or of the Replications that use them.
     pub(crate) fn usage_changed(&mut self, namespace: &str, now: Tick) {
         if self.grants.contains_key(namespace) && !self.usage.due.contains_key(namespace) {
             self.usage.due.insert(namespace.into(), now + COLLECTED);
         }
     }
 
-    /// A Replication has come, gone or changed, or what it is given has.
+    /// Records a new, changed or deleted Replication, or a change of the grants to it.
     pub(crate) fn usage_changed_by(&mut self, rule: &Rule, now: Tick) {
         if rule.id.kind == RuleKind::Replication {
             let sources = rule.sources.iter().filter_map(SourceRef::home);
@@ -92,7 +93,7 @@ impl Consent {
 }
 
 impl Engine {
-    /// Statuses of grants that are to be written now.
+    /// Returns the statuses of grants that must be written now.
     pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
         self.at(now);
         if self.grant_statuses_due().is_none_or(|due| due > self.now) {
@@ -108,8 +109,8 @@ impl Engine {
         };
         self.consent.usage.next_turn = self.now + PACE;
         self.consent.usage.due.remove(&namespace);
-        // While a grant is being read, nobody knows which Replications use it. The answer to the
-        // read brings the namespace back.
+        // While a grant is being read, its Replications are unknown. The answer to the read gives
+        // the namespace another turn.
         if self
             .consent
             .grants
@@ -135,8 +136,8 @@ impl Engine {
         updates.into_iter().map(update).collect()
     }
 
-    /// When [`Engine::grant_statuses`] may have something to say; none before it is known who uses
-    /// grants.
+    /// When [`Engine::grant_statuses`] may return statuses. `None` until the Replications and
+    /// grants are known.
     pub fn grant_statuses_due(&self) -> Option<Tick> {
         let known = self.collections[RuleKind::Replication].listing == Listing::Listed
             && self.grants_known();
@@ -147,7 +148,7 @@ impl Engine {
             .map(|(due, _)| due)
     }
 
-    /// A grant's status could not be written.
+    /// Records that a grant's status could not be written.
     pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
         if let Some(grants) = self.consent.grants.get_mut(namespace) {
@@ -159,14 +160,14 @@ impl Engine {
         }
     }
 
-    /// How many Replications use each grant of a namespace, by the grants' names.
+    /// Returns the number of Replications that use each grant of a namespace, by the grants' names.
     fn used(&self, namespace: &str) -> BTreeMap<Box<str>, i32> {
         let mut used: BTreeMap<Box<str>, i32> = BTreeMap::new();
         let Some(grants) = self.consent.grants.get(namespace) else {
             return used;
         };
-        // By the namespaces of Replications: all Replications of one are admitted by the same
-        // grants.
+        // Grouped by the namespaces of the Replications: the same grants admit all Replications of
+        // one namespace.
         let mut admitting: BTreeMap<&str, Vec<(&str, &Grant)>> = BTreeMap::new();
         let mut counted = 0;
         for id in self.concerned(namespace) {
@@ -208,7 +209,7 @@ impl Engine {
         used
     }
 
-    /// Replications with sources or targets in a namespace.
+    /// The Replications with sources or targets in a namespace.
     fn concerned(&self, namespace: &str) -> BTreeSet<&Arc<RuleId>> {
         let Consent {
             targeting,
@@ -229,7 +230,7 @@ impl Engine {
     }
 }
 
-/// The objects that a Replication needs a grant of another namespace for.
+/// The objects of another namespace that a Replication needs a grant for.
 struct Wishes {
     /// Named sources.
     reads: Vec<(GroupKind, Box<str>)>,
@@ -271,7 +272,7 @@ impl Wishes {
         }
     }
 
-    /// Whether a grant of the namespace covers at least one of them.
+    /// True if the grant covers at least one of these objects.
     fn are_covered_by(&self, grant: &Grant) -> bool {
         match grant.access {
             Access::Read => {

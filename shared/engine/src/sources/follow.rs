@@ -1,9 +1,10 @@
-//! Which selectors are followed. All of the platform's are; of a tenant's those in its own
-//! namespace, and those in others that consent to it. What isn't followed is neither watched nor
-//! looked up, and finds nothing, whoever else follows the same.
+//! Which selectors are followed. All selectors of `ClusterReplication`s are followed. A
+//! Replication's selectors are followed in its own namespace, and in other namespaces that consent.
+//! If a selector isn't followed, Mimeo watches nothing and looks nothing up for it, and the rule
+//! gets no sources from it. That holds even if the same selector is followed for another rule.
 //!
-//! Each selector is a watch, and what it finds is kept in order: so of each namespace's
-//! Replications only so many count.
+//! Each selector costs a watch, and its findings are kept in order. So only a limited number of
+//! selectors counts for the Replications of one namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,30 +20,31 @@ use mimeo_model::{
 
 use crate::{Engine, RuleState, quota::Quota};
 
-/// Most selectors of one namespace's Replications that count, those of the oldest rules: as many as
-/// one rule may have.
+/// The largest number of selectors that count for one namespace's Replications, those of the oldest
+/// rules first. It is as many as one rule may have.
 const MOST: usize = 32;
 
-/// The Replications of a namespace with selectors. The cost is the number of these.
+/// The Replications of a namespace that have selectors. The cost is the number of their selectors.
 type Selecting = Quota<Arc<RuleId>, { usize::MAX }, MOST>;
 
-/// Replications with selectors.
+/// The Replications with selectors.
 #[derive(Debug, Default)]
 pub(crate) struct Follows {
     known: BTreeMap<Arc<RuleId>, Known>,
     by_home: BTreeMap<Box<str>, Selecting>,
 }
 
-/// What decides whether a rule's selectors are followed. Kept, since it is asked for each copy.
+/// The facts that decide whether a rule's selectors are followed. They are stored because they are
+/// needed for each copy.
 #[derive(Debug, PartialEq, Eq)]
 struct Known {
     counts: bool,
-    /// Each, in the rule's order.
+    /// For each selector, in the rule's order.
     granted: Vec<bool>,
 }
 
 impl Follows {
-    /// The rules of a namespace whose selectors count.
+    /// The rules of a namespace with selectors that count.
     fn counting(&self, home: &str) -> BTreeSet<Arc<RuleId>> {
         let rules = |quota: &Selecting| {
             let ids = quota.iter().take(quota.fitting());
@@ -53,7 +55,7 @@ impl Follows {
 }
 
 impl Engine {
-    /// The selectors of a stored rule that are followed.
+    /// The followed selectors of a stored rule.
     pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceSelector> {
         if rule.id.kind == RuleKind::ClusterReplication {
             return rule.selectors.iter().collect();
@@ -73,8 +75,8 @@ impl Engine {
             .collect()
     }
 
-    /// Whether another namespace doesn't let the rule look for this object, which one of its
-    /// selectors could find.
+    /// True if one of the rule's selectors could find this object, but the object's namespace does
+    /// not grant that.
     pub(crate) fn is_withheld(&self, rule: &Rule, source: &SourceRef) -> bool {
         let granted = self
             .consent
@@ -88,7 +90,7 @@ impl Engine {
             .any(|(selector, granted)| !granted && selector.could_find(source))
     }
 
-    /// The rules that have a selector, be it followed for them or not.
+    /// The rules that have a selector, whether it is followed for them or not.
     pub(crate) fn rules_selecting(&self, selector: &SourceSelector) -> Vec<Arc<RuleId>> {
         self.selectors
             .get(selector)
@@ -98,7 +100,7 @@ impl Engine {
             .collect()
     }
 
-    /// Whether the selectors of a stored rule count.
+    /// True if the selectors of a stored rule count.
     pub(crate) fn counts_selectors(&self, rule: &Rule) -> bool {
         self.consent
             .follows
@@ -107,8 +109,8 @@ impl Engine {
             .is_none_or(|known| known.counts)
     }
 
-    /// Why the selectors of a rule would find nothing, if its namespace's Replications have too
-    /// many that are older.
+    /// Returns the refusal of a rule if the selectors of older Replications in its namespace use up
+    /// the quota.
     pub fn refuses_selectors(&self, rule: &Rule) -> Option<Refusal> {
         let home = rule
             .id
@@ -123,8 +125,9 @@ impl Engine {
         })
     }
 
-    /// A rule has other selectors now, or none. What it finds by them isn't asked before its slots
-    /// are.
+    /// Records the new selectors of a rule, or that it has none. The new findings have no effect
+    /// before the caller asks for the rule's slots. Returns the other rules with selectors that
+    /// begin or cease to count.
     pub(crate) fn replace_selectors(
         &mut self,
         id: &Arc<RuleId>,
@@ -187,13 +190,13 @@ impl Engine {
         }
     }
 
-    /// The selectors of these rules have come to count, or don't any more.
+    /// Applies the change for rules with selectors that have begun or ceased to count.
     pub(crate) fn follow_anew(&mut self, Shift(rules): Shift) {
         rules.iter().for_each(|id| self.review_selectors(id));
     }
 
-    /// What a rule's namespace is granted may have changed, or whether its selectors count: it has
-    /// the sources that it may have.
+    /// Updates the sources of a rule after a change of the grants to its namespace, or of whether
+    /// its selectors count.
     pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>) {
         let Some(rule) = self.rules.get(id).and_then(RuleState::valid) else {
             return;
@@ -218,12 +221,12 @@ impl Engine {
     }
 }
 
-/// Rules whose selectors have come to count, or don't any more.
+/// Rules with selectors that have begun or ceased to count.
 #[derive(Debug, Default)]
 #[must_use]
 pub(crate) struct Shift(Vec<Arc<RuleId>>);
 
-/// To people who look at a rule whose selectors don't count.
+/// The message for users of a rule with selectors that don't count.
 pub(crate) fn too_many() -> String {
     format!(
         "the Replications of a namespace may have at most {MOST} selectors in all, and older rules use that up: delete some, or join \

@@ -9,24 +9,25 @@ use serde_json::Value;
 
 use mimeo_model::{meta::is_copy, rule::MOST_SOURCES, source::refused_type};
 
-/// So many are kept: enough for many to go before it has to be asked which come next. Whoever
-/// labels thousands of objects fills no memory.
+/// The number of objects that are kept. Many of them can disappear before Mimeo must list the next
+/// ones. A user that labels thousands of objects does not fill the memory.
 const KEPT: usize = 4 * MOST_SOURCES;
 
-/// An object that has a selector's labels. Where there are too many, originals come before copies,
-/// which no rule takes. Of the originals those that may be copied come first, then the older. So an
-/// object that is created or copied later takes no other's place.
+/// An object that has a selector's labels, ordered by priority. Originals come before copies, which
+/// no rule takes. Among the originals, objects that may be copied come first, then the older ones.
+/// So an object that is created or copied later takes no other object's place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     copy: bool,
     refused: bool,
-    /// As the API server writes it, which is in the order of time.
+    /// The time as the API server writes it. The order of these texts is the order of time.
     created: Box<str>,
     pub(crate) name: Arc<str>,
 }
 
 impl Member {
-    /// This object; none without a name. Its metadata is enough.
+    /// Returns the member for this object, or `None` if it has no name. The object's metadata is
+    /// enough.
     pub fn of(object: &Value) -> Option<Self> {
         let metadata = &object["metadata"];
         Some(Self {
@@ -41,17 +42,17 @@ impl Member {
     }
 }
 
-/// The first of the objects that a selector finds.
+/// The first objects that a selector finds.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     in_order: BTreeSet<Member>,
     by_name: BTreeMap<Arc<str>, Member>,
-    /// The first of those that aren't kept. Nothing is known of what comes after it.
+    /// The first object that isn't kept. Nothing is known about the objects after it.
     beyond: Option<Member>,
 }
 
 impl Members {
-    /// Takes one in, unless there are enough before it. Tells whether anything has changed.
+    /// Adds an object, unless enough objects come before it. Returns true if that changed anything.
     pub fn put(&mut self, member: Member) -> bool {
         if self.by_name.get(&member.name) == Some(&member) {
             return false;
@@ -71,13 +72,13 @@ impl Members {
         true
     }
 
-    /// Lets one go. Tells whether it was there.
+    /// Removes an object. Returns true if it was there.
     pub fn take(&mut self, name: &str) -> bool {
         let old = self.by_name.remove(name);
         old.is_some_and(|old| self.in_order.remove(&old))
     }
 
-    /// Whether one of that name is kept.
+    /// True if an object of that name is kept.
     pub fn contains(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -86,28 +87,28 @@ impl Members {
         self.by_name.get(name)
     }
 
-    /// Whether one would be kept if it were there.
+    /// True if the object would be kept if it existed.
     pub(crate) fn reaches(&self, member: &Member) -> bool {
         self.beyond.as_ref().is_none_or(|beyond| member < beyond)
     }
 
-    /// Those that a rule may take.
+    /// The objects that a rule may take.
     pub(crate) fn first(&self) -> impl Iterator<Item = &Member> {
         self.in_order.iter().take(MOST_SOURCES)
     }
 
-    /// The first that none takes.
+    /// The first object that no rule takes.
     pub(crate) fn excess(&self) -> Option<&Member> {
         self.in_order.iter().nth(MOST_SOURCES)
     }
 
-    /// How many originals that are kept are more than a rule may take.
+    /// The number of kept originals beyond those that a rule may take.
     pub(crate) fn originals_beyond(&self) -> usize {
         let originals = self.in_order.iter().take_while(|member| !member.copy);
         originals.count().saturating_sub(MOST_SOURCES)
     }
 
-    /// Whether there are originals that aren't kept.
+    /// True if some originals are not kept.
     pub(crate) fn hides_originals(&self) -> bool {
         self.beyond.as_ref().is_some_and(|beyond| !beyond.copy)
     }
@@ -116,22 +117,23 @@ impl Members {
         self.in_order.iter()
     }
 
-    /// Whether all of them are kept.
+    /// True if all objects are kept.
     pub(crate) fn complete(&self) -> bool {
         self.beyond.is_none()
     }
 
-    /// How many there are, or at least are.
+    /// The number of objects. If not all are kept, there are more.
     pub(crate) fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Whether so many have gone that it must be asked which come next.
+    /// True if so many objects have disappeared that Mimeo must list the next ones.
     pub(crate) fn depleted(&self) -> bool {
         !self.complete() && self.len() < MOST_SOURCES
     }
 
-    /// What a new listing shows; of what is known already more may be known than a listing tells.
+    /// Returns the members after a new listing. For known members, the known facts stay: they may
+    /// be more than a listing shows.
     #[must_use]
     pub(crate) fn relisted(&self, found: &Self) -> Self {
         let mut members = Self {
@@ -167,7 +169,7 @@ mod tests {
     #[test]
     fn of_very_many_the_first_are_kept_and_the_last_are_none_of_them() {
         let mut members = Members::default();
-        // In whatever order they are shown.
+        // The order in which they are shown doesn't matter.
         members.extend((0..KEPT + 500).rev().map(member));
         assert_eq!(
             (members.len(), members.first().next()),
@@ -178,7 +180,7 @@ mod tests {
                 .iter()
                 .eq((0..KEPT).map(member).collect::<Vec<_>>().iter())
         );
-        // One that goes makes no room for one of which it isn't known whether it comes next.
+        // A removed member makes no room for another one, because other objects may come before it.
         assert!(members.take("m7") && !members.take("m7"));
         members.put(member(KEPT + 1));
         assert_eq!((members.len(), members.depleted()), (KEPT - 1, false));

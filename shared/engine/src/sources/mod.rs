@@ -1,8 +1,9 @@
-//! Sources as they come, change and go, and the copies that are rendered of them.
+//! The sources of rules, as they appear, change and disappear, and the copies that are rendered
+//! from them.
 //!
-//! - `select`: what the selectors of rules find
-//! - `members`: in which order
-//! - `follow`: which selectors are followed at all
+//! - `select`: the sources that the selectors of rules find
+//! - `members`: the order of these sources
+//! - `follow`: which selectors are followed
 
 pub(crate) mod follow;
 pub(crate) mod members;
@@ -30,18 +31,19 @@ use crate::{
     slot::{NoRendering, Slot},
 };
 
-/// What is known of one source.
+/// The known state of one source.
 pub(crate) enum SourceState {
     NotRead {
-        /// Since when it is to be read. What was read before may be old.
+        /// Since when a read is needed. The result of an earlier read may be out of date.
         since: Tick,
     },
     Found {
-        /// None if it isn't held, because no rule copies it, or it is too large for all that would.
+        /// `None` if the object isn't held: no rule copies it, or it is too large for all rules
+        /// that would.
         object: Option<Arc<Value>>,
         facts: Facts,
         version: u64,
-        /// Its namespace, if that is known to have gone since.
+        /// The uid of its namespace, if that namespace is known to have been deleted since.
         home: Option<Uid>,
     },
     Missing {
@@ -51,7 +53,7 @@ pub(crate) enum SourceState {
 }
 
 impl SourceState {
-    /// It is there, and held.
+    /// The source exists, and the engine holds the object.
     pub(crate) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
         Self::Found {
             version: version_of(&object),
@@ -61,7 +63,7 @@ impl SourceState {
         }
     }
 
-    /// It is there, and no more than this can be decoded of it: there are no copies of half an
+    /// The source exists, but only this part of it can be decoded. Mimeo makes no copies of half an
     /// object.
     fn undecodable(rest: &Value) -> Self {
         let facts = Facts {
@@ -100,11 +102,11 @@ fn version_of(object: &Value) -> u64 {
     )
 }
 
-/// An object that is shown to be there.
+/// An object that a watch or a read shows.
 #[derive(Clone)]
 pub(crate) enum Shown {
     Whole(Value),
-    /// As much of it as can be decoded, its metadata at least.
+    /// The part of the object that can be decoded, its metadata at least.
     Part(Value),
 }
 
@@ -115,15 +117,15 @@ impl Shown {
     }
 }
 
-/// What decides whether a rule takes an object that its selector finds. It is known also where the
-/// object isn't held.
+/// The facts for the decision whether a rule takes an object that its selector finds. They are
+/// known even if the object isn't held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Whether it is a copy. Rules may name copies; their selectors find none.
+    /// True if the object is a copy. Rules may name copies, but their selectors find none.
     pub(crate) copy: bool,
-    /// Why it is never copied as what it is.
+    /// Why the object is never copied with its own type.
     pub(crate) never: Option<SourceRefused>,
-    /// Its size as JSON, without managedFields.
+    /// Its size as JSON, without `managedFields`.
     pub(crate) bytes: usize,
 }
 
@@ -142,7 +144,7 @@ impl Facts {
     }
 }
 
-/// Not derived: the object may be a Secret.
+/// `Debug` is not derived, because the object may be a Secret.
 impl std::fmt::Debug for SourceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -154,10 +156,10 @@ impl std::fmt::Debug for SourceState {
 }
 
 impl Engine {
-    /// Whether this object is a source that a rule of the kind `by` must leave alone. To the
-    /// platform's rules a tenant's sources are none: by naming the place of a copy as a source he
-    /// could keep it away, or keep it for good. Nor is anything a source that its rule may not
-    /// read.
+    /// True if the object is a source that a rule of the kind `by` must leave alone. For
+    /// `ClusterReplication`s, the sources of Replications don't count. Otherwise a tenant could
+    /// name the place of a copy as a source, and so keep the copy away or keep it for good. A
+    /// source that its rule may not read doesn't count either.
     pub(crate) fn is_source(
         &self,
         by: RuleKind,
@@ -171,8 +173,9 @@ impl Engine {
             .any(|slot| slot.granted && slot.rule.kind <= by)
     }
 
-    /// Whether this object is a source that a rule of the kind `by` must leave alone because a rule
-    /// names it. What a selector finds it takes as it comes and goes.
+    /// True if the object is a source that a rule of the kind `by` must leave alone, because a rule
+    /// names it. Objects that selectors find don't count: a selector takes them as they come and
+    /// go.
     pub(crate) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
         let kind = &self.kinds[kind].group_kind;
         let counts =
@@ -180,9 +183,8 @@ impl Engine {
         self.slots.of_object(kind, namespace, name).any(counts)
     }
 
-    /// True if a rule of a higher rank than this one names the object as its source. The rank is
-    /// the one that decides who wins a cell: the wider kind of rule, then the older rule, then the
-    /// name.
+    /// True if a rule of a higher rank than this one names the object as its source. The same rank
+    /// decides which rule wins a cell: the wider kind of rule, then the older rule, then the name.
     ///
     /// A rule that was created later never keeps a rule of its kind from a copy.
     pub(crate) fn is_named_above(
@@ -199,14 +201,14 @@ impl Engine {
         self.slots.of_object(kind, namespace, name).any(above)
     }
 
-    /// A source is there, or isn't. The watch that says so reads a cache: a deletion is confirmed
-    /// before it is acted on.
+    /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
+    /// cache. So Mimeo confirms a deletion before it acts on it.
     pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
         self.source_shown(source, object.map(Shown::Whole), now);
     }
 
-    /// A source is there, and this is all of it that can be decoded: its metadata, at least. It is
-    /// refused, and nobody waits for it.
+    /// Records an existing source that can be decoded only in part, its metadata at least. The
+    /// source is refused, and no pods wait for its copies.
     pub fn source_undecodable(&mut self, source: &SourceRef, rest: Value, now: Tick) {
         self.source_shown(source, Some(Shown::Part(rest)), now);
     }
@@ -219,7 +221,8 @@ impl Engine {
             self.take_source(source, object);
             self.render_source(source);
         }
-        // Of what it had found a keeper knows whose copies they were. Nobody else asks.
+        // Only the reconciler needs the sources that a selector found before: it knows which copies
+        // came from them.
         let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
         if forgotten
             && self
@@ -242,7 +245,8 @@ impl Engine {
             (None, SourceState::Missing { .. }) if !readable_again => return,
             (None, SourceState::Missing { .. }) => {}
             (None, known) => {
-                // Never seen, it may have been in a former namespace of that name.
+                // If this process never saw the source, the source may have been in a former
+                // namespace of that name.
                 let home = match known {
                     SourceState::Found { home, .. } => {
                         home.or_else(|| self.namespaces.get(&*source.namespace)?.uid)
@@ -265,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// The size of a source as JSON, if it was read.
+    /// Returns the size of a source as JSON, or 0 if it was not read.
     pub(crate) fn size_of_source(&self, source: &SourceRef) -> usize {
         match self.sources.get(source) {
             Some(SourceState::Found { facts, .. }) => facts.bytes,
@@ -304,8 +308,8 @@ impl Engine {
         }
     }
 
-    /// A source can't be read, until [`Engine::source`] says otherwise. Whoever waits for what it
-    /// holds waits no longer.
+    /// Records that a source can't be read, until [`Engine::source`] says otherwise. Pods stop
+    /// waiting for its copies.
     pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
         self.at(now);
         if !self.sources.contains_key(source)
@@ -322,8 +326,8 @@ impl Engine {
         self.render_slots(slots);
     }
 
-    /// Renders the copies of these slots anew, whose sources have changed, or the consent to read
-    /// them.
+    /// Renders the copies of these slots again, because their sources have changed, or the
+    /// permission to read them.
     pub(crate) fn render_slots(&mut self, slots: Vec<SlotId>) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
@@ -351,7 +355,7 @@ impl Engine {
                 slot.rendering = rendering;
                 slot.renewed = Some(self.now);
             }
-            // A source's edit that the copies don't carry ends here.
+            // If the copies don't carry the edit of the source, nothing more happens.
             if !same {
                 changed.insert(id);
             }
@@ -380,8 +384,8 @@ impl Engine {
         }
     }
 
-    /// A namespace is gone: sources and rules that it held went with it, though their own watches
-    /// may yet have to say so.
+    /// Records for the rules and sources of a deleted namespace that they were deleted with it.
+    /// Their own watches may show that later.
     pub(crate) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
         for (_, state) in self
             .rules
@@ -410,17 +414,17 @@ pub(crate) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering
     }
 }
 
-/// Renders what slots copy, in one go. What was made last for a rule and a source is there for the
-/// rule's next target.
+/// Renders the copies of several slots. The draft for a rule and a source is kept for the rule's
+/// next target.
 #[derive(Default)]
 pub(crate) struct Press {
     last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
-    /// Bytes that copies have in common are shared.
+    /// Copies share their common bytes.
     shared: Vec<Copies>,
 }
 
 impl Press {
-    /// What a slot's copies are.
+    /// Returns the copies of a slot.
     pub(crate) fn rendering(
         &mut self,
         rule: &Rule,
@@ -475,7 +479,7 @@ impl Press {
             .as_ref()
             .is_some_and(|(last, ..)| *last != slot.rule && last.namespace.is_some())
         {
-            // Tenants' rules may make of it what they like: none of it is kept for the others'.
+            // Replications may render arbitrary bytes, so none of them are kept for other rules.
             self.shared.clear();
         }
         let (.., draft) = self.last.insert(match last {

@@ -19,7 +19,8 @@ use crate::{
 };
 
 impl Engine {
-    /// The watch of copies shows an object: one that carries our label, ours or not.
+    /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
+    /// need not own it.
     pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
@@ -60,7 +61,8 @@ impl Engine {
         owner.iter().for_each(|rule| self.mark_status_due(rule));
     }
 
-    /// The watch of copies lost an object: it was deleted, or only its label was.
+    /// Records that the watch of copies lost an object: the object was deleted, or only its label
+    /// was removed.
     pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
         self.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
@@ -78,7 +80,7 @@ impl Engine {
             return;
         };
         if let Ok(at) = entry.position(kind, name) {
-            // What a rule creates once was created, though it goes before anything is planned.
+            // A create-once copy counts as created even if it disappears before the next plan.
             self.sow(&namespace, &mut entry, at);
             let born = entry.born;
             let cell = &mut entry.cells[at];
@@ -86,7 +88,8 @@ impl Engine {
             let owner = self.rule_of(cell);
             if cell.vanish(Some(uid), version) {
                 if version < born {
-                    // It went with a former namespace of the name: in this one it never was.
+                    // The object was deleted with a former namespace of the name. It never existed
+                    // in this one.
                     cell.belief = Belief::Unknown;
                 }
                 cell.retry_now();
@@ -98,7 +101,7 @@ impl Engine {
         self.namespaces.insert(namespace, entry);
     }
 
-    /// One name shared by all cells of a slot, and by a slot's cells and what its watch shows.
+    /// Returns one name that all cells of a slot share, also with the events of the watch.
     fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
         self.slots
             .copy_name(kind, name)
@@ -108,15 +111,15 @@ impl Engine {
 }
 
 impl Cell {
-    /// The world changed: what was put off may be tried at once.
+    /// Ends the pause of a cell after an event, so that its request may be sent at once.
     pub(crate) fn retry_now(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Idle;
         }
     }
 
-    /// A rule comes to create its copies once: that counts which is there now, and not what was
-    /// when nobody watched it.
+    /// Makes Mimeo read an object again when its rule comes to create copies once. An object that
+    /// is here now counts. An object that was here while no watch showed it doesn't count.
     pub(crate) fn look_anew(&mut self) {
         if self
             .seen()
@@ -126,7 +129,8 @@ impl Cell {
         }
     }
 
-    /// Other bytes are wanted here: what the server said of the former ones doesn't hold of them.
+    /// Resets the cell because other bytes are wanted here. The API server's answers about the
+    /// former bytes don't hold for them.
     pub(crate) fn start_over(&mut self) {
         self.failure = None;
         self.condemned = None;

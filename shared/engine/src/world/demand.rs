@@ -1,4 +1,4 @@
-//! What must be watched, and what is no longer known once it isn't.
+//! The watches that the engine needs. State without a watch is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,23 +11,23 @@ use mimeo_model::{
 
 use crate::{Engine, RuleState, SourceState, select, slot::Slot, survey::CopyWatch};
 
-/// What must be watched now. Compared by the driver with what is.
+/// The watches that are needed now. The driver compares them with the open watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Kinds that discovery must find, and find again when they come and go.
+    /// Kinds that discovery must find, and must find again when they appear and disappear.
     pub kinds: BTreeSet<GroupVersionKind>,
-    /// Copies that are watched.
+    /// Watches of copies.
     pub copies: BTreeMap<CopyWatch, Resource>,
-    /// Sources that are watched by their names.
+    /// Watches of sources by name.
     pub sources: BTreeMap<SourceRef, Resource>,
-    /// What finds the others.
+    /// Watches of sources by selector.
     pub selectors: BTreeMap<SourceSelector, Resource>,
-    /// Whether sources may be watched in their own namespaces alone.
+    /// True if sources may be watched only in their own namespaces.
     pub confined: bool,
 }
 
 impl Engine {
-    /// Grows whenever [`Engine::demand`] may have changed.
+    /// A number that grows whenever [`Engine::demand`] may have changed.
     pub fn demand_version(&self) -> u64 {
         self.demand_version
     }
@@ -36,17 +36,17 @@ impl Engine {
         self.demand_version += 1;
     }
 
-    /// What must be watched now. Of everything else nothing is told from here on, so nothing that
-    /// was told of it holds any more; until here it does, however demand may have changed back and
-    /// forth.
+    /// Returns the watches that are needed now. Forgets the state that only other watches could
+    /// show, because no events about it arrive from now on. Until this call the state stays valid,
+    /// even if the demand changes back and forth.
     pub fn demand(&mut self) -> Demand {
-        // New namespaces wait for no tenant's copies.
+        // New namespaces do not wait for the copies of Replications.
         let kinds = match self.settings.role {
             Role::Keeper => &RuleKind::ALL[..],
             Role::Injector => &[RuleKind::ClusterReplication],
         };
         let mut demand = self.demanded(kinds);
-        // A watch that is opened again lists anew.
+        // A watch that is closed and opened again makes a new listing.
         for selector in std::mem::take(&mut self.relist) {
             if demand.selectors.remove(&selector).is_some() {
                 self.demand_changed();
@@ -93,27 +93,27 @@ impl Engine {
             .iter_mut()
             .filter(|(_, state)| !matches!(state, SourceState::NotRead { .. }));
         for (source, state) in known.filter(|(source, _)| !watched(source)) {
-            // Above all, a silence is no deletion.
+            // Without a watch, the absence of events must never count as a deletion.
             *state = SourceState::NotRead { since: self.now };
             silent.push(source.clone());
         }
         for source in &silent {
             self.render_source(source);
         }
-        // What they found isn't known any more; their copies are.
+        // The findings of these selectors are no longer known, but their copies are.
         for selector in &unselected {
             self.refit_selecting(selector);
         }
     }
 
-    /// What must be watched for rules of these kinds.
+    /// Returns the watches that rules of these kinds need.
     fn demanded(&self, rules: &[RuleKind]) -> Demand {
         let mut demand = Demand {
             confined: self.settings.reach.sources.is_some(),
             ..Demand::default()
         };
-        // What isn't granted isn't even looked up: else a tenant could have any number of kinds
-        // looked for.
+        // Kinds without a grant are not even looked up. Otherwise a tenant could cause lookups of
+        // any number of kinds.
         let read =
             |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
         for slot in self.slots.values().filter(read) {

@@ -1,4 +1,5 @@
-//! Kinds: whether they are served, and whether it is written down that copies of them may exist.
+//! Kinds: whether the API server serves them, and whether the kinds `ConfigMap` records that copies
+//! of them may exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,31 +24,32 @@ use crate::{
     survey::Surveys,
 };
 
-/// The kinds that rules name or copies are of.
+/// The kinds that rules name or that copies have.
 #[derive(Debug)]
 pub(crate) struct Kinds {
     states: Vec<KindState>,
     ids: BTreeMap<GroupKind, KindId>,
-    /// Numbers of kinds that were forgotten.
+    /// Numbers of forgotten kinds, for reuse.
     vacant: Vec<KindId>,
-    /// With so many kinds those are forgotten that nothing is known of any more. To find them takes
-    /// a look at all that is known, so they must have become twice as many as were needed then.
+    /// The number of kinds at which needless kinds are forgotten. Finding them takes a pass over
+    /// the whole state. So the number must first grow to twice the kinds that were needed after the
+    /// last pass.
     crowd: usize,
-    /// By version. Without an entry nobody has asked.
+    /// The results of discovery, by version. A kind without an entry was never requested.
     served: BTreeMap<GroupVersionKind, Served>,
-    /// Whether the kinds `ConfigMap` was read.
+    /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
-    /// When it was created, in seconds, if it is there.
+    /// When the `ConfigMap` was created, in seconds, if it exists.
     pub(crate) since: Option<u32>,
 }
 
 impl Kinds {
-    /// The number of a kind that has one.
+    /// Returns the number of a kind, if it has one.
     pub(crate) fn id(&self, kind: &GroupKind) -> Option<KindId> {
         self.ids.get(kind).copied()
     }
 
-    /// How many there are numbers for.
+    /// The count of numbers, including those of forgotten kinds.
     pub(crate) fn len(&self) -> usize {
         self.states.len()
     }
@@ -60,27 +62,27 @@ impl Kinds {
         (0..=u16::MAX).map(KindId).zip(&mut self.states)
     }
 
-    /// What discovery says of a kind in this version.
+    /// Returns the result of discovery for a kind in this version.
     pub(crate) fn served(&self, gvk: &GroupVersionKind) -> Option<&Served> {
         self.served.get(gvk)
     }
 
-    /// How it is served in this version, if copies of it can exist.
+    /// Returns the resource of a kind in this version, if copies of it can exist.
     pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
         self.served(gvk).and_then(Served::namespaced)
     }
 
-    /// What discovery says of all versions that somebody has asked for.
+    /// The results of discovery for all requested versions.
     pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Served> {
         &self.served
     }
 
-    /// Somebody wants to know how it is served. Returns what is known by now.
+    /// Requests discovery of a kind. Returns the result so far.
     pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Served {
         self.served.entry(gvk.clone()).or_insert(Served::Unknown)
     }
 
-    /// It counts as not served.
+    /// Makes the kind count as not served.
     pub(crate) fn give_up(&mut self, gvk: &GroupVersionKind) {
         self.served.insert(gvk.clone(), Served::No);
     }
@@ -124,21 +126,21 @@ pub(crate) struct KindState {
     pub(crate) surveys: Surveys,
 }
 
-/// A kind's note in the kinds `ConfigMap`.
+/// The state of a kind's entry in the kinds `ConfigMap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     Absent,
-    /// Being written.
+    /// The entry is being written.
     Adding,
     Present {
-        /// Whether it wasn't there until this process wrote it: then no copy of ours was there
-        /// either, and none need be listed before the first is written.
+        /// True if the entry was absent until this process wrote it. Then no copies existed before,
+        /// and none need to be listed before the first write.
         fresh: bool,
     },
-    /// Being removed: copies that are there are told of till then, but none may be written any
-    /// more.
+    /// The entry is being removed. Existing copies are still reported until then, but no copy may
+    /// be written.
     Removing,
-    /// It could not be removed, and stays for now.
+    /// The entry could not be removed, and stays for now.
     Kept,
 }
 
@@ -158,29 +160,29 @@ impl KindState {
         )
     }
 
-    /// Whether copies may be written: should this process end, its successor looks for them.
+    /// True if copies may be written: the entry is stored, so a later process will look for them.
     pub(crate) fn may_be_written(&self) -> bool {
         matches!(self.note, Note::Present { .. } | Note::Kept)
     }
 
-    /// Whether every copy of ours that is in the namespace has been seen.
+    /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
         self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
     }
 }
 
-/// What discovery says of a kind.
+/// The result of discovery for a kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     Unknown,
-    /// Nor will it be before somebody mends that.
+    /// Discovery gives no answer, and will give none until the cause is fixed.
     Unanswered(Unreadable),
     No,
     At(Resource),
 }
 
 impl Served {
-    /// How it is served, if copies of it can exist.
+    /// Returns the resource, if copies of it can exist.
     pub(crate) fn namespaced(&self) -> Option<&Resource> {
         match self {
             Self::At(resource) if resource.namespaced => Some(resource),
@@ -189,11 +191,12 @@ impl Served {
     }
 }
 
-/// How long API servers may take to go by a definition after it was shown.
+/// How long API servers may take to apply a CRD after a watch shows it.
 const DEFINED: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// What discovery says of a kind: served, or not (any more).
+    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
+    /// (any more).
     pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
         self.at(now);
         let served = resource.map_or(Served::No, Served::At);
@@ -214,8 +217,8 @@ impl Engine {
             self.render_source(source);
         }
         if never {
-            // There can be copies of it neither now nor before: it is the matter of those that name
-            // it.
+            // No copies of it can exist now, and none existed before. So only the rules that name
+            // the kind are affected.
             self.replan_rules_of_kind(gvk);
         } else {
             self.mark_statuses_due_of_kind(gvk);
@@ -243,8 +246,8 @@ impl Engine {
         }
     }
 
-    /// The definition of a kind has come or changed, by its plural: another schema may accept what
-    /// the former one refused.
+    /// Records that the CRD of a kind, given by its plural, was created or changed. The new schema
+    /// may accept copies that the former one refused.
     pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
         self.at(now);
         let here =
@@ -260,8 +263,8 @@ impl Engine {
         }
     }
 
-    /// What was refused of a kind for what it holds is tried again, as soon as every API server may
-    /// know the definition.
+    /// Retries the copies of a kind that were refused for their content, once every API server may
+    /// have the CRD.
     fn try_refused(&mut self, kind: &GroupKind) {
         let Some(id) = self.kinds.id(kind) else {
             return;
@@ -285,8 +288,8 @@ impl Engine {
         }
     }
 
-    /// Discovery gives no answer about a kind, until [`Engine::kind`] tells one. An answer that was
-    /// given holds.
+    /// Records that discovery gives no answer about a kind, until [`Engine::kind`] reports one. An
+    /// earlier answer stays valid.
     pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
         self.at(now);
         let served = self.kinds.ask(gvk);
@@ -299,7 +302,7 @@ impl Engine {
         self.replan_rules_of_kind(gvk);
     }
 
-    /// The kinds that the kinds `ConfigMap` names, in the version it names: copies of these may
+    /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
         self.at(now);
@@ -313,7 +316,7 @@ impl Engine {
                 Note::Adding => known,
                 Note::Present { fresh } => fresh,
                 Note::Absent => false,
-                // What removes it may be answered yet.
+                // The request that removes the entry may still be unanswered.
                 Note::Removing | Note::Kept => continue,
             };
             kind.note = Note::Present { fresh };
@@ -332,7 +335,7 @@ impl Engine {
         self.demand_changed();
     }
 
-    /// The number of a kind. None: there are too many, and none of them can be forgotten.
+    /// Returns the number of a kind. `None`: there are too many kinds, and none can be forgotten.
     pub(crate) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
         if let Some(id) = self.kinds.id(group_kind) {
             return Some(id);
@@ -353,8 +356,8 @@ impl Engine {
         Some(id)
     }
 
-    /// Forgets kinds that nothing is known of any more but their names: rules may name kinds that
-    /// there are not, and each of their updates others.
+    /// Forgets kinds that the state contains only by name. Rules may name kinds that don't exist,
+    /// and each update of a rule may name others.
     fn forget_needless_kinds(&mut self) {
         let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         needed.extend(
@@ -407,7 +410,7 @@ impl Engine {
         self.kinds.vacant = needless;
     }
 
-    /// Forgets what discovery said of kinds that aren't served and that nobody names any more.
+    /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
     pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
         let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
         self.kinds.served.retain(|gvk, served| {

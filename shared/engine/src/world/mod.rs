@@ -1,14 +1,14 @@
-//! What the cluster shows of rules, kinds, namespaces and copies, and what must be watched and
-//! written down for it.
+//! The observed state of rules, kinds, namespaces and copies. From it follows which watches and
+//! records are needed.
 //!
-//! - `rules`: rules as they come, change and go, and their slots
-//! - `kinds`: which kinds the server serves, and which may have copies
-//! - `record`: what is written down before a kind's first copy
+//! - `rules`: rules as they appear, change and disappear, and their slots
+//! - `kinds`: which kinds the API server serves, and which may have copies
+//! - `record`: the records that are written before a kind's first copy
 //! - `namespaces`: namespaces, and the cells in them
-//! - `copies`: what is seen of copies
-//! - `survey`: which copies were seen, and where
-//! - `demand`: what must be watched for all that
-//! - `tidy`: what is forgotten since nothing needs it any more
+//! - `copies`: copies as their watch shows them
+//! - `survey`: which copies the watches have listed, and where
+//! - `demand`: the watches that are needed
+//! - `tidy`: removes state that is no longer needed
 
 pub(crate) mod copies;
 pub(crate) mod demand;

@@ -1,4 +1,4 @@
-//! Namespaces as they come, change and go, and the cells in them.
+//! Namespaces as they appear, change and disappear, and the cells in them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,39 +23,41 @@ use crate::{
     work,
 };
 
-/// One namespace. Known by its own watch, or only by copies in it so far.
+/// One namespace. Its own watch has shown it, or so far only copies in it were seen.
 #[derive(Debug, Default)]
 pub(crate) struct Namespace {
-    /// None until its own watch has shown it.
+    /// `None` until its own watch has shown it.
     pub(crate) uid: Option<Uid>,
     pub(crate) version: u64,
-    /// Version at which it was first seen. What is older may have been in a former namespace of its
-    /// name.
+    /// Version at which the namespace was first seen. Older objects may have been in a former
+    /// namespace of its name.
     pub(crate) born: u64,
     pub(crate) labels: Labels,
-    /// When this process saw it get other labels, or the first.
+    /// When this process saw the namespace's labels change, or appear.
     pub(crate) labelled: Tick,
     terminating: bool,
-    /// Until then the keeper writes no copies: the webhook has just done so, and the watch of
-    /// copies may yet have to say it.
+    /// Until then the reconciler writes no copies. The webhook has just written them, and the watch
+    /// of copies may show that later.
     pub(crate) settles: Tick,
     pub(crate) mark: Option<Mark>,
-    /// From when on this injector fills it.
+    /// From when on this webhook replica fills the namespace.
     pub(crate) charge: Option<Tick>,
     pub(crate) cells: Vec<Cell>,
-    /// What was created in it once, as its annotation says or this process has seen.
+    /// The create-once record: copies that were created in the namespace once, according to its
+    /// annotation or to this process.
     pub(crate) seeds: Seeds,
-    /// Those of which the annotation is yet to say it.
+    /// The part of the create-once record that the annotation doesn't have yet.
     pub(crate) sown: Seeds,
-    /// Whether that is being written, or waits to be tried again.
+    /// True if the annotation is being written, or waits for a retry.
     pub(crate) noting: bool,
-    /// How often in a row it could not be.
+    /// The number of failed writes in a row.
     pub(crate) note_streak: u8,
-    /// Whether one of this name has ended, so that what is in `cells` may have gone with it.
+    /// True if a former namespace of this name was deleted. The objects in `cells` may have been
+    /// deleted with it.
     ended: bool,
-    /// Being crowded it isn't planned again until then.
+    /// A crowded namespace isn't planned again until then.
     pub(crate) rests: Tick,
-    /// Number of its last change that people see.
+    /// Number of its last change that the page shows.
     pub(crate) changed: u64,
 }
 
@@ -63,14 +65,14 @@ pub(crate) struct Namespace {
 pub(crate) struct Mark {
     pub(crate) token: Box<str>,
     pub(crate) since: Tick,
-    /// Whether its removal is under way, or waits to be tried again.
+    /// True if the removal of the label is in progress, or waits for a retry.
     pub(crate) removing: bool,
-    /// How often in a row it failed.
+    /// The number of failed removals in a row.
     pub(crate) streak: u8,
 }
 
 impl Engine {
-    /// A namespace is there, with this metadata, as its watch or a read shows.
+    /// Records a namespace with this metadata, as its watch or a read shows it.
     pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
         self.at(now);
         let Some(name) = meta.name.as_deref() else {
@@ -80,15 +82,16 @@ impl Engine {
         let uid = meta.uid.as_deref().and_then(Uid::parse);
         let entry = self.namespaces.entry(name.clone()).or_default();
         let version = version(meta.resource_version.as_deref());
-        // A read may have been quicker than the watch: an earlier object of the same name is no
-        // news either.
+        // A read may have been faster than the watch. So an earlier object of the same name is out
+        // of date, too.
         if entry.uid.is_some() && version <= entry.version {
             return;
         }
         let former = entry.uid.filter(|former| Some(*former) != uid);
         let mut rules = BTreeSet::new();
         if former.is_some() {
-            // Deleted and created again under its name: nothing that was in it is in it.
+            // The namespace was deleted and created again with the same name. None of the former
+            // objects is in it.
             rules.extend(
                 entry
                     .cells
@@ -103,8 +106,8 @@ impl Engine {
             };
         }
         if std::mem::take(&mut entry.ended) {
-            // Older than what is known of the namespace: most likely a copy in the former one,
-            // whose end is yet to be told.
+            // The object is older than the known namespace. It is most likely a copy in the former
+            // namespace, and the watch will still show its deletion.
             for cell in entry
                 .cells
                 .iter_mut()
@@ -159,8 +162,8 @@ impl Engine {
         self.dirty.insert(name);
     }
 
-    /// The watch of namespaces lost one. Nothing changes if another of its name has been read
-    /// since.
+    /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
+    /// namespace of its name since.
     pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
         let (Some(name), uid) = (
             meta.name.as_deref(),
@@ -177,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// A namespace is gone.
+    /// Records that a namespace was deleted.
     pub fn namespace_gone(&mut self, name: &str, now: Tick) {
         self.at(now);
         let Some((name, mut old)) = self.namespaces.remove_entry(name) else {
@@ -219,7 +222,7 @@ impl Engine {
         }
     }
 
-    /// Every namespace there is has been shown; those in `listed` are all.
+    /// Records that every namespace has been shown; `listed` has all of them.
     pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
         self.at(now);
         let lost: Vec<Arc<str>> = self
@@ -258,8 +261,8 @@ impl Namespace {
 
     pub(crate) fn cell_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut Cell {
         let at = self.position(kind, name).unwrap_or_else(|at| {
-            // There are many namespaces, with few cells each: were their room doubled each time,
-            // much of all memory would be nothing.
+            // There are many namespaces with few cells each. If the capacity doubled each time,
+            // much of the memory would be unused.
             if self.cells.len() == self.cells.capacity() {
                 self.cells.reserve_exact(1 + self.cells.len() / 8);
             }
@@ -269,20 +272,20 @@ impl Namespace {
         &mut self.cells[at]
     }
 
-    /// Its annotation says that these were created in it once. What it said before and says no more
-    /// counts no more.
+    /// Takes the create-once record from the annotation. An entry that the annotation no longer has
+    /// no longer counts.
     fn note(&mut self, seeds: Seeds) {
         self.sown.subtract(&seeds);
         self.seeds = seeds;
         self.seeds.extend(&self.sown);
     }
 
-    /// Whether its own watch has shown it, and it isn't going.
+    /// True if its own watch has shown the namespace, and it is not terminating.
     pub(crate) fn alive(&self) -> bool {
         self.uid.is_some() && !self.terminating
     }
 
-    /// What it is to the variables in its copies.
+    /// The values of the namespace for variables in its copies.
     pub(crate) fn place<'a>(&'a self, name: &'a str) -> Place<'a> {
         Place {
             name,
@@ -290,15 +293,15 @@ impl Namespace {
         }
     }
 
-    /// The token of its mark.
+    /// The nonce in its pending label.
     pub(crate) fn token(&self) -> Option<&str> {
         self.labels.get(names::MARK)
     }
 }
 
-/// The namespace had the labels `old`: copies in which it fills in other values now are other
-/// copies. Returns the rules of these: what they say of the former ones, that a value was missing
-/// for instance, may not hold any more.
+/// Resets the cells that have other values in their copies after the labels changed from `old`.
+/// These copies are different ones now. Returns their rules: their statuses about the former
+/// copies, such as a missing value, may be out of date.
 fn fill_in_anew(
     namespace: &mut Namespace,
     name: &str,
@@ -328,8 +331,9 @@ fn fill_in_anew(
     rules
 }
 
-/// The cells of a namespace that went of which the watch of copies will tell the end; it may have
-/// told of the next namespace's copies already. What else was known of went with the namespace.
+/// Returns the cells of a deleted namespace that the watch of copies will report as deleted. The
+/// watch may already have shown copies of the next namespace of that name. All other state is
+/// dropped with the namespace.
 fn watched(
     work: &mut work::Work,
     name: &Arc<str>,

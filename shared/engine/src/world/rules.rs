@@ -1,4 +1,4 @@
-//! Rules as they come, change and go, and the slots that they have.
+//! Rules as they appear, change and disappear, and their slots.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,11 +29,11 @@ use crate::{
     wants, work,
 };
 
-/// What is known of all rules of a kind.
+/// The state of all rules of a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Collection {
     pub(crate) listing: Listing,
-    /// Why they can't be read, or not any more.
+    /// Why the rules can't be read, or can't be read any more.
     pub(crate) unread: Option<Unreadable>,
     pub(crate) crd: CrdState,
 }
@@ -42,38 +42,38 @@ pub(crate) struct Collection {
 #[derive(Debug)]
 pub(crate) struct RuleState {
     pub(crate) rule: Result<Rule, Refused>,
-    /// Slots of each target, source by source.
+    /// The slots of each target, in the order of the sources.
     pub(crate) slots: Vec<Vec<SlotId>>,
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,
     pub(crate) spec_seen: Tick,
-    /// Uid of the CRD that it is known to live under.
+    /// Uid of the CRD that the rule is known to live under.
     pub(crate) crd: Option<Box<str>>,
-    /// Whether that is being read.
+    /// True if a read for that uid is in progress, or waits for a retry.
     pub(crate) crd_asked: bool,
-    /// How often in a row that told nothing.
+    /// The number of reads in a row that gave no answer.
     pub(crate) crd_streak: u8,
-    /// Its namespace, if that is known to have gone since.
+    /// The uid of its namespace, if that namespace is known to have been deleted since.
     pub(crate) home: Option<Uid>,
-    /// Whether its status already said, when this generation was first seen, that every webhook
-    /// replica has taken it in: so it was before a restart, and what replicas say of versions since
-    /// doesn't count again.
+    /// True if its status already showed an active pod gate when this generation was first seen.
+    /// Then every webhook replica knew the rule before a restart. The versions that replicas report
+    /// since then need not prove it again.
     pub(crate) pod_gate_proven: bool,
-    /// Cells that another rule has, by namespace.
+    /// Cells that the rule wants and cannot have, by namespace.
     pub(crate) unmet: BTreeMap<Arc<str>, Vec<wants::Unmet>>,
     pub(crate) status: status::Book,
-    /// Number of its last change that people see.
+    /// Number of its last change that the page shows.
     pub(crate) changed: u64,
 }
 
-/// One rule, as it is shown.
+/// One rule, as a watch shows it.
 struct ShownRule {
     rule: Result<Rule, Refused>,
     observed: Observed,
 }
 
 impl ShownRule {
-    /// Whether its spec is the one that is known.
+    /// True if its spec is the known one.
     fn says_the_same(&self, known: &RuleState) -> bool {
         let same = |new: &Rule, old: &Rule| old.generation == new.generation && old.uid == new.uid;
         matches!((&self.rule, &known.rule), (Ok(new), Ok(old)) if same(new, old))
@@ -81,7 +81,7 @@ impl ShownRule {
 }
 
 impl Engine {
-    /// A rule exists, with this spec; `observed` is the status that it carries.
+    /// Records a rule with this spec; `observed` is the status that it carries.
     pub fn rule_applied(
         &mut self,
         id: RuleId,
@@ -104,8 +104,8 @@ impl Engine {
         }
     }
 
-    /// Takes in a rule of which only metadata or status moved. Of these the engine uses the
-    /// confirmation and the status.
+    /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
+    /// the confirmation and the status.
     fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
         let Some(state) = self.rules.get_mut(id) else {
             return;
@@ -123,7 +123,7 @@ impl Engine {
         }
     }
 
-    /// Takes in a rule that is new or says something else.
+    /// Records a rule that is new or has another spec.
     fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
         let ShownRule { rule, observed } = shown;
         self.replan_rule(id);
@@ -138,8 +138,8 @@ impl Engine {
         let pod_gate_proven = rule
             .as_ref()
             .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
-        // What a re-installed CRD took with it may be shown for a while yet: the same rule lives
-        // where it always did.
+        // After the CRD is installed again, a watch may still show rules of the former CRD for a
+        // while. A known rule with the same uid lives under the same CRD as before.
         let same = old
             .as_ref()
             .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
@@ -200,7 +200,7 @@ impl Engine {
         self.add_slots(id, rule, &sources, &BTreeMap::new())
     }
 
-    /// A rule doesn't exist any more, as far as its watch says.
+    /// Records that a rule no longer exists according to its watch.
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
         self.at(now);
         self.replan_rule(id);
@@ -226,7 +226,7 @@ impl Engine {
         self.demand_changed();
     }
 
-    /// Every rule of the kind that there is has been shown; those in `listed` are all.
+    /// Records that every rule of the kind has been shown; `listed` has all of them.
     pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
         self.at(now);
         let of_kind = self.rules.keys().filter(|id| id.kind == kind);
@@ -242,8 +242,8 @@ impl Engine {
         self.replan_all();
     }
 
-    /// The server doesn't serve rules of the kind: their CRD isn't there (any more). Whoever only
-    /// fills new namespaces has nothing to wait for then; what it means for copies that exist is
+    /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
+    /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
     /// not decided by a watch.
     pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
         self.at(now);
@@ -256,18 +256,20 @@ impl Engine {
         }
     }
 
-    /// Rules of the kind can't be read. Those that were shown hold; they tell if they may not be
-    /// read any more. If none was shown so far, what that means for rules of other kinds is what it
-    /// means that none are served: the platform's don't wait for tenants', whose sources are none
-    /// to them, and a copy with a rule's mark isn't touched before all rules of that kind are
-    /// known.
+    /// Records that rules of the kind can't be read. The rules that were shown stay valid, and
+    /// their statuses report the problem.
+    ///
+    /// If none was shown so far, rules of the other kind behave as if this kind were not served.
+    /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
+    /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
+    /// that kind are known.
     pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
         self.at(now);
         if self.collections[kind].listing != Listing::Listed {
             self.collections[kind].listing = Listing::Unreadable(why);
             self.replan_all();
         } else if why == Unreadable::Unavailable {
-            // That passes by itself, and a status couldn't be written meanwhile.
+            // The problem ends by itself, and no status could be written meanwhile.
             return;
         }
         self.unread(kind, Some(why));
@@ -281,33 +283,34 @@ impl Engine {
         }
     }
 
-    /// Whether changes of the platform's rules are seen, as far as is known.
+    /// True if changes of `ClusterReplication`s are visible, as far as is known.
     pub fn follows_rules(&self) -> bool {
         self.collections[RuleKind::ClusterReplication]
             .unread
             .is_none()
     }
 
-    /// Whether every rule of the kind was shown once.
+    /// True if every rule of the kind was shown.
     pub(crate) fn all_rules_of(&self, kind: RuleKind) -> bool {
         self.collections[kind].listing == Listing::Listed
     }
 
-    /// Whether every rule was shown once that counts. The platform's don't wait for tenants' that
-    /// nobody shows.
+    /// True if every rule that counts was shown. `ClusterReplication`s don't wait for Replications
+    /// that can't be read.
     pub(crate) fn all_rules(&self) -> bool {
         self.all_rules_of(RuleKind::ClusterReplication)
             && self.collections[RuleKind::Replication].listing != Listing::Unknown
     }
 
-    /// The platform's rules. In the order of identities they come first.
+    /// The `ClusterReplication`s. They come first in the order of identities.
     pub(crate) fn cluster_rules(&self) -> impl Iterator<Item = (&Arc<RuleId>, &RuleState)> {
         self.rules
             .iter()
             .take_while(|(id, _)| id.kind == RuleKind::ClusterReplication)
     }
 
-    /// The highest resourceVersion at which one of the platform's rules was first seen as it is.
+    /// The highest resourceVersion at which the present generation of a `ClusterReplication` was
+    /// first seen.
     pub fn rules_seen(&self) -> u64 {
         self.cluster_rules()
             .map(|(_, state)| state.spec_version)
@@ -315,7 +318,7 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// One value shared by all copies of a rule.
+    /// Returns one value that all copies of a rule share.
     pub(crate) fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
         let known = self.rules.get_key_value(id).map(|(known, _)| known);
         known
@@ -324,7 +327,7 @@ impl Engine {
             .clone()
     }
 
-    /// A slot of each target for each of these sources: that of `former`, if it has one.
+    /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
     pub(crate) fn add_slots(
         &mut self,
         id: &Arc<RuleId>,
@@ -334,7 +337,8 @@ impl Engine {
     ) -> Vec<Vec<SlotId>> {
         let mut slots = vec![Vec::new(); rule.targets.len()];
         let mut press = Press::default();
-        // Source by source: what the copies for all targets have in common is made once.
+        // The loop goes source by source, so that the common parts of the copies for all targets
+        // are made once.
         for source in sources {
             for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
                 if let Some(slot) = former.get(&(index, source.clone())) {
@@ -342,7 +346,8 @@ impl Engine {
                     continue;
                 }
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
-                    // The rule is told that it isn't served: hardly any of the others can be.
+                    // The rule's status says that the kind isn't served. Of so many kinds hardly
+                    // any can be served.
                     self.kinds.give_up(&source.gvk);
                     continue;
                 };
@@ -379,8 +384,8 @@ impl Engine {
         slots
     }
 
-    /// Forgets slots that a rule no longer has. What their writes taught is kept for a new slot
-    /// with the same rendering.
+    /// Forgets slots that a rule no longer has. A new slot with the same rendering keeps the field
+    /// set that was learned from writes.
     fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
         for id in old {
             let Some(gone) = self.remove_slot(*id) else {
@@ -392,7 +397,7 @@ impl Engine {
                     && slot.rendering == gone.rendering
                     && gone.reference != Reference::Asked
                 {
-                    // What was asked is answered to the slot that asked.
+                    // The answer to a request goes to the slot that asked.
                     slot.reference = gone.reference;
                 }
             }

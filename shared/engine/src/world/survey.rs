@@ -1,4 +1,4 @@
-//! Which copies have been seen: what the watches of copies have listed so far.
+//! The progress of the watches of copies: which copies they have listed so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,14 +18,14 @@ use crate::{Demand, Engine, KindState, clock::Tick, kinds::Note};
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CopyWatch {
-    /// Their kind.
+    /// Kind of the copies.
     pub kind: GroupKind,
-    /// Where; everywhere if `None`.
+    /// The watched namespace, or `None` for all namespaces.
     pub namespace: Option<Box<str>>,
 }
 
 impl From<GroupKind> for CopyWatch {
-    /// Everywhere.
+    /// A watch of all namespaces.
     fn from(kind: GroupKind) -> Self {
         Self {
             kind,
@@ -34,26 +34,26 @@ impl From<GroupKind> for CopyWatch {
     }
 }
 
-/// What one watch has shown.
+/// The progress of one watch.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// Number of the listing under way or done.
+    /// Number of the current or last listing.
     pub(crate) listing: u8,
-    /// Whether it is done.
+    /// True if a listing is complete.
     pub(crate) listed: bool,
-    /// resourceVersion of the last one done.
+    /// resourceVersion of the last complete listing.
     pub(crate) listed_at: u64,
-    /// Why it can't be watched now.
+    /// Why the copies can't be watched now.
     pub(crate) unreadable: Option<Unreadable>,
 }
 
-/// What the watches of one kind have shown.
+/// The progress of the watches of one kind.
 #[derive(Debug)]
 pub(crate) enum Surveys {
-    /// There is one for all namespaces.
+    /// One watch for all namespaces.
     Everywhere(Survey),
-    /// Each namespace in reach has its own, once it has shown something; `other` is that of all
-    /// others, which never sees anything.
+    /// One watch for each namespace in reach, from its first event on. `other` stands for all other
+    /// namespaces, and stays empty.
     Each {
         places: BTreeMap<Box<str>, Survey>,
         other: Survey,
@@ -71,7 +71,7 @@ impl Surveys {
         }
     }
 
-    /// The one that shows a namespace's copies.
+    /// Returns the progress of the watch that shows a namespace's copies.
     pub(crate) fn of(&self, namespace: &str) -> &Survey {
         match self {
             Self::Everywhere(survey) => survey,
@@ -79,7 +79,7 @@ impl Surveys {
         }
     }
 
-    /// That of a watch, if there is such a one.
+    /// Returns the progress of a watch, if such a watch exists.
     fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut Survey> {
         match (self, namespace) {
             (Self::Everywhere(survey), None) => Some(survey),
@@ -102,7 +102,7 @@ impl Surveys {
 }
 
 impl Engine {
-    /// A listing of copies begins.
+    /// Records that a listing of copies begins.
     pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
         self.at(now);
         if let Some(survey) = self.survey(watch) {
@@ -110,7 +110,8 @@ impl Engine {
         }
     }
 
-    /// The listing is complete as of `at` (a resourceVersion): what it didn't show was gone then.
+    /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
+    /// didn't show were absent then.
     pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
         self.at(now);
         let Some(id) = self.kind_id(&watch.kind) else {
@@ -131,7 +132,7 @@ impl Engine {
                 .iter_mut()
                 .filter(|cell| cell.kind == id && cell.listing != listing)
             {
-                // Our own write may be newer than the listing.
+                // A write by Mimeo may be newer than the listing.
                 let owner = self.slots.owner(cell).cloned();
                 if cell.vanish(None, at) {
                     cell.retry_now();
@@ -146,8 +147,8 @@ impl Engine {
         self.replan_all();
     }
 
-    /// Copies can't be watched, until [`Engine::copies_listed`] says otherwise. What was seen of
-    /// them holds.
+    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise. The
+    /// copies seen so far stay known.
     pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
         self.at(now);
         let Some(id) = self.kind_id(&watch.kind) else {
@@ -161,8 +162,8 @@ impl Engine {
         }
     }
 
-    /// Why copies of the rule can't be watched, and where, if not in general. What is amiss in
-    /// other namespaces is not its author's to know.
+    /// Returns why copies of the rule can't be watched, and in which namespace if not in all.
+    /// Problems in other namespaces are not revealed to the rule's author.
     pub(crate) fn unwatchable(
         &self,
         rule: &Rule,
@@ -173,7 +174,7 @@ impl Engine {
         surveys.find_map(|(name, survey)| survey.unreadable.map(|why| (name, why)))
     }
 
-    /// Whether every copy of the rule that there can be has been listed, or can't be.
+    /// True if every possible copy of the rule has been listed, or can't be listed.
     pub(crate) fn knows_copies_of(&self, rule: &Rule, kind: KindId) -> bool {
         self.surveys_of(rule, kind)
             .iter()
@@ -196,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// The namespaces in reach into which the rule would write now; none: there is no limit.
+    /// The namespaces in reach in which the rule would write now. `None`: the reach is unlimited.
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
         let writes = |name: &str, labels: &Labels| {
@@ -204,9 +205,9 @@ impl Engine {
                 .iter()
                 .filter(|target| target.selection.matches(name, labels))
                 .any(|target| {
-                    // The platform's rules need nobody's consent.
+                    // `ClusterReplication`s need no consent.
                     let mut copies = rule.sources.iter();
-                    // What others find isn't known yet.
+                    // The findings of selectors aren't known yet.
                     let mut kinds = rule
                         .selectors
                         .iter()
@@ -238,7 +239,7 @@ impl Engine {
         self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
     }
 
-    /// Asks for the watches of a kind's copies. Whoever only fills namespaces watches none.
+    /// Adds the watches of a kind's copies. A webhook replica watches no copies.
     pub(crate) fn demand_copies(&self, demand: &mut Demand, resource: &Resource) {
         if self.settings.role == Role::Injector {
             return;
@@ -255,8 +256,8 @@ impl Engine {
         }
     }
 
-    /// Where copies are watched: everywhere by one watch, or in each namespace in reach. One that
-    /// doesn't exist has no copies, and its Role isn't there either.
+    /// The places where copies are watched: all namespaces by one watch, or each existing namespace
+    /// in reach. A namespace that doesn't exist has no copies, and no Role for Mimeo.
     pub(crate) fn watched_places(&self) -> Vec<Option<Box<str>>> {
         let Some(targets) = &self.settings.reach.targets else {
             return vec![None];
@@ -274,7 +275,7 @@ impl Engine {
             .collect()
     }
 
-    /// What isn't watched any more says nothing any more.
+    /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
         for (
             _,
@@ -304,7 +305,7 @@ impl Engine {
         }
     }
 
-    /// Whether every copy of the kind that there can be has been listed.
+    /// True if every possible copy of the kind has been listed.
     pub(crate) fn all_copies_listed(&self, kind: &KindState) -> bool {
         match &kind.surveys {
             Surveys::Everywhere(survey) => survey.listed,
