@@ -1,9 +1,10 @@
-//! The permissions that the author of a rule, a grant or a policy must have: what Mimeo does in the
-//! author's place.
+//! The permissions that the author of a rule, a grant or a policy must have. Mimeo acts in the
+//! author's place, so the author needs the permissions for these actions.
 //!
-//! The webhook asks the API server for them by `SubjectAccessReview` when the object is created or
-//! its spec changes, and not again, as Kubernetes does against escalation by Roles. Nothing here
-//! depends on the objects that exist, so a refusal reveals none.
+//! The webhook asks the API server by `SubjectAccessReview` when the object is created or its spec
+//! changes. It does not ask again later. Kubernetes checks Roles against privilege escalation in
+//! the same way. The needed permissions do not depend on the objects that exist, so a refusal
+//! reveals none of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,42 +21,47 @@ use crate::{
     source::SourceSelector,
 };
 
-/// What Replications do with the sources that a grant lets them read.
+/// Verbs for the sources that a read grant names: Replications read these sources.
 const OF_SOURCES: &[&str] = &["get"];
-/// And if it lets them have any, which selectors find.
+/// Verbs for a read grant without names: selectors of Replications may also list the objects.
 const OF_ANY_SOURCES: &[&str] = &SELECT;
-/// What becomes of copies in the course of time, whatever the rule says today.
+/// Verbs for copies. Mimeo may use all of them over time, even if the rule now needs fewer.
 const OF_COPIES: &[&str] = &["create", "update", "delete"];
-/// To find sources, whichever they will be. Who may list objects may read them, but for those whose
-/// authorizer thinks otherwise.
+/// Verbs for sources that a selector finds: their names are not known in advance. `list` already
+/// returns the contents of objects. Both verbs are needed all the same, because an authorizer may
+/// allow `list` and still deny `get`.
 const SELECT: [&str; 2] = ["get", "list"];
-/// A policy changes objects that others create and update. With `update` alone, a policy could stop
-/// the creation of all pods.
+/// Verbs for the objects that a policy changes as other users create and update them. `create` is
+/// needed too: a policy can stop the creation of all pods, and `update` alone must not be enough
+/// for this.
 const OF_POLICIES: &[&str] = &["create", "update"];
 
-/// Most rights in single namespaces that one rule is checked for. Beyond, its author must hold them
-/// in all namespaces.
+/// Most permissions in single namespaces that the webhook checks for one rule. Beyond this number
+/// the author must have the permissions in all namespaces.
 const MOST: usize = 256;
 
-/// Most missing rights that a message names.
+/// Most missing permissions that a message names.
 const NAMED: usize = 5;
 
-/// A right that is needed.
+/// A needed permission, and the permissions that can replace it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// It is enough.
+    /// This permission is enough.
     pub right: Right,
-    /// All of these are enough, too. Empty where nothing is.
+    /// All of these together are enough, too. Empty if nothing can replace `right`.
     pub instead: Vec<Right>,
 }
 
-/// What the author of a rule must hold: to read every source that doesn't stand in it, and to list
-/// them where a selector finds them, and to do with copies what Mimeo does, for objects of any name
-/// everywhere the rule targets. Roles and `RoleBindings` take what the API server asks for beyond
-/// that.
+/// The permissions that the author of a rule needs.
 ///
-/// Of a kind that `look_up` doesn't find nobody knows what it is called, so the right is to all
-/// kinds of its group.
+/// - For each named source: to `get` it. An inline source needs no such permission.
+/// - For each selector: to `get` and `list` all objects of its kind in its namespace.
+/// - For the copies: to create, update and delete objects of any name wherever the rule targets.
+/// - For copies of Roles and `RoleBindings`: the permissions that the API server also demands.
+/// - For `podGate: Required`: the verb `gate` on the rule.
+///
+/// If `look_up` does not find a kind, its resource name is unknown. The author then needs the
+/// permission for all resources of the kind's API group.
 pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
     if let Some(home) = &rule.id.namespace {
         return of_replication(rule, home, look_up);
@@ -99,7 +105,7 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
     needs
 }
 
-/// To hold pods back until the copies of this `ClusterReplication` are there.
+/// The permission to hold pods back until the copies of this `ClusterReplication` exist.
 fn to_gate(rule: &RuleId) -> Right {
     let name = Some(rule.name.clone());
     Right {
@@ -111,8 +117,9 @@ fn to_gate(rule: &RuleId) -> Right {
     }
 }
 
-/// What the author of a Replication must hold: in its own namespace what a `ClusterReplication`
-/// takes everywhere. What lies in other namespaces is theirs to grant, whoever the author is.
+/// The permissions that the author of a Replication needs: in its own namespace the same as for a
+/// `ClusterReplication`. Other namespaces consent with grants, and there the author's permissions
+/// do not matter.
 fn of_replication(
     rule: &Rule,
     home: &str,
@@ -139,7 +146,7 @@ fn of_replication(
         let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
         needs.extend(write.into_iter().map(own));
     }
-    // Many selectors of one kind take the same.
+    // Several selectors of one kind need the same permissions.
     let mut known = BTreeSet::new();
     needs.retain(|right| known.insert(right.clone()));
     needs
@@ -151,8 +158,8 @@ fn of_replication(
         .collect()
 }
 
-/// What the author of a grant in the namespace `home` must hold there: all that it grants. Kinds as
-/// for [`of_rule`].
+/// The permissions that the author of a grant in the namespace `home` needs there: all that the
+/// grant gives. An unknown kind counts as in [`of_rule`].
 pub fn of_grant(
     grant: &Grant,
     home: &str,
@@ -191,9 +198,9 @@ pub fn of_grant(
         .collect()
 }
 
-/// Permissions that the author of a policy needs: to create and update objects of its kinds in all
-/// namespaces, since the policy changes the objects that others write there. Kinds as for
-/// [`of_rule`].
+/// The permissions that the author of a policy needs: to create and update objects of its kinds in
+/// all namespaces, because the policy changes objects that other users write there. An unknown kind
+/// counts as in [`of_rule`].
 pub fn of_policy(
     policy: &Policy,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
@@ -208,19 +215,19 @@ pub fn of_policy(
         .collect()
 }
 
-/// What the answers that there are come to.
+/// The result for all needed permissions, from the answers known so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding<'a> {
-    /// Whether these rights are held must be known, too.
+    /// The answers for these permissions are needed, too.
     Ask(Vec<&'a Right>),
-    /// All that is needed is held.
+    /// The user has all needed permissions.
     Held,
-    /// These rights are missing.
+    /// The user does not have these permissions.
     Lacks(Vec<&'a Right>),
 }
 
-/// Whether somebody holds all that is needed; `held` has the answers so far. What is held
-/// everywhere isn't asked for in single namespaces.
+/// Tells if a user has all needed permissions. `held` returns the answers so far. A permission in
+/// single namespaces is not asked for if the user has it in all namespaces.
 pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
     let (mut open, mut missing) = (Vec::new(), Vec::new());
     for need in needs {
@@ -246,7 +253,7 @@ pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_
     }
 }
 
-/// What a user may not do, to people.
+/// The message that names the permissions which a user lacks.
 pub fn lacks(user: &str, missing: &[&Right]) -> String {
     let named: Vec<String> = missing
         .iter()
@@ -260,7 +267,7 @@ pub fn lacks(user: &str, missing: &[&Right]) -> String {
     format!("user {user:?} may not {}{more}", named.join(", "))
 }
 
-/// The namespaces that the rule targets, if it names each of them.
+/// The namespaces that the rule targets, if each target names them exactly.
 fn named_targets(rule: &Rule) -> Option<BTreeSet<&str>> {
     let names: Option<Vec<_>> = rule
         .targets
@@ -283,7 +290,7 @@ fn to_select<'a>(
     })
 }
 
-/// In all namespaces; each once.
+/// The permissions for these verbs and kinds in all namespaces, each once.
 fn to_write<'a>(
     verbs: &[&'static str],
     kinds: impl Iterator<Item = &'a GroupVersionKind>,
@@ -327,7 +334,7 @@ mod tests {
         json!({"apiVersion": api_version, "kind": kind, "namespace": "platform", "name": "one"})
     }
 
-    /// `Gadget` isn't served.
+    /// The API server does not serve `Gadget`.
     fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
         let plural = format!("{}s", gvk.kind.to_lowercase()).into();
         (&*gvk.kind != "Gadget").then(|| Resource {
@@ -348,7 +355,7 @@ mod tests {
         )
     }
 
-    /// Each need on a line, what is enough instead behind it.
+    /// One line for each need: first the permission, then its replacements.
     fn told(needs: &[Need]) -> Vec<String> {
         let tell = |need: &Need| {
             let rights: Vec<_> = std::iter::once(&need.right)
@@ -360,7 +367,7 @@ mod tests {
         needs.iter().map(tell).collect()
     }
 
-    /// Of a Replication in namespace `home`.
+    /// The needs of a Replication in namespace `home`.
     fn needs_at_home(spec: &Value) -> Vec<Need> {
         let rule = json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": "home", "name": "r"},
@@ -506,7 +513,7 @@ mod tests {
         let got = needs(&[secret("a")], std::slice::from_ref(&named));
         let want = "create secrets in all namespaces | create secrets in namespace one | create secrets in namespace two";
         assert_eq!(told(&got)[1], want);
-        // Anything else that is targeted could be any namespace.
+        // Any other target could select any namespace.
         for other in [
             everywhere(),
             json!({"namespaces": ["team-*"]}),

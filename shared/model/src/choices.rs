@@ -1,17 +1,17 @@
-//! What a rule's author chooses: how copies are written, what happens to what is in their way, what
-//! becomes of them, and who waits for them.
+//! The choices of a rule's author: how Mimeo writes copies, treats an object with the copy's name
+//! and removes unwanted copies, and whether pods wait for the copies.
 
 use std::time::Duration;
 
-/// Longest grace of a deleted source, in seconds: a day.
+/// Longest grace period for a deleted source, in seconds: one day.
 const GRACE: i32 = 86_400;
 
-/// Grace where none is given, as in an annotation.
+/// The grace period if none is given, as in an annotation.
 pub(crate) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
 
 pub use mimeo_api::{ConflictPolicy, Retention as Retain, Strategy};
 
-/// What becomes of copies that are no longer wanted, by the reason why.
+/// The fate of copies that the rule no longer wants, by the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retention {
     /// When the rule is deleted.
@@ -20,12 +20,12 @@ pub struct Retention {
     pub when_unmatched: Retain,
     /// When the source is deleted.
     pub when_source_deleted: Retain,
-    /// How long a deleted source may take to come back.
+    /// How long Mimeo waits for a deleted source to be created again.
     pub source_grace: Duration,
 }
 
 impl Retention {
-    /// Nothing is ever deleted.
+    /// Mimeo never deletes a copy.
     pub const ALWAYS: Self = Self {
         when_rule_deleted: Retain::Retain,
         when_unmatched: Retain::Retain,
@@ -45,12 +45,12 @@ impl Retention {
         })
     }
 
-    /// Value of [`RETENTION`](crate::names::RETENTION), as in `rule=Retain,source=Retain,uid=...`;
-    /// `None` if everything is deleted.
+    /// The value of [`RETENTION`](crate::names::RETENTION), as in
+    /// `rule=Retain,source=Retain,uid=...`. `None` if every choice is `Delete`.
     ///
-    /// The uid is that of the rule, on copies that stay when the rule is deleted: a later rule of
-    /// its name is another one. The grace isn't in it: it matters only while the rule is there to
-    /// be asked.
+    /// The uid of the rule is part of the value if copies stay when the rule is deleted: a later
+    /// rule of the same name is another rule. The grace period is not part of the value, because it
+    /// matters only while the rule exists.
     pub fn annotation(&self, uid: &str) -> Option<String> {
         let parts = [
             ("rule", self.when_rule_deleted),
@@ -65,8 +65,8 @@ impl Retention {
         (!retained.is_empty()).then(|| retained.join(","))
     }
 
-    /// Reads [`RETENTION`](crate::names::RETENTION). What it doesn't understand it takes as a wish
-    /// to retain, which does no harm.
+    /// Reads [`RETENTION`](crate::names::RETENTION). Any part that it does not understand counts as
+    /// `Retain`, because to keep a copy does no harm.
     pub fn from_annotation(text: &str) -> Self {
         let all = |retain| Self {
             when_rule_deleted: retain,
@@ -97,21 +97,21 @@ impl Retention {
 /// The key of a rule's uid in [`RETENTION`](crate::names::RETENTION).
 const UID: &str = "uid";
 
-/// The uid of the rule that last wrote a copy which stays when that rule is deleted, in
-/// [`RETENTION`](crate::names::RETENTION).
+/// The uid of the rule that last wrote this copy, if the copy stays when the rule is deleted. Read
+/// from [`RETENTION`](crate::names::RETENTION).
 pub fn retaining_rule(text: &str) -> Option<&str> {
     text.split(',')
         .find_map(|part| part.strip_prefix(UID)?.strip_prefix('='))
 }
 
-/// Whether pods of a new namespace wait for its copies; the stricter is the greater.
+/// How pods of a new namespace wait for its copies. A stricter choice is greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PodGate {
-    /// They don't wait.
+    /// Pods do not wait.
     None,
-    /// They wait for a limited time, then they are admitted with a warning.
+    /// Pods wait for a limited time. Then Mimeo admits them with a warning.
     BestEffort,
-    /// They are refused until the copies are there.
+    /// Mimeo refuses pods until the copies exist.
     Required,
 }
 

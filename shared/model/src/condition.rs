@@ -1,12 +1,12 @@
-//! Conditions of statuses, and their words.
+//! Conditions in a status, and their types and reasons.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::words;
 
-/// A condition of the object's `generation`, as of the time `now`. One of `old` that has the same
-/// status passes its transition time on (Kubernetes API conventions).
+/// A condition for the object's `generation`, at the time `now`. It keeps the transition time of a
+/// condition in `old` that has the same type and status (Kubernetes API conventions).
 pub fn condition(
     (type_, status): (ConditionType, bool),
     reason: ConditionReason,
@@ -31,71 +31,72 @@ pub fn condition(
 }
 
 words! {
-    /// What a condition is about.
+    /// The type of a condition.
     ConditionType {
-        /// Whether all is as the spec says.
+        /// True if everything is as the spec says.
         Ready,
-        /// Whether every source is there.
+        /// True if every source exists.
         SourcesFound,
         /// True if other namespaces and the permissions of Mimeo allow what the rule does.
         Authorized,
-        /// Whether pods of new namespaces wait for the copies.
+        /// True if pods of new namespaces wait for the copies.
         PodGateActive,
-        /// Work is under way; only while it is.
+        /// Work is in progress. The condition exists only while this is true.
         Reconciling,
-        /// Nothing goes on before somebody does something; only while that is so.
+        /// No progress is possible until a user acts. The condition exists only while this is true.
         Stalled,
     }
 }
 
 words! {
-    /// Why a condition is so.
+    /// The reason of a condition.
     ConditionReason {
         /// Every copy is as it should be.
         Synced,
-        /// No copy is wanted anywhere.
+        /// The rule selects no namespace.
         NoNamespaceMatches,
-        /// Some copies can't be written or deleted.
+        /// Mimeo can't write or delete some copies.
         CopiesFailed,
-        /// A source isn't there.
+        /// A source does not exist.
         SourceNotFound,
         /// A permission or a grant is missing.
         NotAuthorized,
-        /// The spec can't be carried out.
+        /// Mimeo can't carry out the spec.
         InvalidSpec,
         /// The rule is suspended.
         Suspended,
-        /// It is not done, not known or not in force yet.
+        /// Something is not done yet, not known yet or not in force yet.
         Pending,
-        /// Every source is there.
+        /// Every source exists.
         Found,
-        /// The cluster doesn't serve the kind.
+        /// The API server does not serve the kind.
         KindNotServed,
-        /// No copy may be or can be made of a source.
+        /// A source must not be copied, or no copy can be made of it.
         SourceRefused,
-        /// A source is gone, and its copies stay for a while.
+        /// A source was deleted, and its copies stay for the grace period.
         InGracePeriod,
         /// No permission and no grant is missing.
         Allowed,
-        /// Another namespace doesn't consent.
+        /// Another namespace does not consent.
         NotGranted,
-        /// What other namespaces consent to can't be read.
+        /// The grants of other namespaces can't be read.
         GrantsUnknown,
-        /// Mimeo lacks a right.
+        /// Mimeo itself lacks a permission.
         ControllerForbidden,
-        /// It is in force.
+        /// The object is in force.
         Active,
         /// The rule wants no pod gate.
         Disabled,
-        /// No webhook replica lives.
+        /// No webhook replica is alive.
         WebhookUnavailable,
         /// Another client keeps changing the webhook configuration.
         WebhookContested,
-        /// So many copies were lost at once that none is deleted until somebody confirms it.
+        /// Too many copies were lost at once. Mimeo deletes none of them until a user confirms it.
         DeletionHeld,
-        /// The API server wouldn't have it registered.
+        /// The policy can't be registered: the API server refuses it, or too many older policies
+        /// exist.
         Rejected,
-        /// Older grants of the namespace take all that may count.
+        /// Older grants of the namespace already use up its limit.
         TooManyGrants,
     }
 }

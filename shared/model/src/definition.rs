@@ -1,16 +1,17 @@
-//! Whether the definitions that a cluster has are those that a program was made for.
+//! Compares the CRDs of a cluster with the CRDs that this program was built for.
 //!
-//! An API server drops the fields of an object that its definition doesn't know, or refuses them: a
-//! rule then does less than it says, and a status can't be written. Installing the program again
-//! doesn't mend that where definitions are installed apart.
+//! If a CRD lacks a field, the API server drops this field from objects, or refuses the objects. A
+//! rule then does less than it says, and a status can't be written. Where CRDs are installed
+//! separately, a new installation of the program does not fix this.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use mimeo_api::crds;
 
-/// The fields that this program knows of the kind and a definition of it, as it is served, doesn't:
-/// as in `spec.suspend`. None of a kind that isn't Mimeo's, and none of a later definition.
+/// The fields of Mimeo's own CRD that the served CRD lacks, as in `spec.suspend`.
+///
+/// The result is empty for a CRD of another project, and for a later CRD that has more fields.
 pub fn lacks(served: &CustomResourceDefinition) -> Vec<String> {
     let own = crds()
         .into_iter()
@@ -39,7 +40,7 @@ pub fn lacks(served: &CustomResourceDefinition) -> Vec<String> {
     lacking
 }
 
-/// Adds what is below `path` in the one schema and not in the other.
+/// Adds the paths below `path` that `own` has and `served` does not have.
 fn compare(
     path: &str,
     own: &JSONSchemaProps,
@@ -88,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// What this definition lacks once it is changed so.
+    /// The fields that this CRD lacks after the change.
     fn changed(name: &str, change: impl Fn(&mut Value)) -> Vec<String> {
         let crd = crds()
             .into_iter()

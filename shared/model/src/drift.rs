@@ -1,9 +1,10 @@
-//! `driftPolicy: Deny`: who may not change or delete a copy is told so in the request.
+//! `driftPolicy: Deny`: the webhook refuses requests that change or delete a copy.
 //!
-//! The API server asks only about requests that delete an object of ours, change it, give it an
-//! owner, or come with more `managedFields` than API servers look through
-//! ([`registration`](crate::registration)). Whether the rule still wants it kept is decided here.
-//! Whether its namespace is being deleted, a read must tell: no watch is as quick as a deletion.
+//! The API server asks only about some requests: those that delete a copy, change it or give it an
+//! owner, and those with too many entries in `managedFields` for the API server to check
+//! ([`registration`](crate::registration)). This module decides if the rule still guards the copy.
+//! The caller must read whether the namespace is being deleted: a watch may show a deletion too
+//! late.
 
 use crate::{
     id::{RuleId, RuleKind},
@@ -13,34 +14,35 @@ use crate::{
     source::SourceRef,
 };
 
-/// What the names begin with of those who run the cluster: its controllers, its nodes, and its
-/// other parts. Of a request about a copy nothing else is known of its user.
+/// Prefixes of the user names of the cluster's controllers, nodes and other parts. For requests
+/// about copies the webhook knows nothing else about the user.
 const SYSTEM: [&str; 3] = [
     "system:serviceaccount:kube-system:",
     "system:node:",
     "system:kube-",
 ];
 
-/// A copy as its marks have it.
+/// A copy, as its annotations describe it.
 #[derive(Debug)]
 pub struct Marked<'a> {
-    /// Its kind.
+    /// Kind of the copy.
     pub kind: GroupKind,
-    /// Its namespace.
+    /// Namespace of the copy.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the copy.
     pub name: &'a str,
-    /// What it was copied from, if that is an object.
+    /// The object that it was copied from. `None` for an inline source.
     pub source: Option<SourceRef>,
 }
 
-/// The rule that keeps others from doing what is asked for, if there is one. `guards` tells whether
-/// a rule wants this copy, and nobody else to change it.
+/// The rule that forbids the request, if there is one. `guards` tells if a rule wants this copy and
+/// forbids other clients to change it.
 ///
-/// A tenant's rule binds nobody who runs the cluster: it may have a copy of any name at home, also
-/// where the cluster's own controllers keep something.
+/// A Replication never binds the parts of the cluster itself. A tenant may give a copy any name in
+/// the tenant's own namespace, also the name of an object that a controller of the cluster keeps
+/// there.
 pub fn guard(request: &Request, guards: impl Fn(&RuleId, &Marked<'_>) -> bool) -> Option<RuleId> {
-    // As it is stored: what the request makes of the annotation is part of the change.
+    // Read the stored object: the request may change the annotation.
     let copy = request.old_object.as_ref()?;
     let annotation = |key: &str| copy.pointer("/metadata/annotations")?.get(key)?.as_str();
     let rule: RuleId = annotation(names::RULE)?.parse().ok()?;
@@ -50,7 +52,7 @@ pub fn guard(request: &Request, guards: impl Fn(&RuleId, &Marked<'_>) -> bool) -
     let marked = Marked {
         kind: request.kind.group_kind(),
         namespace: request.namespace.as_deref()?,
-        // A deletion of many has no name of its own.
+        // A deletion of a collection names no object in the request.
         name: copy.pointer("/metadata/name")?.as_str()?,
         source: annotation(names::SOURCE).and_then(SourceRef::parse),
     };
@@ -61,7 +63,7 @@ fn runs_the_cluster(user: &User) -> bool {
     SYSTEM.iter().any(|prefix| user.name.starts_with(prefix))
 }
 
-/// What is answered then.
+/// The refusal of a request that the rule forbids.
 pub fn refusal(request: &Request, rule: &RuleId) -> Verdict {
     let what = match request.operation {
         Operation::Delete => "only Mimeo may delete it",
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
     use crate::review::{Kept, decode};
 
-    /// Guards one copy of one rule.
+    /// Guards one copy for one rule of each kind.
     fn guards(rule: &RuleId, copy: &Marked<'_>) -> bool {
         ["ClusterReplication/rule", "Replication/team/rule"].contains(&rule.to_string().as_str())
             && copy.kind.to_string() == "Secret"

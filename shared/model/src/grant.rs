@@ -1,4 +1,4 @@
-//! What the owner of a namespace lets Replications of other namespaces do in it.
+//! The consent of a namespace's owner: the access of Replications in other namespaces to it.
 
 use std::collections::BTreeSet;
 
@@ -16,33 +16,35 @@ use crate::{
     selection::{Glob, Labels, TargetSelection},
 };
 
-/// Most items of each list.
+/// Most items of each list in a grant.
 const ITEMS: usize = 16;
 /// Most names of objects in one item.
 const NAMES: usize = 64;
 /// Most grants of one namespace that count.
 pub const MOST: usize = 256;
-/// Most names in all grants of one namespace; a glob, a pattern or a requirement of labels counts
-/// as 8. What is granted is asked for each copy of each rule, and one namespace's owner is not to
-/// make that slow for all.
+/// Most names in all grants of one namespace that count. A glob, a pattern or a label requirement
+/// counts as 8 names.
+///
+/// Mimeo compares these names for each copy of each rule. Without the limit, the owner of one
+/// namespace could slow down all others.
 pub const LOAD: usize = 1024;
 
 /// Longest text of grantees or of objects in a status, in bytes.
 const TEXT: usize = 256;
 
-/// The part of a grant's status that doesn't follow from its spec.
+/// The part of a grant's status that does not follow from its spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The `metadata.generation` of the grant that it is about.
+    /// The `metadata.generation` of the grant that the status describes.
     pub generation: i64,
-    /// Whether it counts.
+    /// True if the grant counts: it is within the limits of its namespace.
     pub counts: bool,
-    /// How many Replications use it.
+    /// The number of Replications that use the grant.
     pub replications: i32,
 }
 
 impl Standing {
-    /// Reads it from a status; none if Mimeo hasn't written that yet.
+    /// Reads a grant's status. `None` if Mimeo has not written the status yet.
     fn read(status: &ReplicationGrantStatus) -> Option<Self> {
         let ready = status
             .conditions
@@ -56,7 +58,7 @@ impl Standing {
         })
     }
 
-    /// The status of `grant` that says so, as of the time `now`.
+    /// The new status of `grant`, at the time `now`.
     pub fn status(self, grant: &ReplicationGrant, now: Timestamp) -> ReplicationGrantStatus {
         let (reason, message) = if self.counts {
             (
@@ -80,7 +82,7 @@ impl Standing {
     }
 }
 
-/// Why a grant doesn't count: older ones of its namespace take all that may.
+/// The message for a grant that does not count because older grants use up the limit.
 pub fn too_many() -> String {
     format!(
         "a namespace may have at most {MOST} ReplicationGrants, with {LOAD} names in all; older grants use that up: delete or shorten \
@@ -88,8 +90,8 @@ pub fn too_many() -> String {
     )
 }
 
-/// `team-a,team-b`, `pattern team-.*`, `labels tier=gold`; joined by *and* where more than one is
-/// set.
+/// A grantee as text: `team-a,team-b`, `pattern team-.*`, `labels tier=gold`. If the grantee sets
+/// more than one field, the parts are joined by *and*.
 fn grantee_text(grantee: &NamespaceSelection) -> String {
     let NamespaceSelection {
         namespaces,
@@ -108,7 +110,7 @@ fn grantee_text(grantee: &NamespaceSelection) -> String {
         .join(" and ")
 }
 
-/// As kubectl writes selectors: `labels tier=gold,env in (dev,test),!legacy`.
+/// A selector as kubectl writes it: `labels tier=gold,env in (dev,test),!legacy`.
 fn labels_text(selector: &LabelSelector) -> String {
     let labels = selector
         .match_labels
@@ -147,7 +149,7 @@ fn requirement_text(requirement: &LabelSelectorRequirement) -> String {
     }
 }
 
-/// `Secret db-*,ca`; of a kind without names `Secret (any)`.
+/// Granted objects as text: `Secret db-*,ca`, or `Secret (any)` if no names are given.
 fn objects_text(objects: &GrantedObjects) -> String {
     let GrantedObjects {
         api_version: _,
@@ -161,7 +163,7 @@ fn objects_text(objects: &GrantedObjects) -> String {
     }
 }
 
-/// The text as far as it may be shown.
+/// Cuts the text to the length that a status may show.
 fn shorten(mut text: String) -> String {
     if text.len() > TEXT {
         text.truncate(text.floor_char_boundary(TEXT - 3));
@@ -170,48 +172,48 @@ fn shorten(mut text: String) -> String {
     text
 }
 
-/// Which spec of which object a grant is. It stays the same while only the metadata or the status
-/// change.
+/// Identifies one version of a grant's spec. It stays the same when only the metadata or the status
+/// changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edition {
-    /// The uid; none before it is stored.
+    /// The object's uid. `None` before the grant is stored.
     pub uid: Option<Uid>,
     /// The `metadata.generation`, which grows with each change of the spec.
     pub generation: i64,
 }
 
-/// A consent, parsed.
+/// A parsed grant.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// When it was created; the end of time before it is stored.
+    /// Creation time. `Timestamp::MAX` before the grant is stored.
     pub created: Timestamp,
-    /// Which spec of which object it is.
+    /// The version of the spec.
     pub edition: Edition,
-    /// Read from its status.
+    /// The status that was read with the grant.
     pub status: Option<Standing>,
-    /// What it costs to ask what it grants, in names compared.
+    /// The cost of a check against this grant, in names compared.
     pub load: usize,
-    /// What may be done.
+    /// The access that the grant gives.
     pub access: Access,
-    /// By Replications in which namespaces.
+    /// The namespaces of the Replications that get the access.
     grantees: Vec<TargetSelection>,
-    /// With which objects.
+    /// The objects that the Replications get access to.
     pub objects: Vec<Granted>,
 }
 
-/// Objects of one kind, in whatever version.
+/// Objects of one kind, in any version of the kind.
 #[derive(Clone, Debug)]
 pub struct Granted {
     /// The version in which the grant names the kind.
     pub gvk: GroupVersionKind,
-    /// Names of the objects.
+    /// Exact names of the objects.
     names: BTreeSet<Box<str>>,
-    /// Globs over names. Any name if there is neither.
+    /// Globs over names. If there are neither names nor globs, any name is granted.
     globs: Vec<Glob>,
 }
 
 impl Granted {
-    /// The names, if each is exact; `None` for more than can be listed.
+    /// The names, if all of them are exact. `None` if the grant covers names that it does not list.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
         let exact = self.globs.is_empty() && !self.names.is_empty();
         exact.then(|| self.names.iter().map(|name| &**name).collect())
@@ -221,8 +223,8 @@ impl Granted {
         1 + self.names.len() + self.globs.iter().map(Glob::load).sum::<usize>()
     }
 
-    /// Whether it limits no names: objects of any name, and whoever may have them may know which
-    /// there are.
+    /// True if the grant covers objects of any name. The grantee may then also learn which objects
+    /// exist.
     pub fn is_any(&self) -> bool {
         self.globs.is_empty() && self.names.is_empty()
     }
@@ -235,10 +237,10 @@ impl Granted {
 }
 
 impl Grant {
-    /// Parses what the API server stored or is about to store.
+    /// Parses a grant that the API server has stored or is about to store.
     ///
-    /// # Errors
-    /// Every reason why it is refused, in the order of the fields. A refused grant grants nothing.
+    /// # Errors All reasons why the grant is refused, in the order of the fields. A refused grant
+    /// grants nothing.
     pub fn parse(object: &ReplicationGrant) -> Result<Self, Vec<Refusal>> {
         let spec = &object.spec;
         let mut refusals = Refusals::default();
@@ -289,8 +291,8 @@ impl Grant {
         }))
     }
 
-    /// Whether Replications in the namespace `home`, which has these labels, may do that with what
-    /// it is about.
+    /// True if Replications in the namespace `home`, which has these labels, get this access to the
+    /// granted objects.
     pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
         self.access == access
             && self
@@ -299,24 +301,24 @@ impl Grant {
                 .any(|grantee| grantee.matches(home, labels))
     }
 
-    /// Whether it depends on the labels of the Replications' namespaces which of them may do that.
+    /// True if the grant gives this access and selects some of the grantees by their labels.
     pub fn selects_by_labels(&self, access: Access) -> bool {
         self.access == access && self.grantees.iter().any(TargetSelection::is_by_labels)
     }
 
-    /// Whether it is about objects of the kind, at least some.
+    /// True if the grant covers at least some objects of the kind.
     pub fn concerns(&self, kind: &GroupKind) -> bool {
         self.objects.iter().any(|objects| objects.gvk.is_of(kind))
     }
 
-    /// Whether it is about all objects of the kind.
+    /// True if the grant covers all objects of the kind.
     pub fn covers_any(&self, kind: &GroupKind) -> bool {
         self.objects
             .iter()
             .any(|objects| objects.is_any() && objects.gvk.is_of(kind))
     }
 
-    /// Whether it is about the object.
+    /// True if the grant covers this object.
     pub fn covers(&self, kind: &GroupKind, name: &str) -> bool {
         self.objects
             .iter()

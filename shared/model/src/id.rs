@@ -1,24 +1,24 @@
-//! Identifiers of rules, kinds and slots.
+//! Identifiers of rules, kinds and slots. A slot is one source of one rule for one target.
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use crate::syntax;
 
-/// Kinds of rules.
+/// The kinds of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RuleKind {
-    /// The platform's, cluster-scoped.
+    /// Cluster-scoped, written by the platform's administrators.
     ClusterReplication,
-    /// Namespaced: any owner of a namespace may write one. It sorts after, and yields to, a
-    /// `ClusterReplication`.
+    /// Namespaced: the owner of any namespace may write one. It sorts after a `ClusterReplication`
+    /// and yields to it.
     Replication,
 }
 
 impl RuleKind {
-    /// All of them, the first first.
+    /// All kinds, in their order of precedence.
     pub const ALL: [Self; 2] = [Self::ClusterReplication, Self::Replication];
 
-    /// Its name in URLs and in authorization rules.
+    /// The resource name in URLs and in authorization rules.
     pub fn plural(self) -> &'static str {
         match self {
             Self::ClusterReplication => "clusterreplications",
@@ -26,7 +26,7 @@ impl RuleKind {
         }
     }
 
-    /// Name of its definition.
+    /// Name of the CRD.
     pub fn crd_name(self) -> String {
         format!("{}.{}", self.plural(), mimeo_api::names::GROUP)
     }
@@ -41,16 +41,18 @@ impl fmt::Display for RuleKind {
     }
 }
 
-/// What a rule is known by. Not its uid: a restored backup or a re-created rule keeps its copies.
+/// Identifies a rule. The uid is not part of it: a rule that is created again, or restored from a
+/// backup, keeps its copies.
 ///
-/// Prints as `ClusterReplication/registry` and `Replication/team-a/registry`, and parses from that.
+/// Prints as `ClusterReplication/registry` and `Replication/team-a/registry`, and parses the same
+/// text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId {
     /// Kind of the rule.
     pub kind: RuleKind,
-    /// Its namespace, for kinds that live in one.
+    /// Namespace of the rule. `None` for a cluster-scoped kind.
     pub namespace: Option<Box<str>>,
-    /// Its name.
+    /// Name of the rule.
     pub name: Box<str>,
 }
 
@@ -68,7 +70,7 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// Not the identity of a rule of a kind that there is.
+/// The text is not the identity of a rule of a known kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not kind/name of a rule")]
 pub struct NotARuleId;
@@ -96,11 +98,11 @@ impl FromStr for RuleId {
     }
 }
 
-/// Number of a group and kind that has or had copies.
+/// The number of a kind (in all versions) that has or had copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KindId(pub u16);
 
-/// Number of a slot; never used twice in a process.
+/// The number of a slot. A process never uses a number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub NonZeroU32);
 

@@ -1,12 +1,12 @@
-//! Kinds of objects: how rules and policies name them, and what discovery says of them.
+//! Kinds of objects, as rules and policies name them and as discovery describes them.
 
 use std::{fmt, str::FromStr};
 
 use crate::syntax;
 
-/// A kind in every one of its versions.
+/// A kind in all of its versions.
 ///
-/// Prints as `Secret` in the core group and as `Certificate.cert-manager.io` elsewhere.
+/// Prints as `Secret` in the core group and as `Certificate.cert-manager.io` in other groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupKind {
     /// API group, empty for the core group.
@@ -29,7 +29,7 @@ impl fmt::Display for GroupKind {
 impl FromStr for GroupKind {
     type Err = String;
 
-    /// Reads what it prints.
+    /// Parses the text that [`Display`](fmt::Display) prints.
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, group) = text.split_once('.').unwrap_or((text, ""));
         syntax::kind(kind).map_err(|why| format!("kind {why}"))?;
@@ -55,10 +55,9 @@ pub struct GroupVersionKind {
 }
 
 impl GroupVersionKind {
-    /// Reads `apiVersion` (`v1`, `apps/v1`) and `kind` as objects carry them.
+    /// Parses `apiVersion` (`v1`, `apps/v1`) and `kind` as objects carry them.
     ///
-    /// # Errors
-    /// A message for people that says which of the two is malformed.
+    /// # Errors A message for people that says which of the two is malformed.
     pub fn parse(api_version: &str, kind: &str) -> Result<Self, String> {
         let (group, version) = match api_version.split_once('/') {
             None => ("", api_version),
@@ -95,17 +94,17 @@ impl GroupVersionKind {
         }
     }
 
-    /// Whether it is a version of that kind.
+    /// True if this is a version of that kind.
     pub fn is_of(&self, kind: &GroupKind) -> bool {
         self.group == kind.group && self.kind == kind.kind
     }
 
-    /// Whether this is the core group's `Secret`.
+    /// True for `Secret` in the core group.
     pub fn is_secret(&self) -> bool {
         self.group.is_empty() && &*self.kind == "Secret"
     }
 
-    /// Whether it is the core group's `ConfigMap`.
+    /// True for `ConfigMap` in the core group.
     pub fn is_config_map(&self) -> bool {
         self.group.is_empty() && &*self.kind == "ConfigMap"
     }
@@ -118,18 +117,18 @@ impl fmt::Display for GroupVersionKind {
     }
 }
 
-/// What discovery says of a kind.
+/// A kind as discovery describes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Resource {
     /// The kind that was looked up.
     pub gvk: GroupVersionKind,
-    /// Its name in URLs and in admission rules: `secrets`.
+    /// The resource name in URLs and in admission rules: `secrets`.
     pub plural: Box<str>,
-    /// Whether its objects live in namespaces.
+    /// True if objects of the kind live in namespaces.
     pub namespaced: bool,
 }
 
-/// Prints as authorization rules name it: `secrets`, `deployments.apps`.
+/// Prints as authorization rules name the resource: `secrets`, `deployments.apps`.
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.plural)?;
@@ -141,8 +140,8 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Fields that the cluster fills in for one object and no other can have, or that name objects of
-/// its namespace.
+/// Fields that are never copied. The cluster assigns their values to one object only, or they name
+/// other objects in the source's namespace.
 pub(crate) fn assigned(group: &str, kind: &str) -> &'static [&'static [&'static str]] {
     match (group, kind) {
         ("", "Service") => &[

@@ -1,8 +1,9 @@
-//! The values that Mimeo decides about, and pure functions of them: identifiers, rules parsed,
-//! selection, rendering, what the metadata of an object shows, outcomes of writes, admission
-//! reviews and webhook configurations.
+//! The values that Mimeo decides about, and pure functions of them: identifiers, parsed rules,
+//! selection, rendering, object metadata, outcomes of writes, admission reviews and webhook
+//! configurations.
 //!
-//! There is no state, no clock and no client here. `mimeo-engine` decides, on these values.
+//! This crate has no state, no clock and no client. `mimeo-engine` makes the decisions with these
+//! values.
 
 pub mod authority;
 pub mod choices;

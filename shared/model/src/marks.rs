@@ -1,13 +1,14 @@
-//! Labels and annotations that say who manages an object: which of a source's are never carried,
-//! which tell a copy of another tool, and which are Mimeo's own.
+//! Labels and annotations that name the manager of an object. Some of them are never carried from a
+//! source to its copies, some identify a copy made by another tool, and some are Mimeo's own.
 
 use crate::names;
 
-/// Domains whose labels and annotations, those of their subdomains included, say who manages an
-/// object; by whose they are.
+/// Domains of labels and annotations that name the manager of an object, grouped by tools.
+/// Subdomains count as well.
 ///
-/// On a copy they would lie, and some of them kill: a tool that prunes what carries its mark and
-/// isn't in its repository deletes the copies, a replicator takes them for sources of its own.
+/// These labels and annotations would be wrong on a copy, and some do damage there. A tool that
+/// prunes objects with its label deletes the copies, because they are not in its repository.
+/// Another replicator takes the copies for its own sources.
 pub const MARKS: &[(&str, &[&str])] = &[
     ("Mimeo", &[mimeo_api::names::GROUP]),
     (
@@ -53,16 +54,16 @@ pub const MARKS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Single keys of that sort, in domains that have harmless ones too or in none.
+/// Single keys of the same sort. Their domains also have harmless keys, or they have no domain.
 pub const MARK_KEYS: &[&str] = &[
     names::MANAGED_BY,
     "app.kubernetes.io/instance",
     "clustersecret.io",
 ];
 
-/// Labels and annotations that replicators put on the copies that they make, and on nothing else:
-/// what only their sources carry is no sign of a copy. A copy of ours whose `managedFields` were
-/// lost, as some backup tools do, counts too.
+/// Labels and annotations that replicators put on their copies and on nothing else. A key that only
+/// their sources carry is not in the list, because it does not identify a copy. Mimeo's own key is
+/// in the list for a copy that lost its `managedFields`, as some backup tools drop them.
 pub const COPY_MARKS: &[&str] = &[
     names::RULE,
     "clustersecret.io/created-by",
@@ -73,7 +74,7 @@ pub const COPY_MARKS: &[&str] = &[
     "replicator.v1.mittwald.de/replicated-from-version",
 ];
 
-/// Whether a label or annotation of a source is never carried to its copies.
+/// True if Mimeo never carries this label or annotation from a source to its copies.
 pub fn never_carried(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
     let mut marks = MARKS.iter().flat_map(|(_, domains)| *domains);
@@ -81,17 +82,17 @@ pub fn never_carried(key: &str) -> bool {
         || domain.is_some_and(|domain| marks.any(|mark| is_within(domain, mark)))
 }
 
-/// Whether a label or annotation says that a replicator made its object as a copy.
+/// True if this label or annotation shows that a replicator made the object as a copy.
 pub fn is_copy_mark(key: &str) -> bool {
     COPY_MARKS.contains(&key)
 }
 
-/// Whether the key is one that Mimeo gives its copies.
+/// True if Mimeo sets this key on its copies.
 pub(crate) fn is_mark(key: &str) -> bool {
     key == names::MANAGED_BY || is_ours(key)
 }
 
-/// Whether only Mimeo sets the key.
+/// True if the key is in Mimeo's own domain, so that only Mimeo sets it.
 pub(crate) fn is_ours(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
     domain.is_some_and(|domain| is_within(domain, mimeo_api::names::GROUP))
@@ -133,8 +134,8 @@ mod tests {
         ] {
             assert!(!never_carried(key), "{key}");
         }
-        // Else a source that is a copy would make another tool's copies look like ours, or the
-        // other way round.
+        // Otherwise the copies of a source that is itself a copy would be mistaken: copies of
+        // another tool for Mimeo's, or Mimeo's for those of another tool.
         for key in COPY_MARKS {
             assert!(never_carried(key), "{key}");
         }

@@ -1,4 +1,4 @@
-//! An object's metadata, reduced to the few machine words that decide about a copy.
+//! An object's metadata, reduced to the few values that decide about a copy.
 
 use std::{num::NonZeroU128, sync::Arc};
 
@@ -16,15 +16,15 @@ use crate::{
     role::Role,
 };
 
-/// A `metadata.uid`, as the number its 36 characters spell.
+/// A `metadata.uid`, as the number that its 36 characters spell.
 ///
-/// The API server only hands out UUIDs (RFC 9562). An object with anything else as uid is not
-/// understood, and what isn't understood is never ours.
+/// The API server assigns only UUIDs (RFC 9562). If the uid of an object is not a UUID, Mimeo does
+/// not read the object and never treats it as its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(u128);
 
 impl Uid {
-    /// Parses the hyphenated form.
+    /// Parses the form with hyphens.
     pub fn parse(text: &str) -> Option<Self> {
         let hyphens =
             text.len() == 36 && [8, 13, 18, 23].iter().all(|&i| text.as_bytes()[i] == b'-');
@@ -33,7 +33,8 @@ impl Uid {
         }
         let mut number = 0u128;
         for digit in text.chars().filter(|&c| c != '-') {
-            // The API server writes lower case; anything else would not survive the round trip.
+            // The API server writes lower case. Other digits would print differently than they were
+            // read.
             let value = match digit {
                 '0'..='9' | 'a'..='f' => digit.to_digit(16)?,
                 _ => return None,
@@ -59,13 +60,13 @@ impl std::fmt::Display for Uid {
     }
 }
 
-/// First 128 bits of SHA-256: wide enough that two renderings never share one by accident or
-/// design. Never zero, so that no checksum takes no more room than one.
+/// The first 128 bits of a SHA-256 hash. Two renderings never share one, neither by accident nor by
+/// an attack. It is never zero, so that an `Option` of it needs no extra memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Checksum(NonZeroU128);
 
 impl Checksum {
-    /// Of these bytes.
+    /// The checksum of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let digest = Sha256::digest(bytes);
         let mut first = [0u8; 16];
@@ -73,7 +74,7 @@ impl Checksum {
         Self(NonZeroU128::new(u128::from_be_bytes(first)).unwrap_or(NonZeroU128::MIN))
     }
 
-    /// Of an annotation's text as [`Display`](std::fmt::Display) wrote it.
+    /// Parses an annotation's text in the form that [`Display`](std::fmt::Display) writes.
     pub fn parse(text: &str) -> Option<Self> {
         let number = (text.len() == 32)
             .then(|| u128::from_str_radix(text, 16).ok())
@@ -81,8 +82,8 @@ impl Checksum {
         number.and_then(NonZeroU128::new).map(Self)
     }
 
-    /// The first half, for where 64 bits tell apart well enough.
-    #[allow(clippy::cast_possible_truncation)] // The half that is meant.
+    /// The first half, for uses where 64 bits are enough to tell values apart.
+    #[allow(clippy::cast_possible_truncation)] // The high half is meant.
     pub fn short(self) -> u64 {
         (self.0.get() >> 64) as u64
     }
@@ -94,20 +95,20 @@ impl std::fmt::Display for Checksum {
     }
 }
 
-/// A `resourceVersion` as the number that it is.
+/// A `resourceVersion` as a number.
 ///
-/// Versions of one resource compare as integers (KEP-5504; true of every etcd-backed API server
-/// before it, too). One that isn't a number counts as 0: older than anything, so it never passes
-/// for our own last write.
+/// The versions of one resource compare as integers (KEP-5504; every etcd-backed API server before
+/// it behaves the same). A version that is not a number counts as 0. It is then older than all
+/// others, so Mimeo never mistakes it for its own last write.
 pub fn version(text: Option<&str>) -> u64 {
     text.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
-/// True if an object with this metadata counts as a copy of Mimeo's to selectors: it has the
-/// annotation [`names::RULE`] or an apply entry of our manager.
+/// True if selectors treat an object with this metadata as a copy: it has the annotation
+/// [`names::RULE`] or an apply entry of Mimeo's field manager.
 ///
-/// Anyone who may write an object can forge the annotation. That only keeps the object out of
-/// selections. A copy that lost its annotations still has the entry.
+/// Any user with write access to an object can forge the annotation. This only keeps the object out
+/// of selections. A copy that lost its annotations still has the entry.
 pub fn is_copy(metadata: &Value) -> bool {
     metadata["annotations"][names::RULE].is_string()
         || metadata["managedFields"]
@@ -117,83 +118,85 @@ pub fn is_copy(metadata: &Value) -> bool {
             .any(is_our_apply_entry)
 }
 
-/// What an object's metadata says that matters to its cell.
-#[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
+/// The metadata of an object that may be a copy: the facts that decide about it.
+#[allow(clippy::struct_excessive_bools)] // Independent facts, each true or false.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// The object's uid.
     pub uid: Uid,
-    /// Its resourceVersion.
+    /// The object's resourceVersion.
     pub version: u64,
-    /// The field set of our apply entry, hashed; none if we have no entry: then the object isn't
-    /// ours.
+    /// Hash of the field set in Mimeo's apply entry. `None` if Mimeo has no entry: the object is
+    /// then not Mimeo's copy, unless `was_ours` is true.
     pub entry: Option<u64>,
-    /// All of `managedFields`, hashed, times included.
+    /// Hash of all `managedFields`, including the times.
     pub managers: u64,
-    /// The rendering that was last written, by its annotation.
+    /// Checksum of the rendering that was last written, from the annotation.
     pub checksum: Option<Checksum>,
-    /// The rule that it belongs to, by its annotation.
+    /// The rule that the copy belongs to, from the annotation.
     pub rule: Option<Arc<RuleId>>,
-    /// The source that it was copied from, by its annotation, hashed.
+    /// Hash of the source that the object was copied from, from the annotation.
     pub source: u64,
-    /// When Mimeo last changed it, by our apply entry, in seconds since 1970; 0 if there is none.
+    /// Time of Mimeo's last change, from its apply entry, in seconds since 1970. 0 without an
+    /// entry.
     pub written: u32,
-    /// When the object was created, in seconds since 1970, which nobody can forge; 0 if that isn't
-    /// known.
+    /// Creation time, in seconds since 1970. No client can forge it. 0 if it is not known.
     pub created: u32,
-    /// What few copies have.
+    /// Facts that only few copies have.
     rare: Option<Box<Rare>>,
-    /// Whether the label is there by which the watch of copies selects.
+    /// True if the object has the label that the watch of copies selects.
     pub labelled: bool,
-    /// Whether a deletionTimestamp is set.
+    /// True if the object has a deletionTimestamp.
     pub deleting: bool,
-    /// Whether another cluster's mark is on it.
+    /// True if the annotation names another cluster as the writer of the copy.
     pub elsewhere: bool,
-    /// Whether a mark is on it that replicators leave on their copies.
+    /// True if the object has a label or annotation that replicators leave on their copies.
     pub marked: bool,
-    /// Whether it has all marks of a copy of this cluster and nobody owns a field of it: somebody
-    /// has removed the entries of a copy, or has made his object look like that.
+    /// True if the object has all labels and annotations of a copy of this cluster, but no entry in
+    /// `managedFields`. A user removed the entries of a copy, or made another object look like a
+    /// copy.
     pub stripped: bool,
-    /// Whether this process has seen our entry in this very object, whatever has become of it
-    /// since.
+    /// True if this process has seen Mimeo's entry in this same object before. Later changes of the
+    /// object do not reset it.
     pub was_ours: bool,
 }
 
-/// What few copies have: kept apart, so that the others are small.
+/// Facts that only few copies have, stored separately to keep the other copies small in memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Rare {
-    /// What is to become of it when its rule is gone; none: delete.
+    /// The retention of the copy after the deletion of its rule. `None` means delete.
     retention: Option<Retention>,
-    /// The uid of the rule that said so, hashed, if it is on the copy.
+    /// Hash of the uid of the rule that set the retention, if the copy has it.
     retained_by: Option<u64>,
-    /// What others own in it.
+    /// The fields that other managers own in the copy.
     claims: Claims,
-    /// The field manager that has changed it since Mimeo last did. At most 128 bytes, says the API
-    /// server.
+    /// The field manager that changed the object after Mimeo's last change. The API server allows
+    /// at most 128 bytes.
     editor: Option<Box<str>>,
 }
 
 impl Seen {
-    /// Whether Mimeo wrote it: it has an entry of our manager, or had one when this process saw it
-    /// before. An entry can be removed by whoever may patch the object; that it is the same object
-    /// can't be forged.
+    /// True if Mimeo wrote the object: it has an entry of Mimeo's field manager, or had one when
+    /// this process saw the object before. Any user with access to the object can remove the entry.
+    /// No user can forge the uid, which shows that it is the same object.
     pub fn ours(&self) -> bool {
         self.entry.is_some() || self.was_ours
     }
 
-    /// Since when at most it is as Mimeo made it, in seconds since 1970. Our entry's time can be
-    /// forged by whoever may write the object; but before that was created there was no copy.
+    /// A lower bound of the time since which the object is as Mimeo wrote it, in seconds since
+    /// 1970. Any user with write access to the object can forge the time in the entry. But the copy
+    /// can't be older than the object's creation.
     pub fn last_made(&self) -> u32 {
         self.written.max(self.created)
     }
 
-    /// What is to become of it when its rule is gone; none: delete.
+    /// The retention of the copy after the deletion of its rule. `None` means delete.
     pub fn retention(&self) -> Option<&Retention> {
         self.rare.as_ref()?.retention.as_ref()
     }
 
-    /// Whether another rule than the one with this uid, of the same name, left it to stay. It is
-    /// this one's once this one has written it.
+    /// True if an earlier rule of the same name, with another uid than this, left the copy in
+    /// place. The copy belongs to the new rule as soon as the new rule has written it.
     pub fn left_by_another(&self, uid: &str) -> bool {
         self.rare
             .as_ref()
@@ -201,27 +204,27 @@ impl Seen {
             .is_some_and(|former| former != source_hash(uid))
     }
 
-    /// What others own in it.
+    /// The fields that other managers own in the copy.
     pub fn claims(&self) -> Claims {
         self.rare
             .as_ref()
             .map_or_else(Claims::default, |rare| rare.claims)
     }
 
-    /// The field manager that has changed it since Mimeo last did, if an entry tells of one.
+    /// The field manager that changed the object after Mimeo's last change, if an entry shows one.
     pub fn editor(&self) -> Option<&str> {
         self.rare.as_ref()?.editor.as_deref()
     }
 
-    /// Whether it may go, or change, and neither a watch nor a write of ours would tell. What
-    /// carries our label is shown to whoever watches copies.
+    /// True if the object can disappear or change without Mimeo noticing it by a watch or by its
+    /// own writes. Only the keeper watches copies, and that watch selects by Mimeo's label.
     pub fn unwatched(&self, role: Role) -> bool {
         let shown = self.labelled && role == Role::Keeper;
         !shown && (self.deleting || !self.ours())
     }
 
-    /// Reads the metadata of an object of this kind; none if it has no uid that we understand.
-    /// `cluster` is the uid of this cluster's `kube-system`.
+    /// Reads the metadata of an object of this kind. `None` if its uid is not a UUID. `cluster` is
+    /// the uid of this cluster's namespace `kube-system`.
     pub fn read(meta: &ObjectMeta, kind: &GroupKind, cluster: &str) -> Option<Self> {
         let uid = Uid::parse(meta.uid.as_deref()?)?;
         let annotation = |key: &str| {
@@ -278,26 +281,25 @@ impl Seen {
     }
 }
 
-/// The form in which [`Seen`] remembers a source.
+/// The form in which [`Seen`] stores a source.
 pub fn source_hash(source: &str) -> u64 {
     Checksum::of(source.as_bytes()).short()
 }
 
-/// In seconds since 1970.
+/// The time in seconds since 1970.
 pub fn seconds(time: &Time) -> u32 {
     u32::try_from(time.0.as_second()).unwrap_or_default()
 }
 
-/// The set of fields alone, without the time: two copies of one rendering have the same.
+/// Hash of an entry's field set, without the time. Two copies of one rendering have the same hash.
 fn field_set(entry: &ManagedFieldsEntry) -> u64 {
     hash(&(&entry.api_version, &entry.fields_v1))
 }
 
-/// Hashes a value's JSON; maps are ordered in it, so equal values hash alike whoever serialized
-/// them.
+/// Hash of a value's JSON. Maps are ordered in it, so equal values have equal hashes.
 fn hash<T: serde::Serialize>(value: &T) -> u64 {
-    // Serializing plain JSON data to memory cannot fail; an empty text would only cost a needless
-    // write.
+    // Plain JSON data always serializes to memory. If it ever failed, the empty text would only
+    // cause a needless write.
     Checksum::of(&serde_json::to_vec(value).unwrap_or_default()).short()
 }
 

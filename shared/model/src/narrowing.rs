@@ -1,9 +1,9 @@
-//! Changes that only take something away from a rule or a grant. A user who may update the object
-//! may make them without the permissions that the object itself uses, as the user could also delete
-//! it.
+//! Changes that only take something away from a rule or a grant. A user with the permission to
+//! update the object may make such a change without the permissions that the object itself uses.
+//! The user could also delete the object.
 //!
-//! The comparison goes item by item. A change that needs more thought, such as a name in place of a
-//! glob that matches it, does not count as narrowing.
+//! The comparison goes item by item. Some narrowing changes do not count, such as a name in place
+//! of a glob that matches it.
 
 use mimeo_api::{
     ClusterReplicationSpec, GrantedObjects, NamespaceSelection, PodGate, ReplicationGrantSpec,
@@ -12,9 +12,9 @@ use mimeo_api::{
 
 use crate::names::SYSTEM_NAMESPACES;
 
-/// True if a `ClusterReplication` with the spec `new` does no more than with the spec `old`: it may
-/// have fewer sources or targets, more exclusions, a weaker pod gate, or be suspended. All else is
-/// equal.
+/// True if a `ClusterReplication` does no more with the spec `new` than with the spec `old`. The
+/// new spec may have fewer sources or targets, more exclusions or a weaker pod gate, or it may be
+/// suspended. All other fields must be equal.
 pub fn cluster_replication(old: &ClusterReplicationSpec, new: &ClusterReplicationSpec) -> bool {
     let ClusterReplicationSpec {
         sources,
@@ -68,7 +68,7 @@ pub fn replication(old: &ReplicationSpec, new: &ReplicationSpec) -> bool {
         };
         old.targets.iter().any(is_no_more)
     };
-    // Without targets a Replication writes into its own namespace.
+    // Without targets, a Replication writes into its own namespace.
     let is_own = targets.is_empty();
     sources.iter().all(|source| old.sources.contains(source))
         && is_own == old.targets.is_empty()
@@ -80,8 +80,7 @@ pub fn replication(old: &ReplicationSpec, new: &ReplicationSpec) -> bool {
         && *resync_seconds == old.resync_seconds
 }
 
-/// True if a `ReplicationGrant` with the spec `new` grants nothing that it does not grant with the
-/// spec `old`.
+/// True if a `ReplicationGrant` with the spec `new` grants nothing beyond the spec `old`.
 pub fn grant(old: &ReplicationGrantSpec, new: &ReplicationGrantSpec) -> bool {
     let ReplicationGrantSpec {
         access,
@@ -109,14 +108,14 @@ fn strength(pod_gate: PodGate) -> u8 {
     }
 }
 
-/// True if each namespace that `new` selects is selected by `old`, too.
+/// True if `old` also selects each namespace that `new` selects.
 fn selects_no_more(old: &NamespaceSelection, new: &NamespaceSelection) -> bool {
     let NamespaceSelection {
         namespaces,
         namespace_pattern,
         namespace_selector,
     } = old;
-    // A list that names a system namespace selects it, and nothing else does.
+    // Only a list with its exact name selects a system namespace.
     let system = |name: &String| SYSTEM_NAMESPACES.contains(&name.as_str());
     let names = if namespaces.is_empty() {
         !new.namespaces.iter().any(system)
@@ -128,8 +127,7 @@ fn selects_no_more(old: &NamespaceSelection, new: &NamespaceSelection) -> bool {
         && (namespace_selector.is_none() || *namespace_selector == new.namespace_selector)
 }
 
-/// True if each item of `some` is in `all`, and there is at least one: an empty list means any
-/// name.
+/// True if `some` is not empty and `all` has each of its items. An empty list means any name.
 fn is_part(all: &[String], some: &[String]) -> bool {
     !some.is_empty() && some.iter().all(|one| all.contains(one))
 }
