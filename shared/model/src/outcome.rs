@@ -1,5 +1,5 @@
-//! What a request came to: an API server's answer, read into the few cases that the engine tells
-//! apart.
+//! The outcome of a request: an answer of the API server, reduced to the few cases that the engine
+//! treats differently.
 
 use std::{fmt, time::Duration};
 
@@ -7,89 +7,92 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusD
 
 use crate::{id::RuleId, kind::Resource, syntax, words};
 
-/// The answer to one request about one cell.
+/// The outcome of one request about one cell. A cell is the place of one copy: a namespace, a kind
+/// and a name.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// 200 or 201 to a write or a read: the object's metadata as it is now.
+    /// 200 or 201 to a write or a read: the current metadata of the object.
     Object(Box<ObjectMeta>),
-    /// A delete was accepted, or a read or delete was answered 404 for the object itself.
+    /// The API server accepted a delete, or answered a read or delete of the object itself with
+    /// 404.
     Absent,
-    /// 409: the object isn't in the state that the request assumed.
+    /// 409: the object is not in the state that the request assumed.
     Conflict,
-    /// 409: others own fields that the request would change, and it doesn't use force.
+    /// 409: the request does not use force, and other managers own fields that it would change.
     Differs,
-    /// The server refuses this request, and will until something changes.
+    /// The API server refuses this request, and will do so until something changes.
     Refused(Failure),
-    /// The server refuses to change this object in that way, whoever asks: another one in its place
-    /// could be so.
+    /// The API server lets no client change this object in this way. A new object in its place
+    /// could have the change.
     Immutable(Failure),
-    /// The namespace is gone or going; whatever was to be written there no longer matters.
+    /// The namespace is deleted or terminating. The write no longer matters.
     NamespaceGone,
-    /// The server doesn't serve the kind (any more).
+    /// The API server does not serve the kind, or no longer serves it.
     NotServed,
-    /// Not answered, or answered with "not now": whether it was carried out isn't known.
+    /// No answer, or an answer that says "not now". It is unknown if the request was carried out.
     Unavailable {
-        /// The server's own wish for how long to wait.
+        /// The delay that the API server asks for.
         retry_after: Option<Duration>,
-        /// What happened, without object contents.
+        /// The failure, without any content of the object.
         failure: Failure,
     },
 }
 
-/// Why a cell isn't as it should be: a stable word, and a sentence for people.
+/// The reason why a cell is not as it should be: a stable word and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The stable word.
     pub reason: FailureReason,
-    /// For people. Never holds object contents: of what a server says about a Secret only the code
-    /// and reason are kept, since validation messages quote the values that they refuse.
+    /// For people. It never has content of an object. About a Secret it keeps the code, the reason
+    /// and field names of the answer, but not its message: validation messages quote the refused
+    /// values.
     pub message: Box<str>,
 }
 
 words! {
     /// Words for `status.failures[].reason`, metric labels and logs.
     FailureReason {
-        /// An object that isn't ours has the copy's name.
+        /// Another object, which is not Mimeo's, has the copy's name.
         Conflict,
         /// Another rule has the cell.
         RuleConflict,
-        /// The namespace of the source or of the copy doesn't let the rule's namespace, or there is
-        /// none.
+        /// The namespace of the source or of the copy does not consent to the rule's namespace, or
+        /// does not exist.
         NotGranted,
-        /// The API server's authorizer denies the write to Mimeo.
+        /// The authorizer of the API server denies the write to Mimeo.
         Forbidden,
         /// The API server finds the object invalid.
         Invalid,
-        /// The object is over the server's size limit.
+        /// The object exceeds the size limit of the API server.
         TooLarge,
         /// A `ResourceQuota` is used up.
         QuotaExceeded,
         /// An admission plugin, policy or webhook denies the write.
         AdmissionDenied,
-        /// The namespace lacks a label whose value is to be in the copy.
+        /// The copy needs a label's value, and the namespace does not have the label.
         VariableUnset,
-        /// No answer within the deadline.
+        /// The API server did not answer within the deadline.
         Timeout,
-        /// No connection to the cluster, or it answers with errors of its own.
+        /// No connection to the cluster, or the cluster answers with errors of its own.
         ClusterUnreachable,
     }
 }
 
-/// Why something can't be read, and won't be until somebody mends that. It says nothing of what is
-/// there: above all it is never taken for "gone".
+/// The reason why Mimeo can't read something, until a user fixes it. It says nothing about the
+/// existence of the objects. In particular, an unreadable object never counts as deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// Mimeo isn't granted it.
+    /// Mimeo lacks the permission.
     Forbidden {
         /// The verb that was refused.
         verb: &'static str,
     },
-    /// Whoever serves it has answered with nothing but errors for a while.
+    /// The server has answered only with errors for a while.
     Unavailable,
 }
 
 impl Unreadable {
-    /// What is the matter with `resource`, for people.
+    /// The reason for people: the fault when Mimeo reads `resource`.
     pub fn explain(self, resource: &str) -> String {
         match self {
             Self::Forbidden { verb } => {
@@ -103,7 +106,7 @@ impl Unreadable {
 }
 
 impl FailureReason {
-    /// What to do about it, in a few words for people.
+    /// Advice for people, in a few words.
     pub fn advice(self) -> &'static str {
         match self {
             Self::Conflict => {
@@ -126,7 +129,7 @@ impl FailureReason {
     }
 }
 
-/// The stable word.
+/// Prints the stable word.
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -137,8 +140,8 @@ impl fmt::Display for Unreadable {
 }
 
 impl Outcome {
-    /// Reads an error answer to a request about an object of that name. `retry_after` is the
-    /// header's.
+    /// The outcome for an error answer to a request about the object `name`. `retry_after` comes
+    /// from the HTTP header.
     pub fn of_error(
         code: u16,
         status: &Status,
@@ -156,8 +159,8 @@ impl Outcome {
             })
         };
         match code {
-            // Policies and webhooks choose their own code: theirs says nothing of the object, and
-            // they may be lifted any time.
+            // Policies and webhooks choose the status code themselves. It says nothing about the
+            // object, and an administrator may remove the policy or webhook at any time.
             400..=499 if !matches!(code, 408 | 429) && denied(message) => {
                 refused(FailureReason::AdmissionDenied)
             }
@@ -168,11 +171,11 @@ impl Outcome {
                 Self::NamespaceGone
             }
             404 if details.is_some_and(|d| is_of(d, resource, name)) => Self::Absent,
-            // What it refers to isn't there: the role of a RoleBinding, of whoever may not bind
-            // any.
+            // The API server does not find an object that this one refers to. One case is a
+            // RoleBinding to a missing role, if the writer lacks the permission to bind any role.
             404 => refused(FailureReason::Forbidden),
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
-            // The senders of 403 share one reason word; only their sentences differ.
+            // All kinds of 403 have the same reason word. Only the messages differ.
             403 if message.contains("exceeded quota") => Self::Refused(Failure {
                 reason: FailureReason::QuotaExceeded,
                 message: over_quota(message),
@@ -180,12 +183,13 @@ impl Outcome {
             403 if message.contains(" cannot ") && message.contains("User ") => {
                 refused(FailureReason::Forbidden)
             }
-            // A Role or RoleBinding, of whoever lacks what it would give.
+            // A Role or RoleBinding that would grant permissions which the writer does not have.
             403 if message.contains("attempting to grant RBAC permissions not currently held") => {
                 refused(FailureReason::Forbidden)
             }
-            // Counting a quota races with other writers; the object itself was not looked at yet.
-            // If the object is that quota, it was.
+            // The update of a quota's usage conflicts with other writers, before the API server
+            // looks at the object itself. If the object is this quota, the conflict is about the
+            // object.
             409 if details.is_some_and(|d| {
                 d.kind.as_deref() == Some("resourcequotas") && !is_of(d, resource, name)
             }) =>
@@ -194,8 +198,8 @@ impl Outcome {
             }
             409 if names_cause(status, "FieldManagerConflict") => Self::Differs,
             409 => Self::Conflict,
-            // An apply that names another object's uid: immutable fields are checked before
-            // preconditions.
+            // The apply names the uid of another object. The API server checks immutable fields,
+            // such as the uid, before preconditions.
             422 if names_field(status, "metadata.uid") => Self::Conflict,
             422 if immutable(status) => Self::Immutable(Failure {
                 reason: FailureReason::Invalid,
@@ -203,8 +207,8 @@ impl Outcome {
             }),
             413 => refused(FailureReason::TooLarge),
             _ if too_large(message) => refused(FailureReason::TooLarge),
-            // Server-side apply answers what doesn't fit the schema, or can't be decoded, with 500.
-            // No retry makes it fit.
+            // Server-side apply answers 500 for a body that does not match the schema or can't be
+            // decoded. A retry does not help.
             _ if undecodable(message) => refused(FailureReason::Invalid),
             400 | 405 | 415 | 422 => refused(FailureReason::Invalid),
             429 | 500..=599 | 408 => Self::Unavailable {
@@ -223,7 +227,7 @@ impl Outcome {
         }
     }
 
-    /// Nothing came back in time, or no connection could be made.
+    /// The outcome if no answer came in time, or no connection was possible.
     pub fn of_silence(reason: FailureReason, message: impl Into<Box<str>>) -> Self {
         Self::Unavailable {
             retry_after: None,
@@ -235,15 +239,15 @@ impl Outcome {
     }
 }
 
-/// How the API server introduces the words of a validating or mutating webhook, and of a
-/// `ValidatingAdmissionPolicy`.
+/// Recognizes the phrases with which the API server introduces the message of an admission webhook
+/// or of a `ValidatingAdmissionPolicy`.
 fn denied(message: &str) -> bool {
     message.contains("admission webhook \"") && message.contains("\" denied the request")
         || message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request")
 }
 
-/// Whether this is said of the object that was asked about. Not every server writes the kind as it
-/// should, in the plural.
+/// True if the details are about the object of the request. Some servers do not write the kind in
+/// the plural, as they should.
 fn is_of(details: &StatusDetails, resource: &Resource, name: &str) -> bool {
     let kind = details.kind.as_deref().unwrap_or_default();
     let known = [&resource.plural, &resource.gvk.kind]
@@ -261,10 +265,10 @@ fn unavailable(code: u16) -> FailureReason {
 }
 
 impl Failure {
-    /// The message as the readers of this rule may see it, of a copy in this namespace.
+    /// The message that readers of this rule may see about a copy in this namespace.
     ///
-    /// The amounts of a quota say how many other objects a namespace has. A Replication of another
-    /// namespace is not told them.
+    /// The amounts of a quota reveal how many other objects a namespace has. A Replication of
+    /// another namespace does not get to see them.
     pub fn message_for(&self, rule: &RuleId, namespace: &str) -> &str {
         let abroad = rule
             .namespace
@@ -278,12 +282,12 @@ impl Failure {
     }
 }
 
-/// The message for a quota whose amounts must stay secret.
+/// The message for a quota if its amounts must stay secret.
 const NO_ROOM: &str = "a ResourceQuota of the namespace has no room for this copy";
 
-/// The quota that has no room for the copy, with its amounts:
-/// `exceeded quota: all, requested: secrets=1, used: secrets=5, limited: secrets=5`. They contain
-/// nothing of the object, so they are told of Secrets too, if they have this form.
+/// The message for an exceeded quota, with its amounts, from
+/// `exceeded quota: all, requested: secrets=1, used: secrets=5, limited: secrets=5`. The amounts
+/// have no content of the object. In this form they are safe to show for Secrets, too.
 fn over_quota(message: &str) -> Box<str> {
     let parts = message
         .split_once("exceeded quota: ")
@@ -312,7 +316,7 @@ fn over_quota(message: &str) -> Box<str> {
     .into()
 }
 
-/// Whether this is a resource and a quantity of it, as in `count/secrets=5` or `limits.memory=2Gi`.
+/// True for a resource with a quantity, as in `count/secrets=5` or `limits.memory=2Gi`.
 fn is_amount(text: &str) -> bool {
     let amount = |text: &str| {
         let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
@@ -328,9 +332,9 @@ fn is_amount(text: &str) -> bool {
         .is_some_and(|(name, value)| resource(name) && amount(value))
 }
 
-/// The words for what the schema doesn't have, and for a value that its type can't hold: text that
-/// is no base64, quantity or time. The latter begin like those for a conversion webhook that
-/// doesn't answer, which may pass.
+/// Recognizes the messages for a field outside the schema, and for a value that the field's type
+/// can't hold: text that is not base64, a quantity or a time. The second message begins like the
+/// message for a conversion webhook that does not answer. That error may pass.
 fn undecodable(message: &str) -> bool {
     message.contains("failed to create typed patch object")
         || message.contains("failed to convert new object")
@@ -353,8 +357,8 @@ fn names_cause(status: &Status, cause: &str) -> bool {
         .any(|c| c.reason.as_deref() == Some(cause))
 }
 
-/// The API server's words for a Secret's type, for immutable Secrets and `ConfigMap`s, and for a
-/// role binding's role.
+/// Recognizes the messages for a Secret's type, for immutable Secrets and `ConfigMap`s, and for the
+/// role of a role binding.
 fn immutable(status: &Status) -> bool {
     let messages = status
         .details
@@ -374,7 +378,8 @@ fn names_field(status: &Status, field: &str) -> bool {
         .any(|c| c.field.as_deref() == Some(field))
 }
 
-/// At most 400 characters; for a Secret only what can't quote it.
+/// The message for people, at most 400 characters. For a Secret it has only parts that can't quote
+/// data.
 fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     if secret {
@@ -383,8 +388,8 @@ fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
             .iter()
             .flat_map(|d| d.causes.iter().flatten())
             .filter_map(|c| c.field.as_deref())
-            // A field path names keys of `data`, which are the author's words, not the secret's
-            // value.
+            // A field path may name keys of `data`. The author chose these keys, and they are not
+            // secret.
             .take(3)
             .collect();
         let at = if fields.is_empty() {
@@ -558,8 +563,8 @@ mod tests {
         }
     }
 
-    /// The API server names the quota that could not be counted, and the copy that isn't what the
-    /// request took it for, in the same way.
+    /// The API server names a quota in the same way in two cases: it could not update the quota's
+    /// usage, or the copy is a quota and does not match the request's preconditions.
     #[test]
     fn a_conflict_about_a_quota_is_no_quota_that_is_used_up() {
         for (kind, name, want) in [

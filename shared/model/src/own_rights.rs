@@ -1,7 +1,7 @@
-//! The rights that Mimeo's programs need for the kinds of a rule, and how to give them those that
-//! they lack.
+//! The permissions that Mimeo's own programs need for a rule's kinds, and instructions to grant the
+//! missing ones.
 //!
-//! Whether they have them is left to the caller to ask.
+//! The caller asks the API server which of them the programs have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,35 +15,35 @@ use crate::{
     right::{self, Right},
 };
 
-/// Which of the two programs.
+/// One of Mimeo's two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
     /// Reads sources and writes the copies of new namespaces.
     Webhook,
-    /// Does that in all namespaces, watches copies and deletes them.
+    /// Does the same in all namespaces, watches copies and deletes them.
     Reconciler,
 }
 
-/// A right that one of Mimeo's own programs needs; what a rule's author needs is
-/// [`authority`](crate::authority)'s.
+/// A permission that one of Mimeo's programs needs. The permissions of a rule's author are in
+/// [`authority`](crate::authority).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProgramRight {
-    /// Whose.
+    /// The program that needs it.
     pub program: Program,
-    /// For copies of which kind.
+    /// The kind of the copies that it is needed for.
     pub kind: Box<str>,
-    /// The right itself, as the API server is asked for it.
+    /// The permission itself.
     pub right: Right,
 }
 
-/// What is copied, and from where.
+/// The kind and the place of a source.
 #[derive(Clone, Debug)]
 pub struct Home<'a> {
-    /// Its kind.
+    /// Kind of the source.
     pub gvk: &'a GroupVersionKind,
-    /// The namespace that it is read in; none if it is inline.
+    /// The namespace of the source. `None` if the source is inline.
     pub namespace: Option<&'a str>,
-    /// The role that copies bind, if they are RoleBindings and just that is known.
+    /// The role that the copies bind. `None` unless they are RoleBindings and all bind this role.
     pub role: Option<RoleRef>,
 }
 
@@ -55,8 +55,8 @@ pub struct RoleRef {
 }
 
 impl RoleRef {
-    /// That of an object, if it has one; none with a variable in it, which is filled in namespace
-    /// by namespace.
+    /// The role of an object, if it has one. `None` if the role has a variable, because each
+    /// namespace fills in another value.
     pub fn of(object: &Value) -> Option<Self> {
         let role = Self::deserialize(object.get("roleRef")?).ok()?;
         (!role.kind.contains("$(") && !role.name.contains("$(")).then_some(role)
@@ -64,7 +64,8 @@ impl RoleRef {
 }
 
 impl ProgramRight {
-    /// Whether it is about what copies give, not about the copies.
+    /// True if the permission is about the permissions that a copy grants, and not about the copy
+    /// itself.
     pub fn hands_out(&self) -> bool {
         !OF_COPIES.contains(&self.right.verb)
     }
@@ -73,11 +74,11 @@ impl ProgramRight {
 const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
-/// What is done with sources and copies themselves.
+/// Verbs that Mimeo uses on sources and copies themselves.
 const OF_COPIES: [&str; 6] = ["get", "list", "watch", "create", "patch", DELETE];
 
-/// What is needed for copies, in these places or everywhere if `None`, of these sources; a kind
-/// that `look_up` doesn't find needs nothing yet.
+/// The permissions needed for copies of these sources in these places. `None` means everywhere. A
+/// kind that `look_up` does not find needs no permission yet.
 pub fn needed<'a>(
     homes: impl Iterator<Item = Home<'a>>,
     places: Option<&BTreeSet<Box<str>>>,
@@ -118,18 +119,18 @@ pub fn needed<'a>(
         if home.is_some() {
             need(Program::Webhook, &read, home);
         }
-        // Without places it reads everywhere, for its copies.
+        // Without `places`, the reconciler reads all namespaces for its copies.
         if home.is_some() && places.is_some() {
             need(Program::Reconciler, &read, home);
         }
         let grant = to_grant_by(gvk, role.as_ref());
         for target in &targets {
-            // The webhook watches no copies, and deletes none.
+            // The webhook watches no copies and deletes none.
             need(Program::Webhook, &write, *target);
             need(Program::Reconciler, &write, *target);
             need(Program::Reconciler, &read, *target);
             need(Program::Reconciler, &[right(DELETE)], *target);
-            // Nor may either hand out what it doesn't hold.
+            // Neither program may grant permissions that it does not have.
             need(Program::Webhook, &grant, *target);
             need(Program::Reconciler, &grant, *target);
         }
@@ -137,15 +138,15 @@ pub fn needed<'a>(
     needs
 }
 
-/// Whether its objects give rights by a role that each names.
+/// True if objects of the kind grant permissions through a role that each object names.
 pub fn binds(gvk: &GroupVersionKind) -> bool {
     right::to_grant(gvk)
         .iter()
         .any(|right| right.verb == "bind")
 }
 
-/// What it takes to write such an object if it gives rights: no more than to bind the role that it
-/// names, if it is known.
+/// The permissions needed to write an object of this kind that grants permissions itself. If the
+/// role is known, the permission to bind this role is enough.
 fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
     let mut rights = right::to_grant(gvk);
     if let Some(RoleRef { kind, name }) = role {
@@ -158,10 +159,10 @@ fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
     rights
 }
 
-/// Most namespaces of which it is told one by one that a Role is missing in them.
+/// Most namespaces that the message names as places where a Role is missing.
 const PLACES: usize = 3;
 
-/// How to grant what is missing, each a sentence for people.
+/// Instructions to grant the missing permissions, each a sentence for people.
 pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     let by_roles = reach.sources.is_some() || reach.targets.is_some();
     let mut rules: BTreeMap<Lack<'_>, BTreeSet<&str>> = BTreeMap::new();
@@ -180,7 +181,7 @@ pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
         } = need;
         let grant = match namespace.as_deref().filter(|_| by_roles) {
             Some(namespace) => Grant::Role(namespace),
-            // Both programs read and write the same.
+            // Both programs need the same permissions to read and write.
             None if *verb == DELETE => Grant::ClusterRole(names::AGGREGATE_TO_RECONCILER),
             None => Grant::ClusterRole(names::AGGREGATE),
         };
@@ -207,7 +208,7 @@ pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     told
 }
 
-/// A rule of RBAC's that is missing, but for its verbs.
+/// A missing RBAC rule, without its verbs.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Lack<'a> {
     grant: Grant<'a>,
@@ -233,7 +234,7 @@ impl Lack<'_> {
         } else {
             "missing permissions on"
         };
-        // Where Mimeo has all permissions that the copies give, it needs no more.
+        // A Mimeo that itself has all permissions which the copies grant needs no more.
         let others = if *hands_out { "for others " } else { "" };
         let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
         let group = if group.is_empty() { "\"\"" } else { group };
@@ -257,12 +258,12 @@ impl Lack<'_> {
     }
 }
 
-/// What would grant a right.
+/// The object that would grant a permission.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant<'a> {
-    /// One with this label.
+    /// A ClusterRole with this label.
     ClusterRole(&'a str),
-    /// One in this namespace.
+    /// A Role in this namespace.
     Role(&'a str),
 }
 
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(sentences.len(), PLACES + 1);
     }
 
-    /// Those that are about what copies give.
+    /// The instructions about permissions that copies grant.
     fn handed_out(kind: &str, object: Option<&Value>, reach: &Reach) -> Vec<String> {
         let gvk = GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).unwrap();
         let plural = format!("{}s", kind.to_lowercase()).into();
@@ -405,7 +406,7 @@ mod tests {
             &needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())),
             reach,
         );
-        // The API server cuts a warning off at 256 characters.
+        // The API server cuts a warning off after 256 characters.
         assert!(
             sentences.iter().all(|sentence| sentence.len() <= 256),
             "{sentences:?}"
@@ -480,7 +481,7 @@ mod tests {
                  must have the rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [delete]}",
             ]
         );
-        // The API server cuts a warning off at 256 characters.
+        // The API server cuts a warning off after 256 characters.
         assert!(
             explain(&needs(), &Reach::default())
                 .iter()

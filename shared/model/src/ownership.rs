@@ -1,9 +1,10 @@
-//! Who owns which fields of a copy, by its `managedFields`, and how what is ours becomes ours
-//! alone.
+//! The owners of a copy's fields, as `managedFields` lists them, and the transfer of fields to
+//! Mimeo alone.
 //!
-//! Server-side apply removes a field that we leave out only if nobody else owns it, and touches
-//! none that we never owned. So where a field is to go that others own, too, their claims go first:
-//! by a change of `managedFields` alone, which takes no right that an apply doesn't.
+//! If an apply leaves out a field, the API server removes it only if no other manager owns it. An
+//! apply never touches a field that its manager did not own. So Mimeo first takes over the unwanted
+//! fields of other owners. It changes `managedFields` alone for this, which needs no permission
+//! beyond an apply's.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta};
 use serde_json::{Map, Value};
@@ -13,44 +14,45 @@ use crate::{
     names,
 };
 
-/// Manager under which an apply sums up what is in an object without `managedFields`. The API
-/// server's word.
+/// The manager that the API server names when it sums up an object without `managedFields` before
+/// an apply.
 const FORMER: &str = "before-first-apply";
 
-/// Our manager may also appear with operation Update or for a subresource when someone else writes
-/// under the name; only the apply entry is the one that our own writes leave.
+/// True for the entry that Mimeo's own writes leave. Another client may write under the same
+/// manager name, but with the operation Update or for a subresource. Such an entry does not count.
 pub(crate) fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(names::MANAGER)
         && entry.operation.as_deref() == Some("Apply")
         && is_main(entry)
 }
 
-/// The same of an entry as JSON.
+/// The same check for an entry as JSON.
 pub(crate) fn is_our_apply_entry(entry: &Value) -> bool {
     entry["manager"] == names::MANAGER
         && entry["operation"] == "Apply"
         && entry["subresource"].as_str().is_none_or(str::is_empty)
 }
 
-/// What is written by way of a subresource is none of a copy's business.
+/// True if the entry is not about a subresource. Copies have nothing to do with writes to
+/// subresources.
 fn is_main(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().is_none_or(str::is_empty)
 }
 
-/// What others own in an object of ours. Whether there is anything to do about it its rule decides.
+/// The fields that other managers own in a copy. The copy's rule decides if Mimeo takes them over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// Fields that are ours as well.
+    /// Some fields that Mimeo owns have other owners, too.
     pub shared: bool,
-    /// Fields that aren't.
+    /// Some fields have only other owners.
     pub added: bool,
-    /// Fields of which nobody can tell whose they are, since somebody has removed the entries that
-    /// said so.
+    /// Some fields have an unknown owner, because a client removed the entries of the owner.
     pub orphaned: bool,
 }
 
 impl Claims {
-    /// Of others in an object of this kind; none if it isn't ours.
+    /// The claims of other managers on an object of this kind. All false if the object is not a
+    /// copy.
     pub fn of(meta: &ObjectMeta, kind: &GroupKind) -> Self {
         let mut claims = Self::default();
         let Some((own, ours)) = own(meta) else {
@@ -70,25 +72,26 @@ impl Claims {
         claims
     }
 
-    /// Whether fields are in it that are to go, from a copy that is to be `exclusive` or isn't.
+    /// True if some fields must go from the copy. `exclusive` means that only Mimeo may own fields.
     pub fn press(self, exclusive: bool) -> bool {
         self.orphaned || exclusive && self.added
     }
 
-    /// Whether there is anything to claim. What doesn't press can wait for the next change of the
-    /// copy: that may take a field away.
+    /// True if there is anything to take over. If [`Self::press`] is false, this can wait for the
+    /// next change of the copy, which may remove a field.
     pub fn any(self, exclusive: bool) -> bool {
         self.shared || self.press(exclusive)
     }
 }
 
-/// The `managedFields`, as JSON, that make what there is to claim in an object of this kind ours
-/// alone; none if there is nothing.
+/// The new `managedFields`, as JSON, that make the fields of this copy Mimeo's alone. `None` if
+/// there is nothing to take over.
 ///
-/// Fields that others own as well as we are taken from them. Fields that only others own stay
-/// theirs, unless the copy is to be `exclusive`, or it is not known whose they are: these become
-/// ours, for the next apply to remove. Finalizers and owner references of others are for them to
-/// remove, and what the cluster assigned nobody can remove.
+/// - A field that others own together with Mimeo becomes Mimeo's alone.
+/// - A field that only others own stays theirs, unless the copy is `exclusive` or the owner is
+///   unknown. Then it becomes Mimeo's, and the next apply removes it.
+/// - Finalizers and owner references of others stay theirs, because only they may remove them.
+///   Fields that the cluster assigned stay as well, because no client can remove them.
 pub fn claim(meta: &ObjectMeta, kind: &GroupKind, exclusive: bool) -> Option<String> {
     let (own, ours) = own(meta).filter(|_| Claims::of(meta, kind).any(exclusive))?;
     let mut all = ours.clone();
@@ -121,19 +124,19 @@ pub fn claim(meta: &ObjectMeta, kind: &GroupKind, exclusive: bool) -> Option<Str
     serde_json::to_string(&[vec![own], left].concat()).ok()
 }
 
-/// Whether the object had our content, status apart, before we applied it: no other entry owns a
-/// field that ours doesn't, and ours has none that was in nobody's. With values that are equal
-/// wherever ours and theirs meet (an apply without force has none else), the object's content is
-/// ours, no more and no less.
+/// True if the object already had the copy's content, without status, before Mimeo applied it.
+/// Mimeo's entry owns all fields of the other entries, and no field without an owner before. An
+/// apply without force succeeds only if the values of shared fields are equal. So equal fields mean
+/// equal content.
 pub fn content_is_ours(meta: &ObjectMeta) -> bool {
     let content = |entry: &ManagedFieldsEntry| {
         let mut content = fields(entry).cloned().unwrap_or_default();
-        // A Secret's type is there always, of nobody's where it is the default, and another one
-        // would have been refused.
+        // Every Secret has a type. The default type has no owner, and the API server would have
+        // refused a change of the type.
         content.retain(|field, _| !matches!(field.as_str(), "f:metadata" | "f:status" | "f:type"));
         content
     };
-    // Who applies nothing has no entry.
+    // A manager that applies no fields has no entry.
     let ours = own(meta).map(|(own, _)| content(own)).unwrap_or_default();
     let mut theirs = Map::new();
     for entry in others(meta).filter(|entry| is_main(entry)) {
@@ -142,11 +145,11 @@ pub fn content_is_ours(meta: &ObjectMeta) -> bool {
     owns(&ours, &theirs) && owns(&theirs, &ours)
 }
 
-/// The field manager that has changed the object since Mimeo last did, the latest if there are
-/// several; none if no entry tells of it.
+/// The field manager that changed the object after Mimeo's last change. With several managers, it
+/// is the latest. `None` if no entry shows one.
 ///
-/// A manager that only removes a field leaves no entry: entries list the fields that a manager has
-/// set.
+/// A manager that only removes a field leaves no entry, because entries list only fields set by a
+/// manager.
 pub fn editor(meta: &ObjectMeta) -> Option<&str> {
     let (own, _) = own(meta)?;
     let since =
@@ -161,7 +164,7 @@ fn fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {
     entry.fields_v1.as_ref()?.0.as_object()
 }
 
-/// Our entry and its field set.
+/// Mimeo's entry and its field set.
 fn own(meta: &ObjectMeta) -> Option<(&ManagedFieldsEntry, &Map<String, Value>)> {
     let own = meta
         .managed_fields
@@ -178,7 +181,8 @@ fn others(meta: &ObjectMeta) -> impl Iterator<Item = &ManagedFieldsEntry> {
         .filter(|entry| !is_our_apply(entry))
 }
 
-/// The field set of an entry beside ours. Paths of different versions can't be compared.
+/// The field set of another entry, if it can be compared with Mimeo's. Paths of different API
+/// versions can't be compared.
 fn comparable<'a>(
     entry: &'a ManagedFieldsEntry,
     own: &ManagedFieldsEntry,
@@ -190,8 +194,8 @@ fn is_former(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(FORMER)
 }
 
-/// A field set without what keeps an object from going or makes it go, and without what the cluster
-/// assigned to it.
+/// The field set without finalizers and owner references, which control the deletion of the object,
+/// and without fields that the cluster assigned.
 fn content(fields: &Map<String, Value>, kind: &GroupKind) -> Map<String, Value> {
     let mut content = fields.clone();
     for path in LIFELINE.iter().chain(assigned(&kind.group, &kind.kind)) {
@@ -205,7 +209,7 @@ const LIFELINE: &[&[&str]] = &[
     &["metadata", "ownerReferences"],
 ];
 
-/// Removes a field, and its parents if nothing else is in them; tells whether it was there.
+/// Removes a field, and its parents if they become empty. Returns true if the field existed.
 fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
     let [first, rest @ ..] = path else {
         return false;
@@ -224,10 +228,10 @@ fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
     found
 }
 
-/// Stands in a field set for the parent itself, which is there with any of its fields.
+/// In a field set this key stands for the parent itself, which exists with any of its fields.
 const PARENT: &str = ".";
 
-/// Whether the field set `ours` has every field of `theirs`.
+/// True if the field set `ours` has every field of `theirs`.
 fn owns(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
     theirs
         .iter()
@@ -241,7 +245,7 @@ fn owns(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
         })
 }
 
-/// Whether two field sets have a field in common.
+/// True if the two field sets have a field in common.
 fn shares(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
     theirs
         .iter()
@@ -255,7 +259,7 @@ fn shares(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
         })
 }
 
-/// The fields of `theirs` that `ours` doesn't have.
+/// The fields of `theirs` that are not in `ours`.
 fn without(theirs: &Map<String, Value>, ours: &Map<String, Value>) -> Map<String, Value> {
     let left = theirs
         .iter()
@@ -273,12 +277,12 @@ fn without(theirs: &Map<String, Value>, ours: &Map<String, Value>) -> Map<String
     left.collect()
 }
 
-/// Adds the fields of `theirs`.
+/// Adds the fields of `theirs` to `ours`.
 fn add(ours: &mut Map<String, Value>, theirs: &Map<String, Value>) {
     for (field, below) in theirs.iter().filter(|(field, _)| *field != PARENT) {
         match (ours.get_mut(field), below) {
             (None, _) => drop(ours.insert(field.clone(), below.clone())),
-            // Without fields of its own it is a field itself.
+            // An empty map is a leaf: the field itself.
             (Some(Value::Object(ours)), Value::Object(below)) if !ours.is_empty() => {
                 add(ours, below);
             }
@@ -308,7 +312,7 @@ mod tests {
         )
     }
 
-    /// What the claim makes of them: manager and field set.
+    /// The entries after the transfer: manager and field set.
     fn claimed(
         others: &[(&str, &str, Value)],
         exclusive: bool,
@@ -433,7 +437,8 @@ mod tests {
         );
     }
 
-    /// An apply without it would be refused: the server lets nobody change it.
+    /// An apply without the field would be refused, because the API server lets no client change
+    /// it.
     #[test]
     fn what_the_cluster_assigned_is_left_to_whoever_has_it() {
         let bound = || json!({"f:spec": {"f:volumeName": {}}});

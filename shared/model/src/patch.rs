@@ -1,8 +1,8 @@
 //! `transform.jsonPatch`: the last change to a copy, by RFC 6902.
 //!
-//! What is patched is the copy without its identity, its type and Mimeo's marks, which are put in
-//! afterwards: no operation can reach them, whatever its path comes to mean. Paths that ask for
-//! them are refused when the rule is, for they can't be meant.
+//! The patch sees the copy without its identity, its type and Mimeo's labels and annotations. They
+//! are added after the patch, so no operation can change them, wherever its path leads. A rule with
+//! a path to one of them is refused, because the author would expect an effect.
 
 use json_patch::{
     AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,
@@ -25,11 +25,11 @@ use crate::{
 const OPERATIONS: usize = 32;
 /// Longest path, in bytes.
 const PATH: usize = 1024;
-/// Most bytes that all values of one patch come to.
+/// Most bytes of all values of one patch together.
 const VALUES: usize = 64 * 1024;
-/// Most bytes that a copy may have after any of the operations: an API server stores no more.
+/// Most bytes of a copy after any of the operations. An API server stores no larger objects.
 const RESULT: usize = 1536 * 1024;
-/// Deepest nesting after any of the operations, and in a value.
+/// Deepest nesting of a copy after any of the operations, and of a value.
 pub(crate) const DEPTH: usize = 100;
 
 /// A parsed patch.
@@ -39,7 +39,8 @@ pub(crate) struct JsonPatch {
 }
 
 impl JsonPatch {
-    /// Refusals name fields below `field`; `secrets`: whether copies of Secrets are patched.
+    /// Parses a patch. Refusals name fields below `field`. `secrets` is true if the patch applies
+    /// to copies of Secrets.
     pub(crate) fn parse(
         operations: &[mimeo_api::JsonPatchOperation],
         field: &str,
@@ -71,7 +72,7 @@ impl JsonPatch {
         self.operations.is_empty()
     }
 
-    /// Variables of the namespace in its values.
+    /// The variables of the namespace in the patch's values.
     pub(crate) fn variables(&self) -> Vec<Variable> {
         self.operations
             .iter()
@@ -80,11 +81,10 @@ impl JsonPatch {
             .collect()
     }
 
-    /// Patches a copy: `metadata` has labels and annotations alone, without Mimeo's; `body` is
-    /// without identity. `rules`: of which kind its rule is.
+    /// Patches a copy. `metadata` has only labels and annotations, without Mimeo's own. `body` has
+    /// no identity. `rules` is the kind of the copy's rule.
     ///
-    /// # Errors
-    /// Which operation can't be done, and why, without any of the data.
+    /// # Errors The operation that fails and the reason, without any of the data.
     pub(crate) fn apply(
         &self,
         metadata: &mut Map<String, Value>,
@@ -98,14 +98,15 @@ impl JsonPatch {
         }
         body.insert("metadata".into(), std::mem::take(metadata).into());
         let mut copy = Value::Object(std::mem::take(body));
-        // A part that is copied into itself doubles the copy: after each operation it is measured.
+        // An operation can double the copy by copying a part into itself. So the size is checked
+        // after each operation.
         let most = match rules {
             RuleKind::ClusterReplication => RESULT,
             RuleKind::Replication => MOST_BYTES,
         };
         for (number, operation) in self.operations.iter().enumerate() {
             let refused = |why| SourceRefused::JsonPatch { number, why };
-            // If an operation fails the copy is dropped, however far it got.
+            // If an operation fails, the partly patched copy is dropped.
             json_patch::patch_unsafe(&mut copy, &[filled_in(operation, source, show)])
                 .map_err(|error| refused(explain(&error.kind)))?;
             match size(&copy, DEPTH) {
@@ -132,7 +133,7 @@ impl JsonPatch {
     }
 }
 
-/// The crate's own messages name paths, and might one day name values.
+/// The messages of the `json_patch` crate name paths, and a later version might name values.
 fn explain(kind: &PatchErrorKind) -> &'static str {
     match kind {
         PatchErrorKind::TestFailed => "the test fails",
@@ -186,7 +187,7 @@ fn operation(
     let (path, value) = (path?, value.clone());
     let in_data = |path: &PointerBuf| path.first().is_some_and(|token| token.decoded() == "data");
     if secrets && from.iter().flatten().any(in_data) && !in_data(&path) {
-        // So it is in each step, so it is in all of them.
+        // If each operation keeps this rule, then so does the whole patch.
         refusals.add(
             format!("{field}.path"),
             "must be in data if from is in data: elsewhere a Secret's data would be readable",
@@ -207,12 +208,12 @@ fn operation(
         (JsonPatchOp::Copy, Some(from), None) => {
             PatchOperation::Copy(CopyOperation { from: from?, path })
         }
-        // Refused above.
+        // This combination was refused above.
         _ => return None,
     })
 }
 
-/// A path to what a patch may see and change.
+/// Parses a path to a place that a patch may see and change.
 fn pointer(path: &str, secrets: bool) -> Result<PointerBuf, String> {
     if path.len() > PATH {
         return Err(format!("must not be longer than {PATH} characters"));
@@ -316,7 +317,7 @@ mod tests {
         JsonPatch::parse(&operations, "p", true).map_err(joined)
     }
 
-    /// A copy as it comes out: metadata and the other fields.
+    /// A patched copy: metadata and the other fields.
     fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
         let source = SourceRef::named(gvk, "platform", "registry");

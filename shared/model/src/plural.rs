@@ -1,4 +1,4 @@
-//! Numbers with their noun, in the singular or the plural.
+//! Numbers with a noun, in the singular or the plural.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! `TransformPolicy`: changing matching objects as they are admitted, whoever writes them.
+//! `TransformPolicy`: changes matching objects at admission, for every writer.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ mod spoilt;
 const KINDS: usize = 8;
 /// Most excluded namespaces of one policy.
 const NAMESPACES: usize = 64;
-/// Prefixes of the user names of programs. Programs write often, and read no warnings.
+/// Prefixes of the user names of programs. Programs write often and do not read warnings.
 const PROGRAMS: [&str; 4] = [
     "system:serviceaccount:",
     "system:node:",
@@ -29,34 +29,34 @@ const PROGRAMS: [&str; 4] = [
     "system:apiserver",
 ];
 
-/// Which objects are changed as they are admitted, and how.
+/// The objects that a policy changes at admission, and the changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Its name, by which the API server's requests are told apart.
+    /// Name of the policy. The requests of the API server carry it in their path.
     pub name: Box<str>,
     /// The object's uid; empty before it is stored.
     pub uid: Box<str>,
-    /// Counts changes of the spec; 0 before it is stored.
+    /// The `metadata.generation`. 0 before the policy is stored.
     pub generation: i64,
     /// Kinds of the objects, in the author's order.
     pub kinds: Vec<GroupVersionKind>,
-    /// Labels of the objects; never empty.
+    /// Selects the objects by their labels. Never empty.
     pub object_selector: Selector,
-    /// Labels of their namespaces; any if `None`. Only the API server can tell.
+    /// Selects the objects' namespaces by their labels. `None` selects all. Only the API server
+    /// evaluates it.
     pub namespace_selector: Option<Selector>,
-    /// Exact names of namespaces that are left alone.
+    /// Exact names of namespaces that the policy leaves alone.
     pub exclude_namespaces: Vec<Box<str>>,
-    /// What is changed.
+    /// The changes.
     pub transform: Transform,
-    /// What happens while no webhook answers.
+    /// The API server's reaction while no webhook answers.
     pub failure_policy: FailurePolicy,
 }
 
 impl Policy {
-    /// Parses what the API server stored or is about to store.
+    /// Parses a policy that the API server has stored or is about to store.
     ///
-    /// # Errors
-    /// Every reason why the policy is refused, in the order of the fields.
+    /// # Errors All reasons why the policy is refused, in the order of the fields.
     pub fn parse(object: &TransformPolicy) -> Result<Self, Vec<Refusal>> {
         let (metadata, spec) = (&object.metadata, &object.spec);
         let mut refusals = Refusals::default();
@@ -100,8 +100,8 @@ impl Policy {
         )
     }
 
-    /// What discovery refuses in the policy. A kind that `look_up` doesn't find is passed over: it
-    /// may come.
+    /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,
+    /// because the API server may serve it later.
     pub fn refuse_kinds(
         &self,
         look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
@@ -117,8 +117,8 @@ impl Policy {
         self.kinds.iter().enumerate().filter_map(refuse).collect()
     }
 
-    /// What the policy changes in the object of `request`: nothing unless the object as it will be
-    /// matches. The API server asks also when only the stored one does.
+    /// The policy's changes to the object of `request`. It changes nothing unless the new object
+    /// matches. The API server also asks if only the stored object matches.
     pub fn rewrite(&self, request: &Request) -> Rewrite {
         let Some(object) = request
             .object
@@ -166,8 +166,8 @@ impl Policy {
         }
     }
 
-    /// The warning that tells a person which parts the policy has changed. The API server shows it
-    /// also where it refuses the object later, without naming the policy.
+    /// The warning that tells a person which parts the policy has changed. The API server also
+    /// shows it if it refuses the object later. That refusal does not name the policy.
     fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
         let part = |operation: &PatchOperation| {
             let mut tokens = operation
@@ -175,7 +175,7 @@ impl Policy {
                 .tokens()
                 .map(|token| token.decoded().into_owned());
             let first = tokens.next()?;
-            // All of the metadata, where there was none before.
+            // The operation adds the whole metadata if there was none before.
             if first == "metadata" {
                 tokens.next().or(Some(first))
             } else {
@@ -205,14 +205,14 @@ impl Policy {
                 .matches_by(|key| labels?.get(key)?.as_str())
     }
 
-    /// A word about an object that was stored with another type before the policy came.
+    /// The warning about an object that was stored with another type before the policy existed.
     fn kept_type(&self, stored: &Value) -> Option<String> {
         let (wanted, kept) = (self.transform.secret_type()?, stored["type"].as_str()?);
         (wanted != kept).then(|| kept_type(&self.name, kept, wanted))
     }
 }
 
-/// That a stored Secret keeps its type.
+/// The warning that a stored Secret keeps its type.
 pub fn kept_type(policy: &str, kept: &str, wanted: &str) -> String {
     format!(
         "TransformPolicy {policy} cannot change the type of this Secret from {kept:?} to {wanted:?}: the type of a stored Secret is \
@@ -220,7 +220,7 @@ pub fn kept_type(policy: &str, kept: &str, wanted: &str) -> String {
     )
 }
 
-/// That a policy has changed these parts of an object.
+/// The warning that a policy has changed these parts of an object.
 pub fn changed(policy: &str, parts: &str, kind: &str) -> String {
     format!(
         "TransformPolicy {policy} changed {parts} of this {kind}. If the API server refuses it for that, change the policy \
@@ -249,12 +249,13 @@ fn parse_kinds(kinds: &[mimeo_api::MatchedKind], refusals: &mut Refusals) -> Vec
     kinds.iter().enumerate().filter_map(parse).collect()
 }
 
-/// Why objects of the kind are never rewritten, if they aren't.
+/// The reason why objects of the kind are never rewritten, if there is one.
 fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
     match (&*gvk.group, &*gvk.kind) {
         ("", "Namespace") => Some("kind Namespace is never rewritten"),
         (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never rewritten"),
-        // The API server asks no webhook about these, so that a broken one can be repaired.
+        // The API server calls no webhook for these kinds. So an administrator can repair a broken
+        // webhook configuration.
         ("admissionregistration.k8s.io", _) => {
             Some("kinds of admissionregistration.k8s.io are never rewritten")
         }
@@ -276,7 +277,8 @@ fn parse_excluded(namespaces: &[String], refusals: &mut Refusals) -> Vec<Box<str
         .collect()
 }
 
-/// The part of an object that a transform may change, so that no secret data gets near the patch.
+/// The part of an object that a transform may change. It has no data, so no secret data gets into
+/// the patch.
 fn rewritable(object: &Value) -> Value {
     let pick = |from: &Value, keys: &[&str]| -> Map<String, Value> {
         keys.iter()
@@ -291,14 +293,14 @@ fn rewritable(object: &Value) -> Value {
     part.into()
 }
 
-/// What a policy changes in one object.
+/// The changes of a policy to one object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rewrite {
-    /// Empty if the object is as the policy wants it.
+    /// Empty if the object already is as the policy wants it.
     pub patch: Patch,
-    /// For the client.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
-    /// Why the object is refused instead: the patch would make it invalid.
+    /// The reason to refuse the object instead: the patch would make it invalid.
     pub refusal: Option<String>,
 }
 
@@ -332,7 +334,7 @@ mod tests {
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
     const OLD_TYPE: &str = "will-be-modify-by-kyverno";
 
-    /// The policy that replaces a known Kyverno mutation of what another tool copies.
+    /// A policy that replaces a known Kyverno mutation of the copies of another tool.
     fn good() -> Value {
         json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "devops"},
@@ -393,7 +395,7 @@ mod tests {
         }
     }
 
-    /// The object as it comes out of the policy, and the warnings.
+    /// The object after the policy, and the warnings.
     #[track_caller]
     fn admitted(policy: &Policy, object: Value, stored: Option<Value>) -> (Value, Vec<String>) {
         let Rewrite {
@@ -537,7 +539,8 @@ mod tests {
                 of_type("kubernetes.io/basic-auth", &["password", "username"]),
                 None,
             ),
-            // That is its writer's fault, and the API server says so.
+            // The object was invalid before the policy, so the API server refuses it with its own
+            // message.
             (&hidden, of_type("kubernetes.io/tls", &["password"]), None),
         ] {
             let want = why.map(|why| {

@@ -1,8 +1,7 @@
-//! Where an installation acts: everything, or only the kinds and namespaces that its operator has
-//! granted it.
+//! The limits of an installation: all kinds and namespaces, or only those that its operator allows.
 //!
-//! Whoever gives Mimeo Roles instead of a `ClusterRole` says by flags where they are, so that it
-//! neither asks for what it was never meant to have nor promises what it can't do there.
+//! An operator can give Mimeo Roles instead of a `ClusterRole`, and then sets flags that name their
+//! namespaces. Mimeo does not ask for other permissions, and does not promise copies elsewhere.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,37 +11,37 @@ use crate::{
     syntax,
 };
 
-/// The limits of an installation; without one there is none of that sort.
+/// The limits of an installation. `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// Namespaces in which sources are read.
     pub sources: Option<BTreeSet<Box<str>>>,
-    /// Namespaces into which copies are written. Others are no targets, whatever rules say.
+    /// Namespaces that copies are written into. Rules can't target other namespaces.
     pub targets: Option<Arc<BTreeSet<Box<str>>>>,
     /// Kinds that are copied.
     pub kinds: Option<BTreeSet<GroupKind>>,
 }
 
 impl Reach {
-    /// Whether objects of the kind are copied.
+    /// True if Mimeo copies objects of the kind.
     pub fn copies(&self, kind: &GroupKind) -> bool {
         self.kinds.as_ref().is_none_or(|kinds| kinds.contains(kind))
     }
 
-    /// Whether copies may be in that namespace.
+    /// True if copies may exist in that namespace.
     pub fn is_target(&self, namespace: &str) -> bool {
         self.targets
             .as_ref()
             .is_none_or(|targets| targets.contains(namespace))
     }
 
-    /// Why that source isn't read, if it isn't.
+    /// The limit that forbids Mimeo to read the source, if there is one.
     pub fn refuses(&self, source: &SourceRef) -> Option<OutOfReach> {
         self.refuses_home(&source.gvk, source.home())
     }
 
-    /// Why the kind isn't copied from that namespace, if it isn't; from none, if the source is
-    /// inline.
+    /// The limit that forbids copies of the kind from `namespace`, if there is one. `None` as
+    /// namespace means an inline source.
     pub fn refuses_home(
         &self,
         gvk: &GroupVersionKind,
@@ -56,21 +55,21 @@ impl Reach {
     }
 }
 
-/// A namespace in such a limit.
+/// Parses the name of a namespace in a limit.
 ///
-/// # Errors
-/// What is wrong with the name, for people. A pattern is no name: Roles don't reach so far.
+/// # Errors The fault of the name, for people. A pattern is refused, because a Role belongs to one
+/// namespace.
 pub fn namespace(text: &str) -> Result<Box<str>, String> {
     syntax::dns_label(text).map(|()| text.into())
 }
 
-/// Which limit keeps a source from being read.
+/// The limit that keeps Mimeo from reading a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfReach {
-    /// That of kinds.
+    /// The limit of kinds.
     #[error("this installation of Mimeo does not copy the kind (--kinds)")]
     Kind,
-    /// That of the sources' namespaces.
+    /// The limit of the sources' namespaces.
     #[error("this installation of Mimeo reads no sources in the namespace (--source-namespaces)")]
     Namespace,
 }

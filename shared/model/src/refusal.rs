@@ -1,28 +1,28 @@
-//! Why a rule or a policy is refused.
+//! The reasons why Mimeo refuses a rule, a grant or a policy.
 
-/// Most sources of one rule, and most targets.
+/// Most `sources` items of one rule, and most targets.
 pub(crate) const ITEMS: usize = 32;
 
-/// One reason why a rule or a policy is refused.
+/// One reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct Refusal {
     /// Path of the field, as in `spec.targets[0].namespacePattern`.
     pub field: String,
-    /// What is wrong with it, for people.
+    /// The fault of the field, for people.
     pub message: String,
 }
 
-/// A stored object that is refused, of which only this is known.
+/// A stored object that Mimeo refuses. Nothing else of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Which of its specs that is (`metadata.generation`).
+    /// The `metadata.generation` of the refused spec.
     pub generation: i64,
-    /// Why, all of it.
+    /// All reasons for the refusal.
     pub refusals: Vec<Refusal>,
 }
 
-/// Reasons gathered on the way through an object, so that its author reads all of them at once.
+/// Collects refusals while an object is parsed, so that its author sees all of them at once.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Vec<Refusal>);
 
@@ -34,22 +34,22 @@ impl Refusals {
         });
     }
 
-    /// Keeps the reason why one field is refused.
+    /// Adds the refusal of one field, if there is one.
     pub(crate) fn one<T>(&mut self, field: &str, checked: Result<T, String>) -> Option<T> {
         checked.map_err(|message| self.add(field, message)).ok()
     }
 
-    /// Keeps the reasons why a part is refused.
+    /// Adds the refusals of one part of the object.
     pub(crate) fn all<T>(&mut self, checked: Result<T, Vec<Refusal>>) -> Option<T> {
         checked.map_err(|refusals| self.0.extend(refusals)).ok()
     }
 
-    /// Refuses a list without items, or with more than a rule may have.
+    /// Refuses an empty list, and a list with more items than a rule may have.
     pub(crate) fn count(&mut self, field: &str, items: usize) {
         self.at_most(field, items, ITEMS);
     }
 
-    /// Refuses a list without items, or with more than these.
+    /// Refuses an empty list, and a list with more than `most` items.
     pub(crate) fn at_most(&mut self, field: &str, items: usize, most: usize) {
         match items {
             0 => self.add(field, "must not be empty"),
@@ -58,7 +58,8 @@ impl Refusals {
         }
     }
 
-    /// `parsed` if nothing was refused. Whoever passes `None` has refused something.
+    /// Returns `parsed` if nothing was refused. A caller that passes `None` has added a refusal
+    /// before.
     pub(crate) fn finish_with<T>(self, parsed: Option<T>) -> Result<T, Vec<Refusal>> {
         match parsed {
             Some(parsed) if self.0.is_empty() => Ok(parsed),

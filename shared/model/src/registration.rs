@@ -1,15 +1,17 @@
-//! The webhook configurations, as they are applied: which requests the API server asks about, and
-//! where.
+//! The webhook configurations as Mimeo applies them: the requests that the API server asks about,
+//! and the address of the webhook.
 //!
-//! Two names. [`NAME`] is the fixed part. [`POLICIES_NAME`] has an entry per `TransformPolicy`,
-//! apart so that a bad entry or too many of them can't make the fixed part unwritable. Applying
-//! them, and trying an entry before it is added, is left to the caller.
+//! There are two names. [`NAME`] is the fixed part. [`POLICIES_NAME`] has an entry for each
+//! `TransformPolicy`. The parts are separate, so that a bad entry or too many entries can't make
+//! the fixed part unwritable. The caller applies the configurations, and tries an entry before it
+//! adds it.
 //!
-//! Both selectors are spelled out, also where they select everything: what another writes into one
-//! is then put back.
+//! Both selectors are always written, even if they select everything. An apply then overwrites the
+//! change of another client to them.
 //!
-//! The filters are as narrow as the job: what doesn't match costs the API server no call. Nothing
-//! is exempt by a label of a namespace, since anyone who may create one can set any.
+//! The filters are as narrow as possible, because a request that does not match costs the API
+//! server no call. No label of a namespace exempts it, because every user with the permission to
+//! create a namespace can set any label.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -31,75 +33,77 @@ pub const NAME: &str = "mimeo";
 /// Name of the mutating configuration that has the policies.
 pub const POLICIES_NAME: &str = "mimeo-policies";
 
-/// Path of the hook that marks namespaces and starts filling them.
+/// Path of the hook that sets the pending label on namespaces and starts to write their copies.
 pub const NAMESPACES_PATH: &str = "/mutate/namespaces";
 /// Path of the hook where pods wait for copies.
 pub const PODS_PATH: &str = "/mutate/pods";
-/// What the path of a policy's hook begins with; the policy's name follows.
+/// Prefix of the path of a policy's hook. The policy's name follows.
 pub const OBJECTS_PATH: &str = "/mutate/objects/";
-/// Path of the hook that notes the author of rules, grants and policies.
+/// Path of the hook that records the author of rules, grants and policies.
 pub const AUTHORS_PATH: &str = "/mutate/rules";
-/// Path of the hook that checks rules and policies.
+/// Path of the hook that checks rules, grants and policies.
 pub const RULES_PATH: &str = "/validate/rules";
 /// Path of the hook that refuses changes of copies.
 pub const COPIES_PATH: &str = "/validate/copies";
 
-/// Users by which the cluster deletes what is in a namespace, and what belonged to an object that
-/// is gone.
+/// Users of the cluster's controllers that delete the objects in a deleted namespace, and the
+/// objects without their owner.
 const COLLECTORS: [&str; 3] = [
     "system:kube-controller-manager",
     "system:serviceaccount:kube-system:namespace-controller",
     "system:serviceaccount:kube-system:generic-garbage-collector",
 ];
 
-/// What the names of the system's namespaces begin with.
+/// Prefix of the names of the system's namespaces.
 const SYSTEM: &str = "kube-";
 
-/// How long the API server waits for each hook. The answers come from memory, or after at most a
-/// second of waiting for copies; the rest is for a busy machine. The server's default, 10, would
-/// let an address that swallows packets hold every namespace's creation that long.
+/// The API server's timeout for each hook. An answer comes from memory, or after at most one second
+/// of waiting for copies. The rest is a reserve for a busy machine. If an address swallowed
+/// packets, the API server's default of 10 seconds would delay each new namespace so long.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
-/// Most entries in an object's `managedFields` that API servers are to look through. Who may edit
-/// an object may write thousands, and what takes an API server too long lets the request pass;
-/// others write a dozen.
+/// Most entries in an object's `managedFields` that API servers evaluate. Normal objects have about
+/// a dozen entries. A user with write access to an object may write thousands. If their evaluation
+/// takes too long, the API server lets the request pass.
 pub const ENTRIES: usize = 1000;
 
-/// Whether no hook may concern itself with a namespace: the system's, and Mimeo's own. The API
-/// server asks about none of them ([`Registration::mutating`] says so); who else asks is told the
-/// same.
+/// True if no hook may act on the namespace: the system's namespaces, and Mimeo's own. The API
+/// server does not ask about them, because of [`Registration::mutating`]. Other callers of the
+/// webhook get the same answer.
 pub fn is_exempt(namespace: &str, own_namespace: &str) -> bool {
     namespace.starts_with(SYSTEM) || namespace == own_namespace
 }
 
-/// Where and how to register.
+/// The content of the webhook configurations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Registration {
-    /// Where the API server finds the hooks.
+    /// The address of the hooks.
     pub endpoint: Endpoint,
-    /// Certificates, in PEM, by which it knows them; the machine's own if `None`.
+    /// CA certificates in PEM that the API server trusts for the hooks. `None` means the
+    /// certificates of its own machine.
     pub ca_bundle: Option<String>,
-    /// The namespace that Mimeo runs in: no hook may keep Mimeo from starting.
+    /// The namespace that Mimeo runs in. No hook may keep Mimeo from starting.
     pub own_namespace: String,
-    /// What happens to a new namespace while no webhook answers. `Ignore`: it is created, and
-    /// filled later. `Fail`: it isn't, and so every namespace that exists was marked.
+    /// The API server's reaction to a new namespace while no webhook answers. `Ignore`: the
+    /// namespace is created, and its copies are written later. `Fail`: the creation fails, so every
+    /// existing namespace has passed through the webhook.
     pub namespaces_failure_policy: FailurePolicy,
-    /// Resources that wait for copies besides pods. Pods always wait: a list that leaves them out
-    /// must not take the pod gate away.
+    /// Resources besides pods that wait for copies. Pods always wait: a list without them must not
+    /// switch off the pod gate.
     pub pod_gate_resources: Vec<GroupVersionResource>,
-    /// Users that Mimeo's own programs are to the API server: their taking a mark away is asked of
-    /// nobody.
+    /// Names of Mimeo's own programs as users of the API server. The API server asks no webhook
+    /// when they remove a pending label.
     pub mimeo_users: Vec<String>,
-    /// Owner reference of the configurations: when the owner is deleted, so are they, and nothing
-    /// asks for Mimeo any more.
+    /// Owner reference of the configurations. When the owner is deleted, the configurations are
+    /// deleted as well, and the API server no longer calls Mimeo.
     pub owner: Option<Value>,
 }
 
-/// Where the API server finds the hooks.
+/// The address of the hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Below this URL, `https://host:port`.
     Url(String),
-    /// At a Service.
+    /// Through a Service.
     Service {
         /// Namespace of the Service.
         namespace: String,
@@ -111,7 +115,7 @@ pub enum Endpoint {
 }
 
 impl Registration {
-    /// The `MutatingWebhookConfiguration` of namespaces, of the pod gate, and of rules.
+    /// The `MutatingWebhookConfiguration` for namespaces, for the pod gate, and for rules.
     pub fn mutating(&self) -> Value {
         self.configuration(
             "MutatingWebhookConfiguration",
@@ -120,8 +124,7 @@ impl Registration {
         )
     }
 
-    /// The `ValidatingWebhookConfiguration` of rules and policies, and of copies that nobody may
-    /// change.
+    /// The `ValidatingWebhookConfiguration` for rules and policies, and for guarded copies.
     pub fn validating(&self) -> Value {
         self.configuration(
             "ValidatingWebhookConfiguration",
@@ -130,10 +133,10 @@ impl Registration {
         )
     }
 
-    /// The `MutatingWebhookConfiguration` of the policies, in the order of their names.
+    /// The `MutatingWebhookConfiguration` of the policies, sorted by name.
     ///
-    /// A kind that `look_up` doesn't find, or finds outside namespaces, has no rule; a policy
-    /// without rules no entry.
+    /// An unknown kind for `look_up`, or a cluster-scoped kind, gets no rule. A policy without
+    /// rules gets no entry.
     pub fn policies(
         &self,
         policies: &[Policy],
@@ -155,8 +158,8 @@ impl Registration {
             "metadata": {
                 "name": name,
                 "labels": {"app.kubernetes.io/name": "mimeo"},
-                // AKS adds to each namespaceSelector of a webhook without this annotation, and
-                // would do so again after each repair.
+                // AKS adds requirements to each namespaceSelector of a webhook without this
+                // annotation. It would do so again after each fix.
                 "annotations": {"admissions.enforcer/disabled": "true"},
             },
             "webhooks": webhooks,
@@ -167,10 +170,11 @@ impl Registration {
         configuration
     }
 
-    /// Every way to give a namespace labels, and so to bring it under a rule.
+    /// The hook for every request that can give a namespace labels, and so make it a target of a
+    /// rule.
     fn namespaces(&self) -> Value {
-        // Strict or not, without a webhook a namespace must be able to go: its finalizers are
-        // removed by updates.
+        // Even with `failurePolicy: Fail`, a namespace must be deletable without a webhook. The
+        // namespace controller removes its finalizers by updates.
         let staying = "!(oldObject != null && has(oldObject.metadata.deletionTimestamp))";
         let mut conditions = vec![
             self.not_exempt("name"),
@@ -192,14 +196,15 @@ impl Registration {
             "sideEffects": "NoneOnDryRun",
             "timeoutSeconds": TIMEOUT.as_secs(),
             "matchPolicy": "Equivalent",
-            // A later hook may add the label by which a rule matches.
+            // A later hook may add the label that a rule selects.
             "reinvocationPolicy": "IfNeeded",
             "admissionReviewVersions": ["v1"],
         })
     }
 
-    /// Only where copies are missing, so failing closed holds up nothing else. Pods of the system's
-    /// priority classes pass: what runs the node or the cluster can't wait for what runs on it.
+    /// The hook matches only namespaces with missing copies, so `failurePolicy: Fail` blocks
+    /// nothing else. Pods of the system's priority classes pass. They run the node or the cluster,
+    /// and can't wait for workloads of the cluster.
     fn pod_gate(&self) -> Value {
         let rule = |GroupVersionResource {
                         group,
@@ -237,7 +242,7 @@ impl Registration {
         })
     }
 
-    /// Fails closed, so that an author whom an object names is the true one.
+    /// Fails closed, so that the author annotation of an object is always true.
     fn authors(&self) -> Value {
         let mut hook = self.on_own_kinds(AUTHORS_PATH);
         // A later hook may change the spec.
@@ -245,13 +250,13 @@ impl Registration {
         hook
     }
 
-    /// Fails closed: an object whose author was not checked is not stored.
+    /// Fails closed, so that no object is stored without a check of its author.
     fn rules(&self) -> Value {
         self.on_own_kinds(RULES_PATH)
     }
 
-    /// A hook for writes of Mimeo's own kinds. Their status is a subresource, and the hook is not
-    /// called for it.
+    /// A hook for writes of Mimeo's own kinds. Their status is a subresource, and the API server
+    /// does not call the hook for it.
     fn on_own_kinds(&self, path: &str) -> Value {
         json!({
             "name": "rules.mimeo.dev",
@@ -271,37 +276,41 @@ impl Registration {
         })
     }
 
-    /// The API server itself can tell whether a request changes a copy: `managedFields` show the
-    /// changed fields by the time it asks. So a write that changes nothing costs no call. Fails
-    /// open: Mimeo repairs afterwards what no webhook refused. So no expression may fail here, and
-    /// objects that take the API server too long to look through are asked about, too.
+    /// The hook for guarded copies. The API server itself evaluates if a request changes a copy:
+    /// `managedFields` already show the changed fields at this point. So a write that changes
+    /// nothing costs no call.
+    ///
+    /// The hook fails open, because Mimeo restores the copy if no webhook refused the change. So no
+    /// expression may fail here. If an object has too many entries for the API server, the hook is
+    /// called as well.
     fn copies(&self) -> Value {
         let manager = MANAGER;
-        // Who writes under Mimeo's name changes values and leaves the entry as it was.
+        // A client that uses Mimeo's manager name changes values and leaves the entry unchanged.
         let forged = format!(
             "has(request.options.fieldManager) && request.options.fieldManager == '{manager}'"
         );
-        // Anybody may write entries, also without a manager: what can't be evaluated would let the
-        // request pass.
+        // Any client may write entries, also entries without a manager. An expression that fails
+        // would let the request pass.
         let own = format!(" && e.?manager.orValue('') == '{manager}' && e.operation == 'Apply'");
         let entries = |object: &str, which: &str| {
             let fields = format!("{object}.metadata.managedFields");
             format!("(has({fields}) ? {fields}.filter(e, !has(e.subresource){which}) : [])")
         };
-        // A guarded copy is exclusive (strategy Replace): others may own no field of it.
+        // A guarded copy is exclusive (strategy Replace), so other managers may own no field of it.
         let changed = format!("{} != {}", entries("oldObject", ""), entries("object", ""));
         let crowded = |object: &str| {
             format!("size({object}.metadata.?managedFields.orValue([])) > {ENTRIES}")
         };
-        // An owner that isn't there has the garbage collector delete the object, and that is let
-        // through.
+        // If an owner does not exist, the garbage collector deletes the object, and its requests
+        // pass.
         let owners = |object: &str| format!("{object}.metadata.?ownerReferences.orValue([])");
         let owned = format!(
             "{}.exists(o, !(o in {}))",
             owners("object"),
             owners("oldObject")
         );
-        // Outside a cluster Mimeo may run as a user whom people share: it is known by both.
+        // Outside a cluster, people may share the user that Mimeo runs as. So the user and the
+        // field manager together identify Mimeo.
         let mimeo = format!(
             "{} && (request.operation == 'DELETE' || {forged})",
             self.is_mimeo()
@@ -320,7 +329,8 @@ impl Registration {
                 self.not_exempt("namespace"),
                 {"name": "not-mimeo", "expression": format!("!({mimeo})")},
                 {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in [{collectors}])")},
-                // Its finalizers must be removable.
+                // Other clients must be able to remove the finalizers of a copy that is being
+                // deleted.
                 {"name": "not-leaving", "expression": "!has(oldObject.metadata.deletionTimestamp)"},
                 {
                     "name": "a-copy",
@@ -343,8 +353,8 @@ impl Registration {
         })
     }
 
-    /// One policy's entry. Asked again if a later hook changed the object: that one may have
-    /// brought it under the policy.
+    /// The entry of one policy. The API server calls it again if a later hook changes the object,
+    /// because the object may match the policy only then.
     fn policy(
         &self,
         policy: &Policy,
@@ -374,8 +384,8 @@ impl Registration {
         })
     }
 
-    /// The policy's own selector and, since the server gives every namespace its name as a label,
-    /// the exact exclusions.
+    /// The policy's own selector and its excluded namespaces. The API server labels every namespace
+    /// with its name, so a label selector can exclude exact names.
     fn namespaces_of(&self, policy: &Policy) -> Value {
         let mut selector = policy
             .namespace_selector
@@ -413,15 +423,15 @@ impl Registration {
         config
     }
 
-    /// A condition that leaves out what [`is_exempt`], by `request.name` or `request.namespace`.
-    /// The field is missing where the server has yet to make the name up.
+    /// A match condition that leaves out the namespaces of [`is_exempt`], by `request.name` or
+    /// `request.namespace`. The field is missing if the API server has yet to generate the name.
     fn not_exempt(&self, field: &str) -> Value {
         let own = cel_string(&self.own_namespace);
         let exempt = format!("request.{field}.startsWith('{SYSTEM}') || request.{field} == {own}");
         json!({"name": "not-an-exempt-namespace", "expression": format!("!(has(request.{field}) && ({exempt}))")})
     }
 
-    /// Whether it is one of Mimeo's programs that asks.
+    /// A CEL expression that is true if the request comes from one of Mimeo's programs.
     fn is_mimeo(&self) -> String {
         let users: Vec<_> = self
             .mimeo_users
@@ -431,9 +441,9 @@ impl Registration {
         format!("request.userInfo.username in [{}]", users.join(", "))
     }
 
-    /// Removing the mark is half of all that a new namespace costs, and Mimeo has nothing to say to
-    /// itself about it. Not more than this is let through: outside a cluster Mimeo may run as a
-    /// user whom people share.
+    /// A match condition that leaves out the removal of the pending label by Mimeo. This update is
+    /// half of the cost of a new namespace, and the webhook has nothing to do for it. Nothing more
+    /// is left out, because outside a cluster people may share the user that Mimeo runs as.
     fn not_mimeo_removing_the_mark(&self) -> Option<Value> {
         if self.mimeo_users.is_empty() {
             return None;
@@ -455,8 +465,8 @@ fn rule(Resource { gvk, plural, .. }: &Resource) -> Value {
     })
 }
 
-/// Name of a policy's entry. Hashed: a policy's name may be longer than an entry's, and have dots
-/// where it can't.
+/// Name of a policy's entry. It is a hash, because a policy's name may be longer than the name of
+/// an entry, and may have dots where an entry can't have them.
 pub fn entry_name(policy: &str) -> String {
     let digest = Sha256::digest(policy.as_bytes());
     let half = digest
@@ -466,7 +476,7 @@ pub fn entry_name(policy: &str) -> String {
     format!("{half:032x}.policies.mimeo.dev")
 }
 
-/// A CEL string literal: JSON's escapes are CEL's too.
+/// A CEL string literal. CEL has the same escapes as JSON.
 fn cel_string(text: &str) -> String {
     Value::from(text).to_string()
 }

@@ -1,6 +1,6 @@
-//! A copy's body: rendered once per source version and target, then shared by all of the target's
-//! namespaces, but for the values of the variables that each of them fills in. How it is made of
-//! the source: `draft`.
+//! The body of a copy. It is rendered once for each version of the source and each target, and
+//! shared by all namespaces of the target. Each namespace only fills in the values of its
+//! variables. The module `draft` makes the body from the source.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,19 +19,20 @@ mod draft;
 pub use self::draft::Draft;
 use self::draft::Encoded;
 
-/// The bytes of one copy. The namespace is in the URL only, so they may be those of others, too.
+/// The bytes of one copy. Only the URL has the namespace, so copies in several namespaces may share
+/// them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rendering {
     /// Identifies the rendering; also on the copy, as the annotation
     /// [`CHECKSUM`](crate::names::CHECKSUM).
     pub checksum: Checksum,
-    /// The body behind the id, which alone differs from copy to copy.
+    /// The part of the body after the id. Only the id differs from copy to copy.
     metadata: Vec<Bytes>,
-    /// And behind the metadata.
+    /// The part of the body after the metadata.
     content: Vec<Bytes>,
 }
 
-/// Not derived: the bytes may be a Secret's.
+/// Not derived, because the bytes may belong to a Secret.
 impl std::fmt::Debug for Rendering {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let length: usize = self
@@ -44,21 +45,21 @@ impl std::fmt::Debug for Rendering {
     }
 }
 
-/// What the written object must be for the write to happen.
+/// The state of the object that the write requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precondition {
-    /// Nothing has the name. Server-side apply has no such wish of its own, but no object ever has
-    /// resourceVersion "1": with it an apply creates, or answers 409 even when forced. Neither a
-    /// read before nor a race between can do damage.
+    /// No object has the name. Server-side apply has no option for this. But no object ever has
+    /// resourceVersion "1". So an apply with this version creates the object, or fails with 409,
+    /// even with force. Neither an earlier read nor a race with another writer can do damage.
     Absent,
-    /// It is this very object, not one that took its name since.
+    /// The object still has this uid. Another object may have taken its name.
     Is(Uid),
-    /// It is this very object as it was at this version.
+    /// The object still has this uid and this version.
     Unchanged(Uid, u64),
 }
 
 impl Rendering {
-    /// The body in pieces; only the second one is made anew.
+    /// The body in pieces. Only the second piece is new for each call.
     pub fn body(&self, precondition: Precondition) -> Vec<Bytes> {
         let id = match precondition {
             Precondition::Absent => Bytes::from_static(br#""resourceVersion":"1","#),
@@ -74,8 +75,8 @@ impl Rendering {
             .collect()
     }
 
-    /// The body of the copy of this name without labels, annotations and finalizers: what is the
-    /// same in an object that only lacks our marks.
+    /// The body of the copy with this name, but without labels, annotations and finalizers. An
+    /// object that only lacks Mimeo's labels and annotations has the same content.
     pub fn unmarked(&self, name: &str, uid: Uid, version: u64) -> Vec<Bytes> {
         let name = Value::from(name);
         let id =
@@ -86,20 +87,20 @@ impl Rendering {
     }
 }
 
-/// The copies of one source for one target: alike in all namespaces, or a form that each of them
+/// The copies of one source for one target: equal in all namespaces, or a form that each namespace
 /// fills in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Copies {
-    /// No variable of the namespace is in them.
+    /// The copies contain no variable of the namespace.
     Alike(Arc<Rendering>),
-    /// Its variables stand in them.
+    /// The copies contain variables of the namespace.
     Form(Arc<Form>),
 }
 
 impl Copies {
-    /// Takes the bytes behind the metadata from others that are made of the same source, if they
-    /// are equal: targets differ in the copies' names alone, and sources may be large. Others that
-    /// have none like these are joined by them.
+    /// Shares the memory of the part after the metadata with equal copies in `others`. Copies of
+    /// one source for several targets differ only in their names, and a source may be large. If no
+    /// other copies are equal, these copies are added to `others`.
     pub fn share(&mut self, others: &mut Vec<Self>) {
         if !others.iter().any(|other| self.shares(other)) {
             others.push(self.clone());
@@ -126,7 +127,7 @@ impl Copies {
         }
     }
 
-    /// Tells these copies from all others, whatever is filled in.
+    /// Identifies these copies among all others, for any values of the variables.
     pub fn checksum(&self) -> Checksum {
         match self {
             Self::Alike(rendering) => rendering.checksum,
@@ -134,16 +135,15 @@ impl Copies {
         }
     }
 
-    /// Whether two good copies may own different fields: only what is not in a list is known by its
-    /// path alone.
+    /// True if two correct copies may own different fields. `managedFields` identify an item of a
+    /// list by its key, so a variable in a list can change the path of a field.
     pub fn own_fields_apart(&self) -> bool {
         matches!(self, Self::Form(form) if form.apart)
     }
 
-    /// Checksum of the copy in one namespace. No bytes are moved for it.
+    /// The checksum of the copy in one namespace. It is computed without copying the body.
     ///
-    /// # Errors
-    /// Why there is none in this namespace.
+    /// # Errors The reason why this namespace gets no copy.
     pub fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
         match self {
             Self::Alike(rendering) => Ok(rendering.checksum),
@@ -163,20 +163,21 @@ impl Copies {
     }
 }
 
-/// A copy's body with blanks. What is between them is shared by all namespaces.
+/// The body of a copy with blanks. All namespaces share the parts between the blanks.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Form {
-    /// Of everything but the blanks' values.
+    /// Checksum of everything except the values of the blanks.
     checksum: Checksum,
     variables: BTreeSet<Variable>,
-    /// API group of the copy, which decides what it may be named.
+    /// API group of the copy. It determines the valid names.
     group: Box<str>,
     name: Template,
-    /// Labels with blanks: what they may be is known, so that none but the right ones are sent.
+    /// Labels with blanks. Their syntax is known, so an invalid value is found before the write.
     labels: Vec<(String, Vec<Part>)>,
-    /// Values with blanks that are base64.
+    /// Base64 values with blanks.
     encoded: Arc<[(Encoded, Vec<Part>)]>,
-    /// Whether a value may be among the keys by which the API server tells a list's items apart.
+    /// True if a blank is inside a list. Its value may then be part of the key that identifies an
+    /// item for the API server.
     apart: bool,
     metadata: Vec<Part>,
     /// Shared by the forms of all targets.
@@ -191,7 +192,7 @@ enum Part {
 }
 
 impl Part {
-    /// A part of a label's value.
+    /// The text of this part inside a label's value.
     fn text_at<'a>(&'a self, place: Place<'a>) -> &'a str {
         match self {
             Self::Bytes(bytes) => std::str::from_utf8(bytes).unwrap_or_default(),
@@ -201,7 +202,7 @@ impl Part {
     }
 }
 
-/// Not derived: the bytes may be a Secret's.
+/// Not derived, because the bytes may belong to a Secret.
 impl std::fmt::Debug for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Form({}, {:?})", self.checksum, self.variables)
@@ -243,8 +244,8 @@ impl Form {
         let fill = |part: &Part| match part {
             Part::Bytes(bytes) => bytes.clone(),
             Part::Blank(variable) => {
-                // Neither names nor label values have anything to escape, but JSON must not hang by
-                // that.
+                // Names and label values contain nothing to escape. But the JSON must stay valid
+                // without this assumption.
                 let quoted = Value::from(variable.value(place).unwrap_or_default()).to_string();
                 Bytes::copy_from_slice(&quoted.as_bytes()[1..quoted.len() - 1])
             }
@@ -260,7 +261,7 @@ impl Form {
     }
 }
 
-/// That a namespace has no value for a variable, to people.
+/// The message that a namespace has no value for a variable.
 pub fn unset(variable: &Variable) -> String {
     format!("the namespace has no value for {variable}")
 }

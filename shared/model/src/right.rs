@@ -1,4 +1,4 @@
-//! A permission, as the API server is asked for it.
+//! A permission, in the form in which Mimeo asks the API server for it.
 
 use std::fmt;
 
@@ -6,25 +6,26 @@ use crate::kind::GroupVersionKind;
 
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// A rule whose pods must wait can keep pods from starting in namespaces of others. Like `bind` and
-/// `escalate`, the verb exists for permission checks alone.
+/// The verb for rules with `podGate: Required`. Such a rule can keep pods from starting in
+/// namespaces of other users. Like `bind` and `escalate`, the verb exists only for permission
+/// checks.
 pub(crate) const GATE: &str = "gate";
 
-/// To do one thing to objects of one kind.
+/// The permission to use one verb on objects of one kind.
 ///
 /// Prints as `get secrets/registry in namespace platform` and
 /// `create roles.rbac.authorization.k8s.io in all namespaces`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
-    /// As in `get`, `create`.
+    /// The verb, as in `get`, `create`.
     pub verb: &'static str,
     /// API group, empty for the core group.
     pub group: Box<str>,
-    /// Plural, as in `secrets`; `*` for all of the group.
+    /// The plural name, as in `secrets`. `*` means all resources of the group.
     pub resource: Box<str>,
-    /// Where; in all namespaces if `None`.
+    /// The namespace. `None` means all namespaces.
     pub namespace: Option<Box<str>>,
-    /// Name of the object; all if `None`.
+    /// Name of the object. `None` means all objects.
     pub name: Option<Box<str>>,
 }
 
@@ -53,9 +54,9 @@ impl fmt::Display for Right {
     }
 }
 
-/// Permissions that the API server requires of a user who writes a Role or a `RoleBinding` and
-/// doesn't hold all that it grants. A source may grant anything one day, so the permission to grant
-/// anything is needed.
+/// The permissions to write a Role or a `RoleBinding` that grants more than its writer has. The API
+/// server demands them of the writer. A source may grant any permission one day, so the author
+/// needs the permission to grant all of them.
 pub(crate) fn to_grant(gvk: &GroupVersionKind) -> Vec<Right> {
     let right = |verb, resource: &str| Right {
         verb,

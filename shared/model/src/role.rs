@@ -1,11 +1,12 @@
-//! Which of the two programs an engine works in.
+//! The two programs that an engine can work in.
 
 /// The task of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Keeps every copy of every namespace as it should be; the one reconciler that leads.
+    /// The reconciler. It keeps every copy in every namespace as it should be. Only one replica
+    /// leads.
     Keeper,
-    /// Writes the first copies of namespaces that wait for them; any number of webhook replicas,
-    /// side by side.
+    /// The webhook. It writes the first copies of namespaces that wait for them. Any number of
+    /// replicas do this at the same time.
     Injector,
 }

@@ -1,9 +1,10 @@
-//! What rules with `strategy: CreateOnce` have created in a namespace: remembered in the namespace
-//! itself, so that what its owner deletes doesn't come back, whoever restarts.
+//! The copies that rules with `strategy: CreateOnce` have created in a namespace. An annotation of
+//! the namespace stores them, so a copy that the namespace's owner deletes is not created again,
+//! even after a restart.
 //!
-//! It is noted after the creation, not before: a program that ends in between leaves a copy that is
-//! there and noted next time. Only one that is deleted in that very moment comes back, once. The
-//! other way round a copy that was never made would count as made.
+//! A copy is recorded after its creation, not before. If the program ends in between, the copy
+//! exists and is recorded next time. A copy deleted in this very moment is created again, once.
+//! With the opposite order, a copy that was never created could count as created.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -15,30 +16,31 @@ use crate::{
 
 /// One copy that one rule has created in one namespace.
 ///
-/// A hash, so that thousands have room in an annotation. The namespace's uid is in it: carried over
-/// to another namespace, be it by a manifest or a backup, it means nothing there.
+/// It is a hash, so that thousands fit into an annotation. The namespace's uid is part of the hash:
+/// if a manifest or a backup carries the annotation to another namespace, it has no meaning there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seed(u64);
 
 impl Seed {
-    /// That of a rule's copy of this kind and name in the namespace with this uid.
+    /// The seed of a rule's copy of this kind and name, in the namespace with this uid.
     pub fn new(namespace: Uid, rule: &RuleId, kind: &GroupKind, name: &str) -> Self {
         Self(Checksum::of(format!("{namespace} {rule} {kind} {name}").as_bytes()).short())
     }
 }
 
-/// So much is remembered of tenants' rules: a namespace's annotations have room for 256 KiB, and
-/// once they are full nobody can annotate it. What was created for whom can't be told from a hash,
-/// so what the platform's rules created takes up room as well, but is never kept out.
+/// Most seeds that Replications may record. The annotations of a namespace have room for 256 KiB,
+/// and no user can annotate it once they are full. A hash does not show its rule. So the seeds of
+/// `ClusterReplication`s count as well, but they are always recorded.
 pub const MOST: usize = 1024;
 
-/// What has been created in a namespace. Prints as the value of [`SEEDED`](crate::names::SEEDED):
-/// 16 hexadecimal digits for each, in order, with commas between.
+/// The copies that have been created in a namespace. Prints as the value of
+/// [`SEEDED`](crate::names::SEEDED): 16 hexadecimal digits for each seed, in order, separated by
+/// commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seeds(BTreeSet<Seed>);
 
 impl Seeds {
-    /// Reads an annotation. What it doesn't understand it passes over.
+    /// Parses an annotation, and ignores text that it does not understand.
     pub fn parse(text: &str) -> Self {
         let is_seed =
             |word: &&str| word.len() == 16 && word.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -51,37 +53,38 @@ impl Seeds {
         )
     }
 
-    /// Whether there is none.
+    /// True if it has no seed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether that copy has been created.
+    /// True if this copy has been created.
     pub fn contains(&self, seed: Seed) -> bool {
         self.0.contains(&seed)
     }
 
-    /// Notes that it has. Beyond [`MOST`] a tenant's isn't noted. Tells whether that is news.
+    /// Records that the copy has been created. A Replication's seed (`tenants`) is not recorded
+    /// beyond [`MOST`]. Returns true if the seed is new.
     pub fn insert(&mut self, seed: Seed, tenants: bool) -> bool {
         (!tenants || self.0.len() < MOST) && self.0.insert(seed)
     }
 
-    /// Notes that it doesn't matter any more.
+    /// Removes a seed that no longer matters.
     pub fn remove(&mut self, seed: Seed) {
         self.0.remove(&seed);
     }
 
-    /// Keeps those that are among these.
+    /// Keeps only the seeds that are also in `these`.
     pub fn retain(&mut self, these: &Self) {
         self.0.retain(|seed| these.contains(*seed));
     }
 
-    /// Keeps those that are not.
+    /// Keeps only the seeds that are not in `these`.
     pub fn subtract(&mut self, these: &Self) {
         self.0.retain(|seed| !these.contains(*seed));
     }
 
-    /// Adds those that aren't here.
+    /// Adds all seeds of `others`.
     pub fn extend(&mut self, others: &Self) {
         self.0.extend(&others.0);
     }

@@ -1,13 +1,13 @@
-//! How large a value is as JSON.
+//! The size of a value as JSON.
 
 use serde_json::Value;
 
-/// About how many bytes of JSON a value is.
+/// The approximate size of a value as JSON, in bytes.
 pub fn bytes_of(value: &Value) -> usize {
     size(value, usize::MAX).unwrap_or(usize::MAX)
 }
 
-/// About how many bytes of JSON a value is; none if it is nested more than `depth` deep.
+/// The approximate size of a value as JSON, in bytes. `None` if it is nested deeper than `depth`.
 pub(crate) fn size(value: &Value, depth: usize) -> Option<usize> {
     let depth = depth.checked_sub(1)?;
     match value {

@@ -1,7 +1,7 @@
-//! Words that programs and people's scripts wait for: those of conditions, failures and Events. A
-//! message may change, a word does not.
+//! Words for conditions, failures and Events that programs and scripts wait for. A message may
+//! change, but a word does not.
 
-/// An enum whose variants read as they are written.
+/// Defines an enum with variants that print as they are spelled.
 #[macro_export]
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $word:ident,)* }) => {
@@ -12,10 +12,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All there are.
+            /// All variants.
             pub const ALL: &[Self] = &[$(Self::$word,)*];
 
-            /// The word as it is written.
+            /// The word as it is spelled.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$word => stringify!($word),)*

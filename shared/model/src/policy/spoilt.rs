@@ -1,9 +1,9 @@
 //! Objects that a policy would make invalid.
 //!
-//! The API server validates an object after all mutating webhooks, and its refusal names no policy.
-//! So the policy's own webhook refuses what it would spoil, and names itself. It knows of labels,
-//! annotations and the keys that a type of Secret needs. Of all other refusals a warning tells that
-//! the policy had a part in the object.
+//! The API server validates an object after all mutating webhooks, and its refusal does not name
+//! the policy. So the policy's webhook refuses an object that the policy would make invalid, and
+//! names the policy. This module checks labels, annotations and the keys that a type of Secret
+//! needs. In all other cases, a warning tells the user that the policy changed the object.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::syntax;
 
-/// One of these keys must be in the data of a Secret of this type.
+/// The data of a Secret of this type must have one of these keys.
 type OneOf = &'static [&'static str];
 
 /// Keys that the API server requires in the data of Secrets, by type.
@@ -24,9 +24,10 @@ const KEYS: [(&str, &[OneOf]); 5] = [
     ("kubernetes.io/tls", &[&["tls.crt"], &["tls.key"]]),
 ];
 
-/// Why the API server would refuse an object that a policy has changed, by its metadata and type
-/// before and after; none if it would refuse the object as it came. `data` is what changes in the
-/// data of `object`; `secret`: whether that is a Secret.
+/// The reason why the API server would refuse an object after the policy's changes. `before` and
+/// `after` are its metadata and type. `None` if the API server would also refuse the object without
+/// the policy. `data` are the changes to the data of `object`. `secret` is true if the object is a
+/// Secret.
 pub(super) fn spoilt(
     object: &Value,
     before: &Value,
@@ -68,7 +69,7 @@ fn keys_of(object: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The key that a path of data ends with. Keys have neither `/` nor `~`.
+/// The key at the end of a path to data. Keys contain neither `/` nor `~`.
 fn last(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
