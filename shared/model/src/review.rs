@@ -1,7 +1,7 @@
-//! Both ends of an admission review: bytes to a [`Request`], a [`Verdict`] to bytes.
-//! `admission.k8s.io/v1` only.
+//! Both ends of an admission review: bytes to a [`Request`], and a [`Verdict`] to bytes. Only
+//! `admission.k8s.io/v1` is supported.
 //!
-//! What lies between is the caller's, and so are limits of size and time.
+//! The caller decides about the request. The caller also sets the limits of size and time.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -19,49 +19,50 @@ pub use self::{
     encode::{encode, encode_unread},
 };
 
-/// `apiVersion` of the reviews that are understood and answered.
+/// `apiVersion` of the reviews that Mimeo reads and answers.
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-/// What the API server asks about. `Debug` leaves the objects out: they may be Secrets.
+/// The request that the API server asks about. `Debug` omits the objects, because they may be
+/// Secrets.
 #[derive(Clone, PartialEq)]
 pub struct Request {
     /// Identifies the review; the answer repeats it.
     pub uid: String,
     /// Kind of the object, in the version that the webhook's rule asks for.
     pub kind: GroupVersionKind,
-    /// Resource, in that version.
+    /// The resource, in the same version.
     pub resource: GroupVersionResource,
-    /// As in `status`, `finalize`.
+    /// The subresource, as in `status`, `finalize`.
     pub sub_resource: Option<String>,
-    /// Name of the object, which a path can have as a segment; of a namespace a DNS label. `None`
-    /// while the API server has yet to make it up from [`Self::generate_name`].
+    /// Name of the object. It is a valid path segment, and for a namespace a DNS label. `None` if
+    /// the API server has yet to generate the name from [`Self::generate_name`].
     pub name: Option<String>,
-    /// Namespace of the object, a DNS label; of a namespace it is the namespace itself.
+    /// Namespace of the object, a DNS label. For a namespace it is its own name.
     pub namespace: Option<String>,
-    /// What is done.
+    /// The requested operation.
     pub operation: Operation,
-    /// Who does it.
+    /// The user of the request.
     pub user: User,
-    /// The object as it will be; `None` on DELETE. Here and in the next: what is [`Kept`].
+    /// The new object. `None` on DELETE. Both objects have only the parts that [`Kept`] selects.
     pub object: Option<Value>,
-    /// The object as it is stored; `None` on CREATE.
+    /// The stored object. `None` on CREATE.
     pub old_object: Option<Value>,
-    /// Nothing will be stored, so nothing else may be.
+    /// A dry run: the API server stores nothing, so Mimeo must not store anything either.
     pub dry_run: bool,
 }
 
-/// Who sends a request, as the API server authenticated them. Uid, groups and extra are kept with
-/// [`Kept::Rule`] alone.
+/// The user of a request, as the API server authenticated it. Uid, groups and extra are filled in
+/// only with [`Kept::Rule`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct User {
-    /// Their name.
+    /// Name of the user.
     pub name: String,
-    /// Tells them from others who had the name before; often empty.
+    /// Distinguishes the user from earlier users of the same name. Often empty.
     pub uid: String,
-    /// Groups that they are in.
+    /// Groups of the user.
     pub groups: Vec<String>,
-    /// Whatever else the authenticator says of them.
+    /// Further facts from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -106,7 +107,7 @@ pub struct GroupVersionResource {
 }
 
 impl GroupVersionResource {
-    /// Of these three.
+    /// A resource from its three parts.
     pub fn new(group: &str, version: &str, resource: &str) -> Self {
         Self {
             group: group.into(),
@@ -116,56 +117,56 @@ impl GroupVersionResource {
     }
 }
 
-/// What a request does to its object.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// It is new.
+    /// The object is created.
     Create,
-    /// It is changed.
+    /// The object is changed.
     Update,
-    /// It is deleted.
+    /// The object is deleted.
     Delete,
-    /// It is connected to, as by `exec`.
+    /// A client connects to the object, as with `exec`.
     Connect,
 }
 
 /// The answer to a review.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// As it is.
+    /// The request is allowed without changes.
     Allow {
-        /// For the client, one sentence each.
+        /// Warnings for the client, one sentence each.
         warnings: Vec<String>,
     },
-    /// Changed. An empty patch allows.
+    /// The request is allowed with changes. An empty patch changes nothing.
     Patch {
-        /// What to change.
+        /// The changes.
         patch: Patch,
-        /// For the client, one sentence each.
+        /// Warnings for the client, one sentence each.
         warnings: Vec<String>,
     },
-    /// Not at all, or not now.
+    /// The request is refused, for now or for good.
     Deny {
         /// HTTP status of the answer to the client, 400 or above.
         code: u16,
-        /// The word of the Kubernetes API for it, as in `Forbidden`, `TooManyRequests`.
+        /// The reason in the words of the Kubernetes API, as in `Forbidden`, `TooManyRequests`.
         reason: &'static str,
-        /// For people.
+        /// The message for people.
         message: String,
-        /// When the client should come back, in seconds.
+        /// The delay after which the client should try again, in seconds.
         retry_after_seconds: Option<u32>,
     },
 }
 
 impl Verdict {
-    /// As it is, without a word.
+    /// The request is allowed, without warnings.
     pub const ALLOW: Self = Self::Allow {
         warnings: Vec::new(),
     };
 }
 
-/// "This is no review."
+/// The answer to bytes that are not a review.
 pub fn bad_request(message: String) -> Verdict {
     Verdict::Deny {
         code: 400,

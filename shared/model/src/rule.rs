@@ -1,8 +1,8 @@
-//! Rules: what the API server stored, parsed once into what matching and planning want.
+//! Rules: stored objects, parsed once into the form that matching and planning need.
 //!
-//! Every check is made here again, whatever the CRD's schema and CEL have checked: one place says
-//! what a rule means, and a rule stored before a check existed is refused all the same. What only
-//! discovery knows is left to [`refuse_kind`].
+//! The parser repeats every check of the CRD's schema and CEL. So one place defines the meaning of
+//! a rule, and a rule stored before a check existed is refused as well. Checks that need discovery
+//! are in [`refuse_kind`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,68 +38,69 @@ mod target;
 use self::target::{parse_targets, refuse_chosen_names};
 pub use self::{source::MOST_SOURCES, target::Target};
 
-/// Seconds after which copies may be verified again and again: up to a week.
+/// Interval in seconds for the regular verification of copies: up to a week.
 const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
 
-/// Why `driftPolicy: Deny` is refused with another strategy: under Apply, fields that others add
-/// are none of Mimeo's, and so a tenant could add `ingress: [{}]` to a guarded `NetworkPolicy`.
+/// The reason to refuse `driftPolicy: Deny` with another strategy. Under Apply, other clients own
+/// the fields that they add. So a tenant could add `ingress: [{}]` to a guarded `NetworkPolicy`.
 const DENY_NEEDS_REPLACE: &str = "Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it";
 
-/// What copies are made, and how they are kept.
+/// A parsed rule: the copies that Mimeo makes, and the way it keeps them.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Kind, namespace and name.
     pub id: RuleId,
-    /// The object's uid; empty before it is stored.
+    /// The object's uid. Empty before the rule is stored.
     pub uid: Box<str>,
-    /// Counts changes of the spec; 0 before it is stored.
+    /// The `metadata.generation`. 0 before the rule is stored.
     pub generation: i64,
-    /// Version of the object; 0 before it is stored.
+    /// The resourceVersion. 0 before the rule is stored.
     pub resource_version: u64,
-    /// When it was created; the end of time before it is stored, so that it is younger than any
-    /// that is.
+    /// Creation time. `Timestamp::MAX` before the rule is stored, so that it is younger than all
+    /// stored rules.
     pub created: jiff::Timestamp,
-    /// What is copied, in the author's order, without duplicates.
+    /// The named and inline sources, in the author's order, without duplicates.
     pub sources: Vec<SourceRef>,
-    /// Those of them that stand in the rule.
+    /// The objects of the inline sources.
     pub inline: BTreeMap<SourceRef, Arc<Value>>,
-    /// What finds more to copy, in the author's order.
+    /// Selectors that find more sources, in the author's order.
     pub selectors: Vec<SourceSelector>,
-    /// How many sources it takes at most, of what these find the oldest.
+    /// Most sources of the rule. If the selectors find more, the oldest count.
     pub most_sources: usize,
-    /// The kinds of all of these, in the author's order; one may come several times.
+    /// The kinds of all sources and selectors, in the author's order. A kind may occur several
+    /// times.
     pub kinds: Vec<GroupVersionKind>,
-    /// Where to; a namespace is a target if any of these matches.
+    /// The targets. A namespace gets copies if any of them matches.
     pub targets: Vec<Target>,
-    /// How copies differ from their source.
+    /// The differences between a copy and its source.
     pub transform: Transform,
     /// How copies are written.
     pub strategy: Strategy,
-    /// What happens to an object in a copy's place that isn't ours.
+    /// The policy for an object that has a copy's name and is not Mimeo's.
     pub conflict: ConflictPolicy,
-    /// What happens when somebody else changes a copy.
+    /// The policy for changes of a copy by other clients.
     pub drift: DriftPolicy,
-    /// What becomes of copies that are no longer wanted.
+    /// The fate of copies that the rule no longer wants.
     pub retention: Retention,
-    /// Whether new namespaces wait for their copies.
+    /// How pods of a new namespace wait for its copies.
     pub pod_gate: PodGate,
-    /// How often each copy is verified; none: whenever watches tell of it.
+    /// Interval of the regular verification of each copy. `None`: only watches trigger it.
     pub resync: Option<Duration>,
-    /// Nothing is written or deleted, nothing waits.
+    /// If true, Mimeo writes and deletes nothing for the rule, and no pod waits.
     pub suspend: bool,
     /// Value of the annotation [`names::CONFIRM_DELETION`].
     pub confirm_deletion: Option<Box<str>>,
 }
 
 impl Rule {
-    /// Whether it names that object as a source, in whatever version of its kind.
+    /// True if the rule names that object as a source, in any version of its kind.
     pub fn is_source(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
         self.sources
             .iter()
             .any(|source| source.is(kind, namespace, name))
     }
 
-    /// So many copies, and what becomes of them without their source, to people.
+    /// Text for people: the number of copies, and their fate without their source.
     pub fn bereft(&self, copies: usize) -> String {
         let (is, stays) = if copies == 1 {
             ("is", "stays")
@@ -119,10 +120,9 @@ impl Rule {
         format!("{} of {}, {fate}", plural::copies(copies), self.id)
     }
 
-    /// Parses what the API server stored or is about to store.
+    /// Parses a rule that the API server has stored or is about to store.
     ///
-    /// # Errors
-    /// Every reason why the rule is refused, in the order of the fields.
+    /// # Errors All reasons why the rule is refused, in the order of the fields.
     pub fn parse(object: &ClusterReplication) -> Result<Self, Vec<Refusal>> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let id = RuleId {
@@ -217,8 +217,8 @@ impl Rule {
         }))
     }
 
-    /// As much of it as an installation may carry out. Sources out of reach stay: they are the
-    /// author's to hear of.
+    /// Limits the rule's targets to the namespaces of this installation. Sources out of reach stay,
+    /// so that the author gets a report about them.
     #[must_use]
     pub fn within(mut self, reach: &Reach) -> Self {
         for target in &mut self.targets {
@@ -227,9 +227,9 @@ impl Rule {
         self
     }
 
-    /// The namespaces that a tenant's rule names and that get no copies, said to people. Of a rule
-    /// of the platform's that is no matter: it may well be written for more installations than this
-    /// one.
+    /// The message about the Replication's namespaces that get no copies in this installation.
+    /// `None` for a `ClusterReplication`, because its author may have written it for several
+    /// installations.
     pub fn leaves_out(&self, reach: &Reach) -> Option<String> {
         self.id.namespace.as_ref()?;
         let names = self
@@ -243,15 +243,15 @@ impl Rule {
         (!out.is_empty()).then(|| format!("{out}: {message}"))
     }
 
-    /// Whether the namespace `name` with these labels is a target.
+    /// True if the namespace `name` with these labels is a target.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.targets
             .iter()
             .any(|target| target.selection.matches(name, labels))
     }
 
-    /// Whether it wants a copy of this kind and name in that namespace; `sources` are all that it
-    /// has now.
+    /// True if the rule wants a copy of this kind and name in that namespace. `sources` are all
+    /// current sources of the rule.
     pub fn wants(
         &self,
         sources: &[SourceRef],
@@ -267,7 +267,7 @@ impl Rule {
         let makes = |target: &Target| {
             of_kind().any(|source| target.copy_name(source).text_at(place) == copy)
         };
-        // A source is never written.
+        // Mimeo never writes a source.
         !of_kind().any(|source| source.is(kind, namespace, copy))
             && self
                 .targets
@@ -275,7 +275,7 @@ impl Rule {
                 .any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
-    /// How many copies a Replication may have: as many as sources times target namespaces.
+    /// Most copies that a Replication may have: its sources times its target namespaces.
     pub fn most_copies(&self) -> usize {
         let sources = if self.selectors.is_empty() {
             self.sources.len()
@@ -291,13 +291,13 @@ impl Rule {
         sources * self.targets.iter().map(namespaces).sum::<usize>()
     }
 
-    /// Whether it names this source, or a selector of its would find it.
+    /// True if the rule names this source, or one of its selectors finds it.
     pub fn may_have(&self, source: &SourceRef) -> bool {
         self.sources.contains(source)
             || self.selectors.iter().any(|selector| selector.finds(source))
     }
 
-    /// Kind and name of each copy that it makes of `sources` in some namespace.
+    /// Kind and name of each copy that the rule makes of `sources`.
     pub fn copies(&self, sources: &[SourceRef]) -> impl Iterator<Item = (GroupKind, Template)> {
         let copies = |target: &Target| -> Vec<_> {
             sources
@@ -308,23 +308,24 @@ impl Rule {
         self.targets.iter().flat_map(copies)
     }
 
-    /// Whether a namespace about to exist is a target, or could be as long as its name isn't known.
+    /// True if a namespace that is about to be created is a target. If its name is not known yet,
+    /// true if it could be a target.
     pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
         self.targets
             .iter()
             .any(|target| target.selection.could_match(hint, labels))
     }
 
-    /// Whether the namespace is named in it, not found by a glob, a pattern or a selector that
-    /// matches it.
+    /// True if the rule lists the exact name of the namespace. A glob, a pattern or a selector does
+    /// not count.
     pub fn names(&self, namespace: &str) -> bool {
         self.targets
             .iter()
             .any(|target| target.selection.names(namespace))
     }
 
-    /// What its sources are, and where, unless they are inline; `role` is asked for what
-    /// RoleBindings that are read bind.
+    /// The kinds of the rule's sources and their namespaces. `role` returns the role that a source
+    /// RoleBinding binds, as far as it has been read.
     pub fn homes<'a>(
         &'a self,
         role: impl Fn(&SourceRef) -> Option<RoleRef>,
@@ -332,7 +333,7 @@ impl Rule {
         let named = self.sources.iter().map(move |source| {
             let inline = self.inline.get(source);
             let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
-            // What a patch makes of it nobody knows yet.
+            // The result of a patch is not known yet.
             let known = own_rights::binds(&source.gvk) && !self.transform.patches();
             Home {
                 gvk: &source.gvk,
@@ -348,8 +349,8 @@ impl Rule {
         named.chain(self.selectors.iter().map(selected))
     }
 
-    /// What discovery refuses in the rule. A source whose kind `look_up` doesn't find is passed
-    /// over: it may come.
+    /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,
+    /// because the API server may serve it later.
     pub fn refuse_kinds(
         &self,
         look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
@@ -365,8 +366,8 @@ impl Rule {
     }
 }
 
-/// What discovery refuses of a source's kind: objects that live outside namespaces can't be copied
-/// into them.
+/// The refusal of a source's kind that follows from discovery: cluster-scoped objects can't be
+/// copied into namespaces.
 pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
     let message = || {
         format!(
@@ -380,7 +381,7 @@ pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusa
     })
 }
 
-/// Refuses a variable of which an inline source has no value.
+/// Refuses the variable `$(source.namespace)`, because an inline source has no namespace.
 fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusals) {
     for (i, target) in spec.targets.iter().enumerate() {
         if target
@@ -438,7 +439,7 @@ mod tests {
         Rule::parse(&object).map_err(|refusals| refusals.iter().map(ToString::to_string).collect())
     }
 
-    /// `good()` with `value` at `pointer`, whose last segment is added if it isn't there.
+    /// `good()` with `value` at `pointer`. The last segment is added if it does not exist.
     #[track_caller]
     fn with(pointer: &str, value: Value) -> Value {
         let mut object = good();

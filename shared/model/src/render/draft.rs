@@ -1,4 +1,4 @@
-//! From a source to the body of its copies.
+//! Makes the body of the copies from a source.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,32 +21,33 @@ use crate::{
 
 type Fields = Map<String, Value>;
 
-/// All that the copies of one source by one rule have in common: they differ in their names alone,
-/// and making the rest again for each target would cost as much as the source is large.
+/// The common part of all copies that one rule makes of one source. They differ only in their
+/// names. To make the rest again for each target would cost as much as the source is large.
 pub struct Draft {
     source: SourceRef,
-    /// Without the name.
+    /// Labels, annotations and finalizers, without the name.
     metadata: Fields,
     content: Bytes,
-    /// Of the content.
+    /// Checksum of the content.
     checksum: Checksum,
     blanks: Option<Blanked>,
 }
 
-/// The same with blanks for the variables of the namespace, those in the names of copies included.
+/// The same parts, with blanks for the variables of the namespace. The names of copies may have
+/// variables, too.
 struct Blanked {
     blanks: Blanks,
-    /// Those that stand in more than the names.
+    /// The variables outside the names.
     variables: BTreeSet<Variable>,
     metadata: Fields,
     content: Arc<[Part]>,
-    /// Of the content, with the blanks in it.
+    /// Checksum of the content, including the blanks.
     checksum: Checksum,
     encoded: Arc<[(Encoded, Vec<Part>)]>,
     apart: bool,
 }
 
-/// A value that is base64.
+/// A base64 value.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Encoded {
     field: &'static str,
@@ -54,8 +55,8 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// All of a copy that a rule may have written. What the API server stored for a source is
-    /// right.
+    /// All base64 values of a copy that may come from the rule. Values of a stored source are
+    /// valid, because the API server has checked them.
     fn all<'a>(
         rule: &Rule,
         source: &SourceRef,
@@ -98,10 +99,9 @@ impl Encoded {
 }
 
 impl Draft {
-    /// What `object` gives for this rule.
+    /// Makes the draft of a rule from `object`.
     ///
-    /// # Errors
-    /// Why it gives no copy.
+    /// # Errors The reason why the object gives no copy.
     pub fn of(
         rule: &Rule,
         source: &SourceRef,
@@ -152,8 +152,7 @@ impl Draft {
 
     /// The copies for one target of the rule.
     ///
-    /// # Errors
-    /// Why there are none.
+    /// # Errors The reason why the target gets no copies.
     pub fn copies(&self, target: &Target) -> Result<Copies, SourceRefused> {
         let name = target.copy_name(&self.source);
         let mut variables: BTreeSet<Variable> = name.variables().cloned().collect();
@@ -262,7 +261,7 @@ impl Blanked {
     }
 }
 
-/// The metadata of copies that are called so.
+/// The metadata of copies with this name.
 fn named(metadata: &Fields, name: &Template, show: impl Fn(&Variable) -> String) -> Fields {
     let mut metadata = metadata.clone();
     metadata.insert(
@@ -272,8 +271,8 @@ fn named(metadata: &Fields, name: &Template, show: impl Fn(&Variable) -> String)
     metadata
 }
 
-/// Metadata and the other fields of the copies, without name and checksum; `show` says what stands
-/// for variables of the namespace.
+/// The metadata and the other fields of the copies, without name and checksum. `show` returns the
+/// text for each variable of the namespace.
 fn draft(
     rule: &Rule,
     source: &SourceRef,
@@ -296,8 +295,8 @@ fn draft(
         if let Some(wanted) = rule.transform.secret_type() {
             body.insert("type".into(), wanted.into());
         }
-        // Whether it came so or was made so: a token controller would fill the copy in, and Helm
-        // believe it.
+        // This holds for the type of the source and for a type set by the rule. A token controller
+        // would fill in the copy, and Helm would use it as a release.
         refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     rule.transform
@@ -325,13 +324,13 @@ fn draft(
     rule.transform
         .patch_copy(&mut metadata, &mut body, source, rule.id.kind, show)?;
     if source.gvk.is_secret() || source.gvk.is_config_map() {
-        // None and no key is the same, and no copy is written because a source goes from one to the
-        // other.
+        // An empty map equals a missing field. So Mimeo writes no copy if a source changes from one
+        // to the other.
         body.retain(|field, value| {
             !matches!(field.as_str(), "data" | "binaryData") || *value != json!({})
         });
     }
-    // After the patch, which therefore can't change it.
+    // These fields are set after the patch, so the patch can't change them.
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
     mark(rule, source, cluster, &mut metadata);
@@ -342,8 +341,8 @@ fn draft(
     Ok((metadata, body))
 }
 
-/// Checks what a patch may have made of labels and annotations. Values with blanks are checked
-/// where they are filled in.
+/// Checks the labels and annotations after a patch. Values with blanks are checked when the blanks
+/// are filled in.
 fn check_metadata(
     metadata: &Map<String, Value>,
     has_blanks: impl Fn(&str) -> bool,
@@ -369,7 +368,7 @@ fn check_metadata(
     Ok(())
 }
 
-/// Whether text with this sign is anywhere in a list.
+/// True if text with this sign is anywhere in a list.
 fn in_a_list(value: &Value, sign: &str) -> bool {
     match value {
         Value::Array(_) => value.to_string().contains(sign),
@@ -378,21 +377,22 @@ fn in_a_list(value: &Value, sign: &str) -> bool {
     }
 }
 
-/// What stands in a copy's text where a variable is to be filled in: a sign that nothing else in
-/// the text contains, and a number.
+/// The text that stands in a copy for a variable. It consists of a sign, which nothing else in the
+/// text contains, and a number.
 struct Blanks {
     sign: String,
     variables: Vec<Variable>,
 }
 
 impl Blanks {
-    /// For texts like these, which spell out the variables.
+    /// Chooses a sign that none of these texts contains. The texts spell out the variables.
     fn unlike(texts: &[&str], variables: BTreeSet<Variable>) -> Self {
-        // One of them is not in a text of finite length. It begins with a character that is not in
-        // the rest of it: no text that stands before it or behind it makes another of it.
+        // A text of finite length lacks at least one of these signs. The first character of a sign
+        // occurs nowhere else in it. So neighbouring text can't form a second sign together with
+        // it.
         let mut sign = "«".to_owned();
-        // Nobody writes a text so that it contains what is made of all of it: the first is as good
-        // as always right.
+        // The first number depends on all of the text. An author can't write a text that contains
+        // it, so the first sign almost always fits.
         let first = texts.iter().fold(0_u64, |first, text| {
             first.wrapping_add(Checksum::of(text.as_bytes()).short())
         });
@@ -425,7 +425,7 @@ impl Blanks {
         format!("{}{number}»", self.sign)
     }
 
-    /// The text in parts, all of them slices of it.
+    /// Splits the text into parts. All parts are slices of the text.
     fn split(&self, text: &Bytes) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut from = 0;
@@ -453,7 +453,7 @@ impl Blanks {
     }
 }
 
-/// `…metadata's members`: what follows the id in the body.
+/// `…metadata's members`: the part of the body after the id.
 fn metadata_text(mut metadata: Fields, checksum: String) -> String {
     if let Some(annotations) = metadata
         .get_mut("annotations")
@@ -467,14 +467,15 @@ fn metadata_text(mut metadata: Fields, checksum: String) -> String {
     metadata
 }
 
-/// `},…the other members}`: what follows the metadata.
+/// `},…the other members}`: the part of the body after the metadata.
 fn behind_metadata(mut body: String) -> Bytes {
-    // It has members (a kind), so the seam is a comma.
+    // The body has members, at least a kind, so a comma joins the parts.
     body.replace_range(..1, "},");
     body.into()
 }
 
-/// Everything but identity, metadata, status, and what the cluster assigned to the source alone.
+/// The fields of the source without identity, metadata and status, and without values that the
+/// cluster assigned to the source alone.
 fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, Value> {
     let mut content: Map<String, Value> = object
         .iter()
@@ -501,7 +502,7 @@ fn remove(content: &mut Map<String, Value>, path: &[&str]) {
     }
 }
 
-/// Puts Mimeo's marks on a copy.
+/// Sets Mimeo's labels and annotations on a copy.
 fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<String, Value>) {
     let mut mark = |field: &str, key: &str, value: String| {
         if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
@@ -532,8 +533,8 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
     }
 }
 
-/// A label value has at most 63 characters, a rule's name 253: longer ones keep their beginning and
-/// end in a hash.
+/// A label value has at most 63 characters, but a rule's name may have 253. A longer name is cut,
+/// and a hash is appended.
 fn label_value(id: &RuleId) -> String {
     let name = match &id.namespace {
         None => id.name.to_string(),
@@ -565,7 +566,7 @@ mod tests {
             format!("ClusterReplication/{}", &long[..63]),
             format!("ClusterReplication/{}", &long[..64]),
             format!("ClusterReplication/{long}"),
-            // Cut off where a label must not end.
+            // The cut falls on a character that must not end a label value.
             format!("ClusterReplication/{}.{}", &long[..53], &long[..199]),
             format!("Replication/{namespace}/{long}"),
             format!("Replication/{namespace}/{}", &long[..252]),

@@ -1,8 +1,8 @@
 //! Bytes to a [`Request`].
 //!
-//! The objects stay raw text until the rest of the review is known to be sound. Of each object the
-//! decoder then parses the parts that the hook looks at, up to a number of values: parsed JSON may
-//! take a hundred times the memory of its text, and tenants write these objects.
+//! The objects stay raw text until the rest of the review is checked. Then the decoder parses only
+//! the parts of each object that the hook needs, up to a number of values. Tenants write these
+//! objects, and parsed JSON may take a hundred times the memory of its text.
 
 mod object;
 
@@ -16,16 +16,17 @@ use self::object::TOO_MANY;
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
 use crate::{kind::GroupVersionKind, syntax};
 
-/// Longest uid of a review, kind, resource and the like, in bytes; real ones are far shorter.
+/// Longest uid of a review, kind, resource and so on, in bytes. Real ones are far shorter.
 const WORD_LENGTH: usize = 253;
-/// Longest name of an object. Those of most kinds have 253 bytes at most; to those of Roles the API
-/// server sets no limit.
+/// Longest name of an object, in bytes. Names of most kinds have at most 253 bytes. The API server
+/// sets no limit for names of Roles.
 const NAME_LENGTH: usize = 1 << 10;
-/// Longest name and uid of a user.
+/// Longest name and uid of a user, in bytes.
 const USER_NAME_LENGTH: usize = 1 << 10;
-/// Longest JSON of a user's groups, and of the user's extra, in bytes: some thousands of groups.
+/// Longest JSON of a user's groups, and of the user's extra, in bytes. It has room for some
+/// thousands of groups.
 const GROUPS_LENGTH: usize = 256 << 10;
-/// The fields of an object's metadata that are as short as a name, and stand in logs.
+/// The short fields of an object's metadata. They appear in logs.
 const IDENTITY: [&str; 5] = [
     "name",
     "generateName",
@@ -34,15 +35,16 @@ const IDENTITY: [&str; 5] = [
     "resourceVersion",
 ];
 
-/// Not a review. Says where reading stopped, never what stood there.
+/// The bytes are not a review. The message says where the decoder stopped, but never quotes the
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an AdmissionReview of {API_VERSION}: {why}")]
 pub struct Undecodable {
     why: String,
 }
 
-/// Whether anything can have that name: it is one segment of a path. (The API server takes no
-/// other, and takes `%2F` for a slash.)
+/// True if an object can have this name: it is one path segment. The API server accepts no other
+/// names, and reads `%2F` as a slash.
 pub fn is_name(text: &str) -> bool {
     text.len() <= NAME_LENGTH && syntax::path_segment(text).is_ok()
 }
@@ -61,7 +63,8 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
     let old_object = asked
         .old_object
         .map(|old| match keep(old, kept) {
-            // Labels that a namespace has too many of can still be removed.
+            // A namespace with too many labels must be readable, so that a user can remove the
+            // labels.
             Err(_) if kept == Kept::Metadata => keep(old, Kept::Mark),
             read => read,
         })
@@ -117,7 +120,7 @@ fn undecodable(why: &str) -> Undecodable {
     Undecodable { why: why.into() }
 }
 
-/// What is wrong and where. The parser's own message may quote the text, which may be secret.
+/// The fault and its place. The parser's own message may quote the text, which may be secret.
 fn place(error: &serde_json::Error) -> Undecodable {
     let what = match error.classify() {
         serde_json::error::Category::Eof => "it ends too early",
@@ -162,8 +165,8 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Whether all that it names could be: names come to stand in URLs, logs and answers, and
-    /// anybody may send some.
+    /// Checks all names in the review. They go into URLs, logs and answers, and any client may send
+    /// a review.
     fn check(&self) -> Result<(), &'static str> {
         let AskedKind {
             group,

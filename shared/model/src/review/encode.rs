@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 use super::{API_VERSION, KIND, Verdict};
 use crate::names::PREFIX;
 
-/// Where the API server cuts one warning off, and where it stops passing them on; in characters.
-/// Bytes are counted here.
+/// The limits of the API server: it cuts off one warning, and drops warnings beyond a total. It
+/// counts characters, and this module counts bytes.
 const WARNING_LENGTH: usize = 256;
 const WARNINGS_LENGTH: usize = 4096;
-/// Words of a warning aren't shortened to less than this, in bytes.
+/// Shortest length to which a word of a warning is cut, in bytes.
 const SHORTEST_WORD: usize = 16;
-/// How each warning begins, so that users see where it comes from.
+/// Prefix of each warning, so that users see its origin.
 const PROGRAM: &str = "Mimeo: ";
-/// Stands for the middle of a shortened word.
+/// Replaces the middle of a shortened word.
 const LEFT_OUT: &str = "...";
 
-/// The first bytes of a review, which have its uid. API servers write the uid before anything that
-/// a client has sent.
+/// The first bytes of a review. They have its uid, because API servers write the uid before any
+/// text of a client.
 const BEGIN: usize = 1 << 10;
 
-/// The body that answers a review that can't be decoded, from the bytes of it that came. A bare
-/// HTTP error would leave the request to the failure policy, without a reason.
+/// The answer to a review that can't be decoded, from the received bytes. After a bare HTTP error,
+/// the API server would apply the failure policy, and the user would see no reason.
 pub fn encode_unread(begun: &[u8], verdict: &Verdict) -> Vec<u8> {
     let begin = String::from_utf8_lossy(&begun[..begun.len().min(BEGIN)]);
     let uid = begin
@@ -35,7 +35,7 @@ pub fn encode_unread(begun: &[u8], verdict: &Verdict) -> Vec<u8> {
     encode(uid.map_or("", |(uid, _)| uid), verdict)
 }
 
-/// The body that answers the review `uid`.
+/// The answer to the review `uid`.
 pub fn encode(uid: &str, verdict: &Verdict) -> Vec<u8> {
     let mut response = json!({"uid": uid, "allowed": !matches!(verdict, Verdict::Deny { .. })});
     match verdict {
@@ -79,8 +79,8 @@ fn add_warnings(response: &mut Value, warnings: &[String]) {
     }
 }
 
-/// The warnings in the shape and amount that the API server passes on. They become headers, so each
-/// is one line.
+/// The warnings in the form that the API server passes on. They become headers, so each must be one
+/// line. Warnings beyond the limit are dropped.
 fn fit_warnings(warnings: &[String]) -> Vec<String> {
     let one_line = |text: &String| text.replace(char::is_control, " ");
     let mut left = WARNINGS_LENGTH;
@@ -97,8 +97,8 @@ fn fit_warnings(warnings: &[String]) -> Vec<String> {
     fit.take_while(room).collect()
 }
 
-/// A warning as short as the API server wants it, with all of its advice. The longest words are
-/// names: they lose their middle. Mimeo's own labels stay whole, since people copy them.
+/// A warning within the API server's limit, with all of its advice. The longest words are names, so
+/// they lose their middle. Mimeo's own labels stay complete, because users copy them.
 fn fit_warning(text: &str) -> String {
     if text.len() <= WARNING_LENGTH {
         return text.to_owned();
@@ -121,7 +121,7 @@ fn fit_warning(text: &str) -> String {
     fitting.unwrap_or_else(|| shorten(text, WARNING_LENGTH).into_owned())
 }
 
-/// At most so many bytes of a text: its beginning, and its end.
+/// The beginning and the end of a text, at most `most` bytes.
 fn shorten(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return text.into();
@@ -239,7 +239,7 @@ mod tests {
             many.len() <= 256 && many.contains("aaaaaaa-end, bbbbbbb") && many.ends_with(advice),
             "{many}"
         );
-        // There is no room for so many words, of whatever length.
+        // The limit has no room for so many words, even if they are short.
         assert_eq!(fit_warning(&"x ".repeat(200)).len(), 256);
         assert!(fit_warning(&format!("{PREFIX}{}", "x".repeat(300))).len() <= 256);
     }

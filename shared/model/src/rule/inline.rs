@@ -1,5 +1,5 @@
-//! Objects that stand in a rule: what may be written of them there. Whether they are valid objects
-//! of their kind the API server says when their copies are written.
+//! Objects inside a rule, and the fields that they may have. Only the API server decides if an
+//! object is valid for its kind, when Mimeo writes the copies.
 
 use std::collections::BTreeSet;
 
@@ -18,24 +18,24 @@ use crate::{
     template::{Template, each_text},
 };
 
-/// What may be set of the metadata: what a source's copies have of it.
+/// The metadata that an inline object may set: the same fields that copies take from a source.
 const METADATA: [&str; 3] = ["name", "labels", "annotations"];
 
-/// Most bytes of one object: as many as a ConfigMap may have.
+/// Most bytes of one object: the limit of a ConfigMap.
 const SIZE: usize = 1024 * 1024;
-/// Most variables that there aren't of which one object's author is told.
+/// Most unknown variables that one refusal of an object names.
 const TOLD: usize = 8;
 
-/// Why a variable is refused in a rule with an inline source.
+/// The reason to refuse a variable in a rule with an inline source.
 pub(super) const NO_NAMESPACE: &str =
     "must not contain $(source.namespace): an inline source has no namespace";
 
-/// Whether text has the variable of which an inline source has no value.
+/// True if the text has the variable that an inline source has no value for.
 pub(super) fn needs_namespace(text: &str) -> bool {
     text.contains("$(source.namespace)")
 }
 
-/// Reads an object that stands in this rule. Refusals name fields below `field`.
+/// Parses an object inside this rule. Refusals name fields below `field`.
 pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<SourceRef, Vec<Refusal>> {
     let mut refusals = Refusals::default();
     if size(object, DEPTH).is_none_or(|size| size > SIZE) {
@@ -61,7 +61,7 @@ pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<Source
             refusals.add(format!("{field}.kind"), why);
         }
     }
-    // What tools write of nothing is nothing.
+    // Tools write null or an empty object for a field without a value.
     let is_set = |value: &Value| !value.is_null() && *value != Value::Object(Map::new());
     if is_set(&object["status"]) {
         refusals.add(
@@ -88,7 +88,7 @@ pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<Source
     refusals.finish_with(source)
 }
 
-/// Refuses variables that there aren't; each reason is told once.
+/// Refuses unknown variables. Each reason is reported once.
 fn refuse_variables(object: &Value, field: &str, refusals: &mut Refusals) {
     let mut whys = BTreeSet::new();
     each_text(object, &mut |text| {
@@ -106,8 +106,8 @@ fn refuse_variables(object: &Value, field: &str, refusals: &mut Refusals) {
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// Refuses labels and annotations that can't be, or that are Mimeo's own. To the API server an
-/// embedded object's labels are those of an object, in which no variable can stand.
+/// Refuses invalid labels and annotations, and Mimeo's own. The API server checks the labels of an
+/// embedded object like those of a stored object, so they can't have variables.
 fn refuse_keys(metadata: &Value, field: &str, refusals: &mut Refusals) {
     let checks: [(&str, Check, Check); 2] = [
         ("labels", syntax::qualified_name, syntax::label_value),

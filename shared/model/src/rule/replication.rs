@@ -1,4 +1,4 @@
-//! A namespace's own rule: what it means, and what it may not say.
+//! Replications: a namespace's own rules, and the fields that they may not use.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,20 @@ use crate::{
     template::{Place, Variable, variables_in},
 };
 
-/// Most copies of one rule: whatever becomes of one namespace's rules is to be quickly told.
+/// Most copies of one rule. So Mimeo can quickly decide the fate of all copies of a namespace's
+/// rules.
 const CELLS: usize = 256;
-/// Most keys and values of one selector: it is compared with every object's labels, and with every
-/// other selector.
+/// Most keys and values of one selector. Mimeo compares it with the labels of every object, and
+/// with every other selector.
 const LOAD: usize = 64;
 /// Group of Roles and `RoleBindings`.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 impl Rule {
-    /// The same for a namespace's own rule: it means what a `ClusterReplication` would that says as
-    /// much in more words, and may say less. What it needs the consent of other namespaces for is
-    /// not decided here.
+    /// Parses a Replication. It means the same as a longer `ClusterReplication`, but may use fewer
+    /// fields. The consent of other namespaces is checked elsewhere.
     ///
-    /// # Errors
-    /// As for [`Rule::parse`].
+    /// # Errors As for [`Rule::parse`].
     pub fn parse_replication(object: &Replication) -> Result<Self, Vec<Refusal>> {
         let (metadata, spec) = (&object.metadata, &object.spec);
         let mut refusals = Refusals::default();
@@ -58,8 +57,7 @@ impl Rule {
         Ok(rule)
     }
 
-    /// True if each copy that it may have would be the source that it is a copy of. A source is
-    /// never written.
+    /// True if each possible copy of the rule would be its own source. Mimeo never writes a source.
     fn copies_nothing_but_itself(&self) -> bool {
         let labels = Labels::default();
         let is_itself = |target: &Target, namespace: &str, source: &SourceRef| {
@@ -83,7 +81,7 @@ impl Rule {
     }
 }
 
-/// A namespace's own rule as a `ClusterReplication` would say it.
+/// The `ClusterReplication` that means the same as this Replication.
 fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
     let ReplicationSpec {
         sources,
@@ -133,14 +131,14 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         conflict_policy: *conflict_policy,
         drift_policy: *drift_policy,
         retention_policy: retention_policy.clone(),
-        // No namespace's pods wait for what another namespace's owner has thought up.
+        // The owner of one namespace must not make the pods of other namespaces wait.
         pod_gate: mimeo_api::PodGate::None,
         resync_seconds: *resync_seconds,
         suspend: *suspend,
     }
 }
 
-/// Refuses what only the platform's rules may say.
+/// Refuses fields and values that only `ClusterReplication`s may use.
 fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals) {
     for (i, source) in spec.sources.iter().enumerate() {
         if source
@@ -168,7 +166,8 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         for (j, name) in target.namespaces.iter().enumerate() {
             refusals.one(&format!("{field}[{j}]"), exact_name(name));
         }
-        // Whether it is granted would depend on such a label, and tell of it.
+        // The grants for the copy would depend on such a label, and the rule's author would learn
+        // its value.
         if labels_of_the_namespace(target.copy_name.as_deref()) {
             let why = "must not contain labels of the namespace, which a Replication cannot read";
             refusals.add(format!("spec.targets[{i}].copyName"), why);
@@ -192,26 +191,27 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
     }
     let abroad = foreign.is_some();
     if abroad && spec.conflict_policy != mimeo_api::ConflictPolicy::Report {
-        // By what is adopted a rule could find out what is in others' objects: whether it is what
-        // it guessed.
+        // Adoption compares contents. So a rule could test a guess about the content of other
+        // users' objects.
         let why = "must be Report, because the rule has targets outside its own namespace";
         refusals.add("spec.conflictPolicy", why);
     }
     if abroad && spec.drift_policy != mimeo_api::DriftPolicy::Repair {
-        // Consent to copies isn't leave to refuse their namespace's owners.
+        // A grant for copies is no consent to refuse requests of the namespace's owners.
         let why = "must be Repair, because the rule has targets outside its own namespace";
         refusals.add("spec.driftPolicy", why);
     }
     if abroad && !spec.transform.common.finalizers.is_empty() {
-        // They would hold up the deletion of a namespace whose owners don't run what removes them.
+        // Finalizers would block the deletion of a namespace if its owners do not run the
+        // controller for them.
         let why = "must be left out, because the rule has targets outside its own namespace";
         refusals.add("spec.transform.finalizers", why);
     }
 }
 
-/// Refuses variables of labels in the copies of a rule that has targets abroad. Which labels
-/// another namespace has isn't the rule's to know, and the reason `VariableUnset` tells which ones
-/// are missing.
+/// Refuses variables of labels in the copies of a rule with targets in other namespaces. The rule's
+/// author must not learn the labels of another namespace, and the reason `VariableUnset` would show
+/// which labels are missing.
 fn refuse_foreign_labels(
     transform: &CopyTransform,
     foreign: &str,
@@ -251,8 +251,8 @@ fn refuse_foreign_labels(
     }
 }
 
-/// Refuses the globs that tenants may not have: each is compared with every key of a source, each
-/// time that changes.
+/// Refuses globs that are too slow for Replications. Mimeo compares each glob with every key of a
+/// source at each change of the source.
 fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) {
     let mimeo_api::Transform {
         type_: _,
@@ -280,7 +280,7 @@ fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) 
     }
 }
 
-/// Checks the name of a target namespace. A wildcard is not one.
+/// Checks the name of a target namespace. A wildcard is refused.
 fn exact_name(name: &str) -> Result<(), String> {
     if name.contains(['*', '?']) {
         Err(EXACT_TARGETS.to_owned())
@@ -289,7 +289,7 @@ fn exact_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// In how many namespaces it wants copies of each source.
+/// The number of namespaces that get copies of each source.
 fn places(spec: &ReplicationSpec) -> usize {
     spec.targets
         .iter()
@@ -298,7 +298,7 @@ fn places(spec: &ReplicationSpec) -> usize {
         .max(1)
 }
 
-/// What it costs to ask whether a selector matches, in keys and values compared.
+/// The cost of a match against the selector, in keys and values compared.
 fn load(selector: &LabelSelector) -> usize {
     let expressions = selector.match_expressions.iter().flatten();
     let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);

@@ -1,4 +1,4 @@
-//! What a rule copies.
+//! The sources of a rule.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,23 +14,23 @@ use crate::{
     syntax,
 };
 
-/// Most sources of one rule, those that its selectors find included.
+/// Most sources of one rule, including those that its selectors find.
 pub const MOST_SOURCES: usize = 256;
 
 /// The items of a rule's `sources`.
 #[derive(Default)]
 pub(super) struct Sources {
-    /// What is known without looking: what is named, and what is inline.
+    /// Sources known without a read: the named and the inline ones.
     pub(super) known: Vec<SourceRef>,
     pub(super) inline: BTreeMap<SourceRef, Arc<Value>>,
     pub(super) selectors: Vec<SourceSelector>,
-    /// Of each item.
+    /// The kind of each item.
     pub(super) kinds: Vec<GroupVersionKind>,
 }
 
 impl Sources {
-    /// Sources to check with what is made of any: those that are known, and one that each selector
-    /// could find.
+    /// Sample sources for checks of values that are made from a source: all known sources, and one
+    /// source that each selector could find.
     pub(super) fn samples(&self) -> Vec<SourceRef> {
         self.known
             .iter()
@@ -40,7 +40,7 @@ impl Sources {
     }
 }
 
-/// The items that can be parsed.
+/// Parses the items of `sources`, and skips refused items.
 pub(super) fn parse(
     sources: &[mimeo_api::Source],
     rule: &RuleId,
@@ -81,7 +81,7 @@ pub(super) fn parse(
 }
 
 enum Parsed {
-    /// With the object itself, if it is inline.
+    /// A named source, or an inline source with its object.
     Known(SourceRef, Option<Arc<Value>>),
     Selector(SourceSelector),
 }
@@ -158,7 +158,7 @@ fn parse_one(
     refusals.finish_with(parsed)
 }
 
-/// Why objects of the kind are never copied, if they aren't.
+/// The reason why objects of the kind are never copied, if there is one.
 pub(super) fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
     match (&*gvk.group, &*gvk.kind) {
         ("", "Namespace") => Some("kind Namespace is never copied"),

@@ -1,4 +1,4 @@
-//! Where a rule's copies go, and what they are called there.
+//! The targets of a rule: namespaces, and the copies' names there.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,13 +17,13 @@ use crate::{
 /// Namespaces that get copies, and the copies' name there.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Which namespaces.
+    /// The selected namespaces.
     pub selection: TargetSelection,
-    /// Name of the copies; the source's if absent.
+    /// Name of the copies. `None` means the source's name.
     pub copy_name: Option<Template>,
 }
 
-/// The targets that can be parsed, less what the rule excludes.
+/// Parses the targets without the excluded namespaces, and skips refused targets.
 pub(super) fn parse_targets(
     spec: &ClusterReplicationSpec,
     sources: &Sources,
@@ -97,7 +97,7 @@ impl Target {
         refusals.finish_with(target)
     }
 
-    /// Name of the copies of `source`, in which variables of the namespace may be left.
+    /// Name of the copies of `source`. It may still have variables of the namespace.
     pub fn copy_name(&self, source: &SourceRef) -> Template {
         copy_name(self.copy_name.as_ref(), source)
     }
@@ -110,7 +110,7 @@ fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
     )
 }
 
-/// Refuses names that can't be, and sources that would share one copy in every namespace.
+/// Refuses invalid names, and sources that would share one copy in every namespace.
 fn refuse_copy_names(
     template: Option<&Template>,
     sources: &[SourceRef],
@@ -137,8 +137,8 @@ fn refuse_copy_names(
     }
 }
 
-/// Refuses names that whoever labels a namespace makes up as they like: of what is overwritten
-/// there they would have the choice.
+/// Refuses names with labels of the namespace. A user with the permission to label a namespace
+/// could choose the object that Mimeo overwrites there.
 pub(super) fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
     for (i, target) in targets.iter().enumerate() {
         if labels_of_the_namespace(target.copy_name.as_deref()) {

@@ -1,4 +1,4 @@
-//! The parts of an object that a hook looks at.
+//! The parts of an object that a hook needs.
 
 use std::{cell::Cell, fmt};
 
@@ -10,19 +10,19 @@ use serde_json::{Map, Value, value::RawValue};
 
 use crate::names;
 
-/// The parts of a review's objects that a hook looks at. The decoder skips everything else, so that
-/// the author of an object cannot make the review unreadable with it.
+/// The parts of a review's objects that a hook needs. The decoder skips all other parts, so that
+/// the author of an object cannot make the review unreadable with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// The name, and the annotations that tell the rule and the source of a copy.
+    /// The name, and the annotations with the rule and the source of a copy.
     Marks,
-    /// All of `metadata` but owners and `managedFields`; of an old object that has too many values
-    /// there, its [`Mark`](Self::Mark).
+    /// All of `metadata` except owners and `managedFields`. If an old object has too many values
+    /// there, only its [`Mark`](Self::Mark).
     Metadata,
-    /// The identity of a namespace, its version, and its pending label.
+    /// The identity of a namespace, its resourceVersion and its pending label.
     Mark,
-    /// The metadata, and the fields that a policy rewrites: `type`, and of `data`, `binaryData` and
-    /// `stringData` the keys.
+    /// The metadata and the fields that a policy changes: `type`, and the keys of `data`,
+    /// `binaryData` and `stringData`.
     Content,
     /// `metadata` and `spec`, and the whole user of the request.
     Rule,
@@ -76,17 +76,17 @@ const METADATA: Part = Part::Fields(&[
     ("finalizers", Part::Whole),
 ]);
 
-/// Most values in the parts of one object that are kept. A map counts as five values, since its
-/// first node takes the memory of as many: some 4 MiB in all. The largest rule that its schema
-/// allows has half of them.
+/// Most values in the kept parts of one object. A map counts as five values, because its first node
+/// takes as much memory. The limit allows about 4 MiB. The largest rule within its schema has half
+/// as many values.
 const VALUES: usize = 20_000;
 const MAP: usize = 5;
-/// Longest key of data, in bytes.
+/// Longest key of `data`, in bytes.
 const KEY_LENGTH: usize = 253;
-/// The error for more values. The parser adds a position to it.
+/// The error for too many values. The parser appends a position to it.
 pub(super) const TOO_MANY: &str = "too many values";
 
-/// Parses the parts of an object that are kept.
+/// Parses the kept parts of an object.
 pub(super) fn parse(object: &RawValue, kept: Kept) -> serde_json::Result<Value> {
     let left = Cell::new(VALUES);
     let parts = Parse {
@@ -100,14 +100,14 @@ pub(super) fn parse(object: &RawValue, kept: Kept) -> serde_json::Result<Value> 
 #[derive(Clone, Copy)]
 enum Part {
     Whole,
-    /// Of a map the keys, each with null, since no hook needs the values of a Secret. Of another
-    /// value nothing: other kinds may have anything under the same name.
+    /// The keys of a map, each with the value null, because no hook needs the values of a Secret.
+    /// Nothing of a value that is not a map: other kinds may have any value under the same name.
     Keys,
-    /// Of a map these fields.
+    /// These fields of a map.
     Fields(&'static [(&'static str, Part)]),
 }
 
-/// Parses a part of a value, as long as values are left.
+/// Parses a part of a value, within the number of values that are left.
 #[derive(Clone, Copy)]
 struct Parse<'a> {
     part: Part,

@@ -98,7 +98,8 @@ fn of_an_object_is_kept_what_the_hook_looks_at() {
     );
 }
 
-/// It got so many while nobody was asked; with no label but the mark it is none the better for it.
+/// A namespace can get so many labels while no webhook runs. Only the old object is then reduced to
+/// its pending label. A new object with too many labels is refused.
 #[test]
 fn of_a_namespace_that_has_too_many_labels_they_can_be_taken_away() {
     let labels = |count| -> serde_json::Map<String, Value> {
@@ -123,7 +124,7 @@ fn of_a_namespace_that_has_too_many_labels_they_can_be_taken_away() {
     assert_eq!(refused.why, "an object with too many values");
 }
 
-/// Whoever may edit a copy must not get past its guard by what he adds to it first.
+/// A user with write access to a copy must not get around its guard by first adding content to it.
 #[test]
 fn however_much_is_in_an_object_whose_copy_it_is_is_read() {
     let many: serde_json::Map<String, Value> = (0..100_000)
@@ -147,7 +148,7 @@ fn however_much_is_in_an_object_whose_copy_it_is_is_read() {
     );
 }
 
-/// A client may write what it likes there, and the API server sends it along.
+/// A client may write any `managedFields`, and the API server sends them in the review.
 #[test]
 fn however_deep_managed_fields_are_a_review_is_read() {
     let deep = format!("{}1{}", r#"{"f:x":"#.repeat(100_000), "}".repeat(100_000));
@@ -400,7 +401,7 @@ fn deep(levels: usize) -> String {
     "[".repeat(levels) + &"]".repeat(levels)
 }
 
-/// A review of some 7 MiB with this many values somewhere in its object.
+/// A review of about 7 MiB with this many values at one place of its object.
 fn flood(at: &str) -> String {
     let mut review = review();
     let (parent, last) = at.rsplit_once('/').unwrap();
