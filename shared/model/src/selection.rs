@@ -1,6 +1,8 @@
-//! Which namespaces: by name, by pattern, by label; and selectors over the labels of any object.
+//! The selection of namespaces by name, by pattern and by label, and selectors for the labels of
+//! any object.
 //!
-//! Compiled when the rule is parsed; matching neither fails nor takes more than linear time.
+//! Selections are compiled when the rule is parsed. A match never fails, and takes at most linear
+//! time.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -20,32 +22,32 @@ mod labels;
 mod pattern;
 mod selector;
 
-/// The label by which the API server gives every namespace its own name, whatever its creator wrote
-/// there.
+/// The label that holds the name of a namespace. The API server sets it and ignores the creator's
+/// value.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Where the API server cuts `generateName` off before it appends five characters, so that the name
-/// stays a DNS label.
+/// The length to which the API server cuts `generateName` before it appends five characters. The
+/// name then stays a DNS label.
 const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// Most items of one list of names.
 const NAMES: usize = 128;
 
-/// The name of a namespace about to exist: `generateName` gives only its beginning.
+/// The name of a namespace that is about to be created. `generateName` gives only its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameHint<'a> {
     /// The name.
     Exact(&'a str),
-    /// What the name will begin with, though cut off if it is long.
+    /// The beginning of the name. The API server cuts it if it is long.
     Prefix(&'a str),
 }
 
-/// Namespaces of a target or a grantee, less those that the rule excludes.
+/// The namespaces of a target or a grantee, without the namespaces that the rule excludes.
 #[derive(Clone, Debug)]
 pub struct TargetSelection {
     selection: Selection,
     exclude: Arc<[Selection]>,
-    /// Those that the installation may write into, unless that is all.
+    /// The namespaces that this installation may write into. `None` means all.
     reach: Option<Arc<BTreeSet<Box<str>>>>,
 }
 
@@ -60,16 +62,16 @@ impl TargetSelection {
         })
     }
 
-    /// Leaves out what any of these selects.
+    /// Excludes the namespaces that any of these selections matches.
     #[must_use]
     pub fn excluding(mut self, exclude: &Arc<[Selection]>) -> Self {
         self.exclude = exclude.clone();
         self
     }
 
-    /// Whether the namespace `name` with these labels is a target.
+    /// True if the namespace `name` with these labels is selected.
     ///
-    /// Exclusion wins. The system namespaces are matched by their exact names alone.
+    /// Exclusion wins. A system namespace matches only if its exact name is listed.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.matches_with(name, labels, |pattern| pattern.matches(name))
     }
@@ -89,15 +91,16 @@ impl TargetSelection {
                 .any(|exclude| exclude.matches(name, labels))
     }
 
-    /// Whether it selects by labels.
+    /// True if it selects by labels.
     pub fn is_by_labels(&self) -> bool {
         self.selection.labels.is_some()
     }
 
-    /// Whether a namespace of this name, or of some name that begins so, is a target.
+    /// True if the namespace of this name is selected, or could be once the API server completes
+    /// the name.
     ///
-    /// True in doubt: a name that isn't there yet can't be matched with a pattern, and excludes
-    /// nothing.
+    /// True in doubt: an incomplete name can't be matched with a pattern, and can't exclude the
+    /// namespace.
     pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
         match hint {
             NameHint::Exact(name) => self.matches(name, labels),
@@ -115,13 +118,13 @@ impl TargetSelection {
         }
     }
 
-    /// Limits it to these namespaces.
+    /// Limits the selection to these namespaces. `None` sets no limit.
     pub(crate) fn confine(&mut self, reach: Option<&Arc<BTreeSet<Box<str>>>>) {
         self.reach = reach.cloned();
     }
 
-    /// The names in its list, if it has one without globs: no other namespace is selected, though
-    /// of these some may not be.
+    /// The names in its list, if all of them are exact. No other namespace is selected, but the
+    /// selection may still leave some of these out.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
         self.selection
             .names
@@ -131,12 +134,12 @@ impl TargetSelection {
             .collect()
     }
 
-    /// Whether the namespace is named, not found by a glob that matches it.
+    /// True if the exact name is listed. A glob that matches it does not count.
     pub fn names(&self, name: &str) -> bool {
         self.selection.lists(name)
     }
 
-    /// The literal text at the beginning of its pattern: `team-` of `team-[0-9]+`. None without a
+    /// The literal text at the beginning of the pattern: `team-` of `team-[0-9]+`. `None` without a
     /// pattern, or if the pattern begins with an operator.
     pub fn beginning(&self) -> Option<&str> {
         self.selection
@@ -146,15 +149,15 @@ impl TargetSelection {
             .filter(|begins| !begins.is_empty())
     }
 
-    /// Whether the namespace would be a target if the pattern were only
-    /// [its literal beginning](Self::beginning).
+    /// True if the namespace would be selected if the pattern were only [its
+    /// beginning](Self::beginning).
     pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
         self.matches_with(name, labels, |pattern| {
             name.starts_with(pattern.beginning())
         })
     }
 
-    /// What matching it costs, in names compared.
+    /// The cost of a match, in names compared.
     pub fn load(&self) -> usize {
         let Selection {
             names,
@@ -168,7 +171,8 @@ impl TargetSelection {
                 .map_or(0, |selector| GLOB_LOAD * selector.requirements.len().max(1))
     }
 
-    /// Whether it selects every namespace by an empty selector: worth a word to its author.
+    /// True if an empty selector alone selects every namespace. The author of the rule gets a
+    /// warning then.
     pub fn selects_all(&self) -> bool {
         let Selection {
             names,
@@ -190,10 +194,10 @@ fn globs(names: &[String], field: &str) -> Result<Vec<Glob>, Vec<Refusal>> {
     refusals.finish_with(Some(names.iter().map(|name| Glob::new(name)).collect()))
 }
 
-/// Which namespaces: what is set must all match, and something is.
+/// A selection of namespaces. At least one of the fields is set, and all that are set must match.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// Names; any of these.
+    /// Names and globs. Any of them must match.
     names: Option<Vec<Glob>>,
     /// A regular expression over the whole name.
     pattern: Option<Pattern>,
@@ -236,8 +240,8 @@ impl Selection {
         self.matches_with(name, labels, |pattern| pattern.matches(name))
     }
 
-    /// Whether the namespace matches. `pattern` says whether a pattern does: the pattern itself, or
-    /// its literal beginning.
+    /// True if the namespace matches. `pattern` tells if a pattern matches: the pattern itself, or
+    /// only its literal beginning.
     fn matches_with(
         &self,
         name: &str,
@@ -253,12 +257,12 @@ impl Selection {
             })
     }
 
-    /// Whether it has `name` itself in its list, not a glob that matches it.
+    /// True if `name` itself is in the list. A glob that matches it does not count.
     fn lists(&self, name: &str) -> bool {
         self.names.iter().flatten().any(|glob| glob.is(name))
     }
 
-    /// Whether some name that is longer than `prefix` and begins with it can match.
+    /// True if a name can match that begins with `prefix` and is longer.
     fn could_match(&self, prefix: &str, labels: &Labels) -> bool {
         let passes = |requirement: &Requirement| {
             if &*requirement.key == NAMESPACE_NAME {
@@ -291,8 +295,8 @@ impl Selection {
     }
 }
 
-/// A namespace's label as it will be stored: its name is there though a review's object may lack it
-/// or lie about it.
+/// The value of a namespace's label as it will be stored. The object in a review may lack the label
+/// with the name, or have a wrong value there.
 fn namespace_label<'a>(key: &str, name: &'a str, labels: &'a Labels) -> Option<&'a str> {
     if key == NAMESPACE_NAME {
         Some(name)
@@ -316,7 +320,7 @@ mod tests {
             .collect()
     }
 
-    /// A selection from JSON, with what is excluded under `exclude`.
+    /// A selection from JSON. The key `exclude` has the exclusions.
     #[track_caller]
     fn target(mut spec: Value) -> TargetSelection {
         let exclude = spec.as_object_mut().and_then(|spec| spec.remove("exclude"));
@@ -679,7 +683,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing that matches once the name is known was ruled out by its beginning.
+        /// The beginning of a name never rules out a name that matches later.
         #[test]
         fn no_beginning_rules_out_what_matches(
             glob in "[ab*?]{1,6}", pattern in "[ab]{0,3}([ab.][*+?]?|\\(a\\|b\\)){0,3}", text in "[ab]{0,4}", tail in "[ab]{5}",

@@ -1,5 +1,5 @@
-//! Sources: one object, or all objects that a selector finds; and the reasons why a source gives no
-//! copy.
+//! Sources: one object, or all objects that a selector finds. Also the reasons why a source gives
+//! no copy.
 
 use std::{fmt, sync::Arc};
 
@@ -10,42 +10,41 @@ use crate::{
     selection::Selector,
 };
 
-/// Most bytes of JSON that a source of a Replication may have, and a copy that its `jsonPatch`
-/// changes.
+/// Most bytes of JSON in a source of a Replication, and in a copy after its `jsonPatch`.
 pub const MOST_BYTES: usize = 256 << 10;
-/// Beginning of the text of an inline source.
+/// Prefix of the text of an inline source.
 const INLINE: &str = "inline/";
 
-/// A source: one object by kind, namespace and name, and how rules come to it.
+/// A source: one object by kind, namespace and name, and the way in which rules refer to it.
 ///
-/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`; an inline source,
-/// which needs no namespace, as `inline/v1/ConfigMap/settings`.
+/// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`. An inline source
+/// has no namespace and prints as `inline/v1/ConfigMap/settings`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceRef {
-    /// Its kind, in the version in which it is read and its copies are written.
+    /// Kind of the source, in the version that Mimeo uses to read it and to write its copies.
     pub gvk: GroupVersionKind,
-    /// Its namespace; empty, as no namespace's name is, if it is inline.
+    /// Namespace of the source. Empty if it is inline: no real namespace has an empty name.
     pub namespace: Box<str>,
-    /// Its name.
+    /// Name of the source.
     pub name: Box<str>,
-    /// How rules come to it.
+    /// The way in which rules refer to the source.
     pub origin: Origin,
 }
 
-/// How rules come to a source. The same object is another source to a rule that comes to it in
-/// another way: it may be there to the one and not to the other.
+/// The way in which rules refer to a source. The same object counts as different sources to rules
+/// that refer to it differently. It may exist for one of them and not for the other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Origin {
     /// By its name.
     Named,
-    /// By its labels: it is there for as long as they match.
+    /// By its labels. The source exists only while the selector matches.
     Selected(Arc<Selector>),
-    /// It stands in this rule, and there is nothing to read.
+    /// The object is part of this rule, so there is nothing to read.
     Inline(Arc<RuleId>),
 }
 
 impl SourceRef {
-    /// An object that a rule names.
+    /// A source that a rule names.
     pub fn named(
         gvk: GroupVersionKind,
         namespace: impl Into<Box<str>>,
@@ -59,7 +58,7 @@ impl SourceRef {
         }
     }
 
-    /// An object that stands in a rule.
+    /// A source inside a rule.
     pub(crate) fn inline(gvk: GroupVersionKind, rule: &RuleId, name: &str) -> Self {
         Self {
             gvk,
@@ -69,8 +68,8 @@ impl SourceRef {
         }
     }
 
-    /// The object that a copy's annotation [`names::SOURCE`](crate::names::SOURCE) names; none if
-    /// it doesn't.
+    /// The object in a copy's annotation [`names::SOURCE`](crate::names::SOURCE). `None` if the
+    /// annotation does not name an object.
     pub fn parse(text: &str) -> Option<Self> {
         if text.starts_with(INLINE) {
             return None;
@@ -85,27 +84,27 @@ impl SourceRef {
         ))
     }
 
-    /// Whether a rule names it, and so has it watched by its name.
+    /// True if a rule names the source. Mimeo then watches it by its name.
     pub fn is_named(&self) -> bool {
         matches!(self.origin, Origin::Named)
     }
 
-    /// Whether it stands in its rule.
+    /// True if the source is inside its rule.
     pub fn is_inline(&self) -> bool {
         matches!(self.origin, Origin::Inline(_))
     }
 
-    /// Its namespace, if it has one.
+    /// The namespace of the source, if it has one.
     pub fn home(&self) -> Option<&str> {
         (!self.is_inline()).then_some(&*self.namespace)
     }
 
-    /// Whether it is that object, in whatever version of its kind.
+    /// True if the source is that object, in any version of its kind.
     pub fn is(&self, kind: &GroupKind, namespace: &str, name: &str) -> bool {
         *self.name == *name && *self.namespace == *namespace && self.gvk.is_of(kind)
     }
 
-    /// The selector that finds it, if a selector does.
+    /// The selector that finds the source, if there is one.
     pub fn selector(&self) -> Option<SourceSelector> {
         match &self.origin {
             Origin::Named | Origin::Inline(_) => None,
@@ -117,7 +116,8 @@ impl SourceRef {
         }
     }
 
-    /// Whether an object of its name is this source, given the value of each of its labels by key.
+    /// True if an object of the source's name is this source. `label` returns the value of a label
+    /// by its key.
     pub fn admits<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         match &self.origin {
             Origin::Named | Origin::Inline(_) => true,
@@ -125,7 +125,7 @@ impl SourceRef {
         }
     }
 
-    /// Kind, namespace and name: the same for every rule and in every version of the kind.
+    /// Kind, namespace and name. They are the same for every rule and every version of the kind.
     pub fn object(&self) -> (GroupKind, Box<str>, Box<str>) {
         (
             self.gvk.group_kind(),
@@ -134,7 +134,7 @@ impl SourceRef {
         )
     }
 
-    /// Whether it is the same object, though perhaps in another version, or found in another way.
+    /// True for the same object, even in another version, or with another origin.
     pub(crate) fn is_same_object(&self, other: &Self) -> bool {
         (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
             == (
@@ -161,21 +161,21 @@ impl fmt::Display for SourceRef {
     }
 }
 
-/// Every object of a kind in one namespace whose labels match.
+/// A selector for sources: all objects of a kind in one namespace with matching labels.
 ///
 /// Prints as `v1/Secret/platform`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceSelector {
-    /// The kind, in the version in which it is read and its copies are written.
+    /// The kind, in the version that Mimeo uses to read the sources and to write their copies.
     pub gvk: GroupVersionKind,
     /// The namespace.
     pub namespace: Box<str>,
-    /// Which labels.
+    /// The selector of labels.
     pub selector: Arc<Selector>,
 }
 
 impl SourceSelector {
-    /// The object of that name, as a source that this finds.
+    /// The object `name` as a source that this selector finds.
     pub fn source(&self, name: impl Into<Box<str>>) -> SourceRef {
         let Self {
             gvk,
@@ -190,22 +190,22 @@ impl SourceSelector {
         }
     }
 
-    /// Whether the selector leaves out an object of that name. Clusters publish their root
-    /// certificates in every namespace themselves (`kube-root-ca.crt` by the controller manager,
-    /// `openshift-service-ca.crt` by `OpenShift`), so a copy would only be a Conflict. A rule that
-    /// names such an object as its source copies it.
+    /// True if the selector leaves out an object of that name. Clusters publish their root
+    /// certificates in every namespace themselves, so a copy would only be a conflict. The
+    /// controller manager writes `kube-root-ca.crt`, and `OpenShift` writes
+    /// `openshift-service-ca.crt`. A rule that names such an object as its source still copies it.
     pub fn passes_over(&self, name: &str) -> bool {
         let is_map = self.gvk.group.is_empty() && &*self.gvk.kind == "ConfigMap";
         is_map && ["kube-root-ca.crt", "openshift-service-ca.crt"].contains(&name)
     }
 
-    /// Whether an object is where it looks, in whatever version, and has the kind.
+    /// True if the source has the selector's namespace and kind, in any version.
     pub fn could_find(&self, source: &SourceRef) -> bool {
         self.namespace == source.namespace
             && (&self.gvk.group, &self.gvk.kind) == (&source.gvk.group, &source.gvk.kind)
     }
 
-    /// Whether it is what finds this source.
+    /// True if this selector is the origin of the source.
     pub fn finds(&self, source: &SourceRef) -> bool {
         let selector = match &source.origin {
             Origin::Named | Origin::Inline(_) => None,
@@ -228,72 +228,73 @@ impl fmt::Display for SourceSelector {
     }
 }
 
-/// Why a source gives no copy.
+/// The reason why a source gives no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceRefused {
-    /// A token is its service account's; elsewhere it would speak for an account that lives here.
+    /// A token belongs to its service account. In another namespace, it would act for an account of
+    /// this namespace.
     #[error(
         "a service account token is never copied; set transform.type to copy its data as another type"
     )]
     ServiceAccountToken,
-    /// Helm would take a copied release for one of its own.
+    /// Helm would use a copied release as one of its own.
     #[error("a Helm release is never copied; set transform.type to copy its data as another type")]
     HelmRelease,
-    /// Both can't have it, and which one is left out isn't for us to say.
+    /// Two keys can't have the same name, and only the author can decide between them.
     #[error("transform.data.rename brings two keys to the name {0:?}")]
     SameKey(String),
-    /// The author's patch doesn't fit. No data is told.
+    /// The author's patch does not fit the copy. The message has no data.
     #[error("transform.jsonPatch[{number}] can't be applied: {why}")]
     JsonPatch {
-        /// Which operation.
+        /// Index of the operation.
         number: usize,
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// After an operation of the author's patch the copy has more bytes of JSON than it may.
+    /// After an operation of the author's patch, the copy has more bytes of JSON than allowed.
     #[error("transform.jsonPatch[{number}] makes the copy larger than {most} bytes of JSON")]
     PatchTooLarge {
-        /// Which operation.
+        /// Index of the operation.
         number: usize,
         /// The limit.
         most: usize,
     },
-    /// The API server would not decode it. The value is not told.
+    /// The API server would not decode the value. The message does not show it.
     #[error(
         "{field}[{key}] of the copy is not base64: write the value of a key of {field} in base64"
     )]
     NotBase64 {
         /// `data` or `binaryData`.
         field: &'static str,
-        /// Which one.
+        /// The key.
         key: String,
     },
-    /// The author's patch made it of something else.
+    /// The author's patch replaced the value by one that is not valid there.
     #[error("transform makes something of metadata.{field}[{key}] that can't be there")]
     Metadata {
-        /// Labels or annotations.
+        /// `labels` or `annotations`.
         field: &'static str,
-        /// Which one.
+        /// The key.
         key: String,
     },
-    /// It has so many bytes of JSON, and the rule is a Replication.
+    /// The source has this many bytes of JSON, and the rule is a Replication.
     #[error(
         "the source has {0} bytes as JSON, and a Replication copies at most {MOST_BYTES}; make the source smaller, or have the \
          cluster's admin copy it with a ClusterReplication"
     )]
     TooLarge(usize),
-    /// The API server stores some objects that a decoder refuses.
+    /// The API server stores some objects that JSON decoders refuse.
     #[error(
         "the source can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
     )]
     Undecodable,
-    /// Not an object at all.
+    /// The source is not a JSON object.
     #[error("the source is not a JSON object")]
     NotAnObject,
 }
 
 impl SourceRefused {
-    /// Whether the rule makes of the source what can't be a copy, though the source is right.
+    /// True if the source is valid, but the rule makes an invalid copy of it.
     pub fn by_the_rule(&self) -> bool {
         match self {
             Self::SameKey(_)
@@ -322,13 +323,13 @@ impl SourceRefused {
     }
 }
 
-/// Why a rule of this kind copies no source of so many bytes, if it doesn't.
+/// The reason why a rule of this kind does not copy a source of this size, if there is one.
 pub fn refused_size(rules: RuleKind, bytes: usize) -> Option<SourceRefused> {
     let too_large = rules == RuleKind::Replication && bytes > MOST_BYTES;
     too_large.then_some(SourceRefused::TooLarge(bytes))
 }
 
-/// Why no copy is a Secret of that type, if none is.
+/// The reason why no copy may be a Secret of this type, if there is one.
 pub fn refused_type(secret_type: Option<&str>) -> Option<SourceRefused> {
     match secret_type {
         Some("kubernetes.io/service-account-token") => Some(SourceRefused::ServiceAccountToken),

@@ -1,5 +1,5 @@
-//! How sources are watched: each by its name or its selector while they are few, by kind once they
-//! are many.
+//! The watches of sources. Few sources are watched one by one, by name or selector. Many sources
+//! are watched by kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,22 +8,22 @@ use crate::{
     source::{SourceRef, SourceSelector},
 };
 
-/// One watch that sources are followed by.
+/// One watch that shows sources.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceWatch {
-    /// The source alone, in full.
+    /// Shows this source alone, with its content.
     Named(SourceRef),
-    /// What this selector finds, in full.
+    /// Shows the sources that this selector finds, with their content.
     Selected(SourceSelector),
-    /// The metadata of every object of the kind in this namespace; what is wanted, or matches, is
-    /// read in full when it changes.
+    /// Shows the metadata of every object of the kind in this namespace. If a source changes, or an
+    /// object matches a selector, Mimeo reads its content separately.
     Namespace {
         /// Plural and group-version of the kind.
         resource: Resource,
         /// The namespace.
         namespace: Box<str>,
     },
-    /// The same over all namespaces.
+    /// The same for all namespaces.
     Cluster {
         /// Plural and group-version of the kind.
         resource: Resource,
@@ -31,7 +31,7 @@ pub enum SourceWatch {
 }
 
 impl SourceWatch {
-    /// Whether it shows that source.
+    /// True if the watch shows that source.
     pub fn shows(&self, source: &SourceRef) -> bool {
         match self {
             Self::Named(named) => named == source,
@@ -46,7 +46,8 @@ impl SourceWatch {
 }
 
 impl SourceWatch {
-    /// What it looks for among the objects of a kind, if it is one of those that show all of them.
+    /// The selectors that can find their sources in this watch. Empty for a watch by name or
+    /// selector.
     pub fn looks_for<'a>(
         &self,
         selectors: impl Iterator<Item = &'a SourceSelector>,
@@ -66,14 +67,14 @@ impl SourceWatch {
     }
 }
 
-/// At most this many watches by name or selector in one namespace.
+/// Most watches by name or selector for one kind in one namespace.
 const PER_NAMESPACE: usize = 8;
-/// At most this many watches of sources in all: each is a connection's stream and an API server's
-/// goroutine.
+/// Most watches of sources in total. Each costs a stream of a connection, and a goroutine in an API
+/// server.
 const IN_ALL: usize = 64;
 
-/// The fewest and narrowest watches that show all of these sources, and what these selectors find;
-/// `confined` if none may be wider than a namespace.
+/// The fewest and narrowest watches that show all of these sources and the sources of these
+/// selectors. If `confined` is true, no watch covers more than one namespace.
 pub fn watches(
     sources: &BTreeMap<SourceRef, Resource>,
     selectors: &BTreeMap<SourceSelector, Resource>,

@@ -1,13 +1,13 @@
-//! What the API server takes as a name, a label, an annotation or a finalizer.
+//! The syntax that the API server accepts for names, labels, annotations and finalizers.
 //!
-//! Checked here so that a rule is refused at once with the field's path, and not by each of its
-//! writes. Messages follow the name of what was looked at: "must not be empty".
+//! Mimeo checks it when a rule is stored, and names the field. Otherwise each write of a copy would
+//! fail. A message is the end of a sentence that begins with the checked name: "must not be empty".
 
-/// Longest name of a namespace, longest label value, longest name part of a key; in bytes.
+/// Longest name of a namespace, longest label value and longest name part of a key, in bytes.
 const LABEL_LENGTH: usize = 63;
-/// Longest name of an object, longest domain part of a key; in bytes.
+/// Longest name of an object and longest domain part of a key, in bytes.
 const SUBDOMAIN_LENGTH: usize = 253;
-/// Longest key of a label or an annotation: domain, slash and name; in bytes.
+/// Longest key of a label or an annotation, in bytes: domain, slash and name.
 const KEY_LENGTH: usize = SUBDOMAIN_LENGTH + 1 + LABEL_LENGTH;
 
 /// Most bytes of all annotations of one object, keys and values together.
@@ -23,7 +23,7 @@ fn length(text: &str, most: usize) -> Checked {
     }
 }
 
-/// Whether `text` has only characters of `inner`, and characters of `outer` at both ends.
+/// True if all bytes of `text` pass `inner`, and the first and the last byte pass `outer`.
 fn consists(text: &str, outer: fn(u8) -> bool, inner: fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     bytes.iter().all(|&b| inner(b))
@@ -43,7 +43,7 @@ fn is_dns_label(text: &str) -> bool {
     consists(text, lower, |b| lower(b) || b == b'-')
 }
 
-/// A namespace's name (DNS-1123 label).
+/// Checks the name of a namespace (DNS-1123 label).
 pub(crate) fn dns_label(text: &str) -> Checked {
     length(text, LABEL_LENGTH)?;
     if is_dns_label(text) {
@@ -54,7 +54,7 @@ pub(crate) fn dns_label(text: &str) -> Checked {
     ))
 }
 
-/// An object's name (DNS-1123 subdomain).
+/// Checks the name of an object (DNS-1123 subdomain).
 pub(crate) fn dns_subdomain(text: &str) -> Checked {
     length(text, SUBDOMAIN_LENGTH)?;
     if text.split('.').all(is_dns_label) {
@@ -65,8 +65,8 @@ pub(crate) fn dns_subdomain(text: &str) -> Checked {
     ))
 }
 
-/// A name of an object of the API group `group`. All of them are DNS names but those of the RBAC
-/// kinds, which may be whatever fits into one segment of a path (`system:node`).
+/// Checks the name of an object of the API group `group`. Names are DNS names, except for the RBAC
+/// kinds. These may have any name that fits into one path segment (`system:node`).
 pub(crate) fn object_name(group: &str, text: &str) -> Checked {
     if group != "rbac.authorization.k8s.io" {
         return dns_subdomain(text);
@@ -75,7 +75,7 @@ pub(crate) fn object_name(group: &str, text: &str) -> Checked {
     path_segment(text)
 }
 
-/// What the API server takes as a name of anything at all: one segment of a path.
+/// Checks a name of any kind. The API server accepts every text that is one path segment.
 pub(crate) fn path_segment(text: &str) -> Checked {
     if matches!(text, "" | "." | "..")
         || text
@@ -89,7 +89,7 @@ pub(crate) fn path_segment(text: &str) -> Checked {
     Ok(())
 }
 
-/// A kind: letters, digits and "-", beginning with a letter.
+/// Checks a kind: letters, digits and "-", beginning with a letter.
 pub(crate) fn kind(text: &str) -> Checked {
     length(text, LABEL_LENGTH)?;
     let alphanumeric = |b: u8| b.is_ascii_alphanumeric();
@@ -104,7 +104,8 @@ pub(crate) fn kind(text: &str) -> Checked {
     ))
 }
 
-/// A label key, annotation key or finalizer: a name, after a domain and a slash if it has one.
+/// Checks a label key, an annotation key or a finalizer: a name, with an optional domain and slash
+/// before it.
 pub(crate) fn qualified_name(text: &str) -> Checked {
     length(text, KEY_LENGTH)?;
     let name = match text.split_once('/') {
@@ -123,12 +124,12 @@ pub(crate) fn qualified_name(text: &str) -> Checked {
     ))
 }
 
-/// An annotation key: like a label key, but capitals pass in the domain too.
+/// Checks an annotation key. It is like a label key, but the domain may have capitals, too.
 pub(crate) fn annotation_key(text: &str) -> Checked {
     qualified_name(&text.to_ascii_lowercase())
 }
 
-/// A label value; may be empty.
+/// Checks a label value. It may be empty.
 pub(crate) fn label_value(text: &str) -> Checked {
     if text.is_empty() {
         return Ok(());
@@ -142,8 +143,7 @@ pub(crate) fn label_value(text: &str) -> Checked {
     ))
 }
 
-/// Whether the API server decodes the text as base64: with padding, and whatever line ends are in
-/// it.
+/// True if the API server decodes the text as base64: with padding, and with any line ends in it.
 pub(crate) fn is_base64(text: &str) -> bool {
     let text = text.trim_end_matches(['\r', '\n']);
     let length = text
@@ -160,7 +160,7 @@ pub(crate) fn is_base64(text: &str) -> bool {
     length % 4 == 0 && padding <= 2 && data.bytes().all(known)
 }
 
-/// A finalizer that a rule may set: those without a domain are the API server's own.
+/// Checks a finalizer for a rule. Only the API server uses finalizers without a domain.
 pub(crate) fn finalizer(text: &str) -> Checked {
     qualified_name(text)?;
     if text.contains('/') {
@@ -171,7 +171,8 @@ pub(crate) fn finalizer(text: &str) -> Checked {
     ))
 }
 
-/// A Secret's type. The API server takes any text; what can't be meant is refused.
+/// Checks the type of a Secret. The API server accepts any text, but this check refuses obvious
+/// mistakes.
 pub(crate) fn secret_type(text: &str) -> Checked {
     length(text, SUBDOMAIN_LENGTH)?;
     if consists(
@@ -186,7 +187,7 @@ pub(crate) fn secret_type(text: &str) -> Checked {
     ))
 }
 
-/// A glob over namespace names.
+/// Checks a glob for names of namespaces.
 pub(crate) fn namespace_glob(text: &str) -> Checked {
     length(text, LABEL_LENGTH)?;
     let outer = |b: u8| lower(b) || matches!(b, b'*' | b'?');
@@ -198,7 +199,7 @@ pub(crate) fn namespace_glob(text: &str) -> Checked {
     ))
 }
 
-/// A key of a Secret's or a ConfigMap's data (`IsConfigMapKey` of Kubernetes).
+/// Checks a key of a Secret's or a ConfigMap's data (`IsConfigMapKey` of Kubernetes).
 pub(crate) fn data_key(text: &str) -> Checked {
     length(text, 253)?;
     if text.bytes().all(word) && text != "." && !text.starts_with("..") {
@@ -209,7 +210,7 @@ pub(crate) fn data_key(text: &str) -> Checked {
     ))
 }
 
-/// A glob over such keys.
+/// Checks a glob for such keys.
 pub(crate) fn data_glob(text: &str) -> Checked {
     length(text, 253)?;
     if text.bytes().all(|b| word(b) || matches!(b, b'*' | b'?')) {
@@ -220,7 +221,7 @@ pub(crate) fn data_glob(text: &str) -> Checked {
     ))
 }
 
-/// A glob over label or annotation keys.
+/// Checks a glob for keys of labels or annotations.
 pub(crate) fn key_glob(text: &str) -> Checked {
     length(text, KEY_LENGTH)?;
     if text

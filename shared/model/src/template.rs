@@ -1,8 +1,9 @@
 //! Text with variables: `$(source.name)`, `$(source.namespace)`, `$(namespace.name)` and
 //! `$(namespace.labels['key'])`.
 //!
-//! Parsed once, when the rule is. The source is filled in when a copy is rendered, which can't
-//! fail; the namespace that the copy is for last, which fails in a namespace without the label.
+//! The text is parsed once, together with its rule. The source's values are filled in when a copy
+//! is rendered, and this can't fail. The values of the copy's namespace are filled in last. This
+//! fails if the namespace lacks the label.
 
 use std::{borrow::Cow, fmt};
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::{selection::Labels, source::SourceRef, syntax};
 
-/// Text in which variables stand. Other `$(...)` are text.
+/// Text with variables. Any other `$(...)` is plain text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Piece>);
 
@@ -22,26 +23,26 @@ enum Piece {
     Namespace(Variable),
 }
 
-/// A variable whose value is the namespace's that a copy is for. Prints as it is written.
+/// A variable that takes its value from the copy's namespace. Prints as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Variable {
-    /// Its name.
+    /// The name of the namespace.
     Name,
-    /// The value of its label with this key.
+    /// The value of the namespace's label with this key.
     Label(Box<str>),
 }
 
-/// What a namespace is to the variables in its copies.
+/// The copy's namespace, which gives the variables their values.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// Its name.
+    /// Name of the namespace.
     pub name: &'a str,
-    /// Its labels.
+    /// Labels of the namespace.
     pub labels: &'a Labels,
 }
 
 impl Variable {
-    /// Its value there; none if the namespace has no such label.
+    /// The value in that namespace. `None` if the namespace does not have the label.
     pub fn value<'a>(&self, place: Place<'a>) -> Option<&'a str> {
         match self {
             Self::Name => Some(place.name),
@@ -59,15 +60,15 @@ impl fmt::Display for Variable {
     }
 }
 
-/// Longer than any variable: a label's key has 317 characters at most.
+/// A length beyond all variables. The key of a label has at most 317 characters.
 const LONGEST: usize = 350;
 
-/// All variables, for people.
+/// All variables, for messages.
 pub const VARIABLES: &str =
     "$(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key'])";
 
-/// The first part of a text that looks like one of the variables, is none, and so stays text:
-/// `$(namespace)`, `${source.name}`.
+/// The first part of a text that looks like a variable, but is plain text: `$(namespace)`,
+/// `${source.name}`.
 pub fn near_miss(text: &str) -> Option<&str> {
     text.match_indices('$').find_map(|(start, _)| {
         let bytes = &text.as_bytes()[start + 1..];
@@ -89,7 +90,7 @@ pub fn near_miss(text: &str) -> Option<&str> {
     })
 }
 
-/// Every such part of a spec, with its field.
+/// All such parts of a spec, with their fields.
 pub fn near_misses(spec: &Value) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     look_for_misses(spec, "spec".to_owned(), &mut found);
@@ -114,8 +115,8 @@ fn look_for_misses<'a>(value: &'a Value, field: String, found: &mut Vec<(String,
     }
 }
 
-/// Addition to the refusal of a text: the part that looks like a variable, and the variables that
-/// exist.
+/// The end of a message that refuses a text. It names the part that looks like a variable, and the
+/// real variables.
 pub(crate) fn hint(text: &str) -> String {
     near_miss(text).map_or_else(String::new, |miss| {
         format!("; {miss} is no variable: there are {VARIABLES}")
@@ -123,17 +124,16 @@ pub(crate) fn hint(text: &str) -> String {
 }
 
 impl Template {
-    /// Reads `text`.
+    /// Parses `text`.
     ///
-    /// # Errors
-    /// A message for people that names the variable of `source.` or `namespace.` that there isn't:
-    /// taken as text today it could not become a variable one day.
+    /// # Errors A message for people that names an unknown variable of `source.` or `namespace.`.
+    /// It is not plain text, because a later version of Mimeo may define a variable of this name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut template, mut rest) = (Self(Vec::new()), text);
         while let Some(start) = rest.find("$(") {
             template.push_text(&rest[..start]);
             rest = &rest[start + 2..];
-            // No further: there may be much text, and many a beginning in it.
+            // The search stops here, because a long text may have many beginnings of a variable.
             let end = rest.bytes().take(LONGEST).position(|byte| byte == b')');
             let variable = end.map(|end| Ok::<_, String>((piece(&rest[..end])?, &rest[end + 1..])));
             if let Some((Some(piece), after)) = variable.transpose()? {
@@ -147,7 +147,7 @@ impl Template {
         Ok(template)
     }
 
-    /// Text without variables, whatever is in it.
+    /// Makes a template of plain text. Variables in it are not recognized.
     pub fn of_text(text: &str) -> Self {
         let mut template = Self(Vec::new());
         template.push_text(text);
@@ -162,7 +162,7 @@ impl Template {
         }
     }
 
-    /// The text for copies of `source`: only variables of the namespace are left in it.
+    /// Fills in the values of `source`. Only variables of the namespace remain.
     #[must_use]
     pub fn of_source(&self, source: &SourceRef) -> Self {
         let mut template = Self(Vec::with_capacity(self.0.len()));
@@ -177,7 +177,7 @@ impl Template {
         template
     }
 
-    /// The text, with what `show` says in the place of each variable of the namespace.
+    /// The text. `show` returns the text for each variable of the namespace.
     pub fn text<'a>(&'a self, show: impl Fn(&'a Variable) -> Cow<'a, str>) -> String {
         let show = |piece: &'a Piece| match piece {
             Piece::Text(text) => Cow::Borrowed(&**text),
@@ -188,7 +188,7 @@ impl Template {
         self.0.iter().map(show).collect()
     }
 
-    /// The text in that namespace. Variables that it has no value for stay as they are.
+    /// The text in that namespace. A variable without a value stays as it is written.
     pub fn text_at(&self, place: Place<'_>) -> String {
         self.text(|variable| {
             variable
@@ -197,7 +197,7 @@ impl Template {
         })
     }
 
-    /// The variables of the namespace in it.
+    /// The variables of the namespace in the text.
     pub fn variables(&self) -> impl Iterator<Item = &Variable> {
         self.0.iter().filter_map(|piece| match piece {
             Piece::Namespace(variable) => Some(variable),
@@ -205,7 +205,7 @@ impl Template {
         })
     }
 
-    /// The text, if it has no variable.
+    /// The text, if it has no variables.
     pub fn literal(&self) -> Option<&str> {
         match &*self.0 {
             [] => Some(""),
@@ -214,12 +214,12 @@ impl Template {
         }
     }
 
-    /// Whether `$(source.name)` is in it, so that it can tell sources of one namespace apart.
+    /// True if it has `$(source.name)`, and so can give each source of a namespace another text.
     pub fn names_source(&self) -> bool {
         self.0.contains(&Piece::SourceName)
     }
 
-    /// Whether a variable of the source is in it.
+    /// True if it has a variable of the source.
     pub fn needs_source(&self) -> bool {
         self.0
             .iter()
@@ -227,19 +227,18 @@ impl Template {
     }
 }
 
-/// Checks what the text becomes in some namespace. What no value can make right is wrong in all of
-/// them.
+/// Checks sample values of the text. If no sample passes, the text is invalid in all namespaces.
 pub(crate) fn check_sample(
     template: &Template,
     check: impl Fn(&str) -> Result<(), String>,
 ) -> Result<(), String> {
     let sample = |value: &'static str| check(&template.text(|_| value.into()));
-    // A label's value may be empty.
+    // The value of a label may be empty.
     sample("x").or_else(|why| sample("").map_err(|_| why))
 }
 
-/// Fills in the strings of a value, whose text was checked; `show` says what stands for variables
-/// of the namespace. Keys are text.
+/// Fills in the strings of a value. The strings were checked before. `show` returns the text for
+/// each variable of the namespace. Keys are plain text.
 pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Variable) -> String) {
     match value {
         Value::String(text) => {
@@ -257,7 +256,7 @@ pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Vari
     }
 }
 
-/// The variables of the namespace in the strings of a value, whose text was checked.
+/// The variables of the namespace in the strings of a value. The strings were checked before.
 pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
     let mut variables = Vec::new();
     each_text(value, &mut |text| {
@@ -266,7 +265,7 @@ pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
     variables
 }
 
-/// Every string in a value; keys are none.
+/// Calls `tell` with every string in a value, but not with keys.
 pub(crate) fn each_text(value: &Value, tell: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => tell(text),
@@ -280,7 +279,7 @@ fn checked(text: &str) -> Template {
     Template::parse(text).unwrap_or_else(|_| Template::of_text(text))
 }
 
-/// The variable of this name; `None` if it is text.
+/// The variable of this name. `None` if it is plain text.
 fn piece(variable: &str) -> Result<Option<Piece>, String> {
     let key = variable
         .strip_prefix("namespace.labels['")
@@ -397,7 +396,8 @@ mod tests {
 
     #[test]
     fn text_is_read_once_however_many_variables_begin_in_it() {
-        // Hours, if each looked at the rest, or what is read so far were moved for each.
+        // This would take hours if each part searched the whole rest, or if each part moved the
+        // text so far.
         for part in ["$(", "$(x)", "$(source.name)", "$(namespace.name)"] {
             let count = 1_000_000 / part.len();
             let template = Template::parse(&part.repeat(count))

@@ -1,4 +1,5 @@
-//! How a copy differs from its source, and how a policy changes an object that is being admitted.
+//! The differences between a copy and its source, and the changes of a policy to an object at
+//! admission.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ use self::keys::{ANNOTATIONS, DataEdits, Edits, LABELS};
 /// Most finalizers.
 const FINALIZERS: usize = 8;
 
-/// What is changed in an object.
+/// The changes to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transform {
     secret_type: Option<String>,
@@ -34,18 +35,18 @@ pub struct Transform {
     json_patch: JsonPatch,
 }
 
-/// What text with variables is checked against.
+/// The use of a text with variables. It determines the check of the text.
 #[derive(Clone, Copy)]
 enum Use<'a> {
-    /// Copies of these sources.
+    /// For copies of these sources.
     Copies(&'a [SourceRef]),
-    /// An object that is being admitted: there is no source.
+    /// For an object at admission. There is no source.
     Admission,
 }
 
 impl Transform {
-    /// Compiles the transform of a rule, whose texts may name any of `sources`. Refusals name
-    /// fields below `field`.
+    /// Compiles the transform of a rule. Its texts may have variables of any of `sources`. Refusals
+    /// name fields below `field`.
     pub fn of_copies(
         spec: &mimeo_api::CopyTransform,
         field: &str,
@@ -136,18 +137,18 @@ impl Transform {
         }))
     }
 
-    /// Type of a copy, of a new object; the source's or its own if `None`.
+    /// Type of a copy, or of a new object. `None` keeps the type of the source or the object.
     pub fn secret_type(&self) -> Option<&str> {
         self.secret_type.as_deref()
     }
 
-    /// Finalizers of a copy, or to be added to an object, in the author's order.
+    /// Finalizers for a copy, or to add to an object, in the author's order.
     pub fn finalizers(&self) -> &[String] {
         &self.finalizers
     }
 
-    /// Labels of a copy of `source`, which has the labels `from`; without Mimeo's own.
-    /// `show` says what stands for variables of the namespace.
+    /// Labels of a copy of `source`, which has the labels `from`. Mimeo's own labels are not
+    /// included. `show` returns the text for each variable of the namespace.
     pub fn copy_labels(
         &self,
         from: Option<&Map<String, Value>>,
@@ -157,8 +158,8 @@ impl Transform {
         self.labels.copy(from, source, show)
     }
 
-    /// Annotations of a copy of `source`, which has the annotations `from`; without Mimeo's own.
-    /// `show` says what stands for variables of the namespace.
+    /// Annotations of a copy of `source`, which has the annotations `from`. Mimeo's own annotations
+    /// are not included. `show` returns the text for each variable of the namespace.
     pub fn copy_annotations(
         &self,
         from: Option<&Map<String, Value>>,
@@ -168,11 +169,10 @@ impl Transform {
         self.annotations.copy(from, source, show)
     }
 
-    /// Patches a copy of `source`: `metadata` has labels and annotations alone, without Mimeo's
-    /// own; `body` is without identity. `rules`: of which kind its rule is.
+    /// Patches a copy of `source`. `metadata` has only labels and annotations, without Mimeo's own.
+    /// `body` has no identity. `rules` is the kind of the copy's rule.
     ///
-    /// # Errors
-    /// Why the copy can't be patched.
+    /// # Errors The reason why the patch fails.
     pub fn patch_copy(
         &self,
         metadata: &mut Map<String, Value>,
@@ -184,12 +184,12 @@ impl Transform {
         self.json_patch.apply(metadata, body, source, rules, show)
     }
 
-    /// Whether it patches copies.
+    /// True if it patches copies.
     pub(crate) fn patches(&self) -> bool {
         !self.json_patch.is_noop()
     }
 
-    /// Variables of the namespace that stand anywhere.
+    /// All variables of the namespace in its texts.
     pub fn variables(&self) -> BTreeSet<Variable> {
         let values = self
             .labels
@@ -205,25 +205,24 @@ impl Transform {
 
     /// Edits the data of a copy.
     ///
-    /// # Errors
-    /// The key that two keys of the source come to.
+    /// # Errors The name that two keys of the source would have.
     pub fn copy_data(&self, body: &mut Map<String, Value>) -> Result<(), String> {
         self.data.copy(body)
     }
 
-    /// What changes in the data of an object that is being admitted, without any of the data. Doing
-    /// this twice is doing it once.
+    /// The changes to the data of an object at admission, without any of the data. A second run
+    /// changes nothing.
     pub fn data_changes(&self, object: &Value) -> Vec<PatchOperation> {
         self.data.changes(object)
     }
 
-    /// Changes an object that is being admitted, all but its data; `stored` is the old one of an
-    /// UPDATE.
+    /// Changes an object at admission, except its data. `stored` is the old object of an UPDATE.
+    /// The variable `$(namespace.name)` has the value `namespace`.
     ///
-    /// A new Secret gets the type, one that is stored keeps its own: it can't be changed, and
-    /// whoever re-sends the one they once asked for must not fail. Doing this twice is doing it
-    /// once. An object that is being deleted is left as it is, otherwise its finalizers could never
-    /// be removed. Mimeo's marks aren't touched. `$(namespace.name)` is `namespace`.
+    /// A new Secret gets the type of the transform. A stored Secret keeps its type, which is
+    /// immutable. So a client can send the original type again without an error. An object that is
+    /// being deleted is not changed, otherwise no client could remove its finalizers. Mimeo's
+    /// labels and annotations are not changed. A second run changes nothing.
     pub fn rewrite(&self, object: &mut Value, stored: Option<&Value>, namespace: &str) {
         if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
             return;
@@ -247,7 +246,7 @@ impl Transform {
         }
     }
 
-    /// Whether nothing is changed.
+    /// True if it changes nothing.
     pub fn is_noop(&self) -> bool {
         let Self {
             secret_type,
@@ -262,12 +261,12 @@ impl Transform {
     }
 }
 
-/// True if the object has a deletionTimestamp. Such an object is never written or rewritten.
+/// True if the object has a deletionTimestamp. Mimeo never writes or changes such an object.
 pub fn is_being_deleted(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// The object at `key`, made if there is none.
+/// The object at `key`. It is added if it does not exist.
 fn object_in<'a>(
     parent: &'a mut Map<String, Value>,
     key: &str,

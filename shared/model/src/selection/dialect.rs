@@ -1,18 +1,17 @@
-//! What regular expressions mean the same to Mimeo and to API servers.
+//! The common part of two dialects of regular expressions: Mimeo's and the API servers'.
 //!
-//! Mimeo reads them by a parser of Rust's dialect, API servers by one of RE2's. Much that only one
-//! of them knows the other refuses. What both take and each reads otherwise is refused here: else
-//! the policy that guards labels would look at other namespaces than those that get the copies.
+//! Mimeo parses an expression by Rust's dialect, API servers by RE2's. Most syntax of only one
+//! dialect is refused by the other parser. This module refuses syntax that both accept but read
+//! differently. Otherwise the policy that guards labels would select other namespaces than Mimeo.
 
 use regex_syntax::ast::{
     self, Ast, ClassSetBinaryOp, ClassSetItem, Flag, Flags, FlagsItemKind, GroupKind, Literal,
     LiteralKind, RepetitionOp, Visitor,
 };
 
-/// Looks through an expression, which was parsed from `text`.
+/// Checks an expression that was parsed from `text`.
 ///
-/// # Errors
-/// The first part that isn't RE2's.
+/// # Errors The first part that RE2 reads differently.
 pub(super) fn check(text: &str, expression: &Ast) -> Result<(), &'static str> {
     ast::visit(expression, Check { text })
 }
@@ -118,8 +117,8 @@ fn edge(kind: &ast::AssertionKind) -> Result<(), &'static str> {
     }
 }
 
-/// At the beginning of a class these are three characters here, and all from the first to the last
-/// there.
+/// At the beginning of a class, Rust reads these three characters as themselves. RE2 reads them as
+/// the range from the first to the last.
 fn is_range_to_others(items: &[ClassSetItem]) -> bool {
     let hyphen = |literal: &Literal| literal.c == '-' && literal.kind == LiteralKind::Verbatim;
     matches!(items, [ClassSetItem::Literal(_), ClassSetItem::Literal(second), _] if hyphen(second))
@@ -136,7 +135,7 @@ mod tests {
         check(text, &Parser::new().parse(text).expect("both take it"))
     }
 
-    /// Each is taken by API servers, too, or is of a kind of which some are.
+    /// API servers accept each of these expressions, or some expressions of the same sort.
     #[test]
     fn what_others_read_otherwise_is_refused() {
         for (text, why) in [

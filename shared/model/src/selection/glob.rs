@@ -1,31 +1,33 @@
-//! Names with `*` and `?` in them.
+//! Globs: names with the wildcards `*` and `?`.
 
 use std::fmt;
 
 use memchr::memmem;
 
-/// What a glob, a pattern or a requirement of labels costs, in names compared.
+/// The cost of a glob, a pattern or a label requirement, in names compared.
 pub(super) const GLOB_LOAD: usize = 8;
 
-/// A name, or a pattern over names in which `*` stands for any characters and `?` for one.
+/// A name or a glob. `*` stands for any characters, and `?` for one character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob(Box<str>);
 
 impl Glob {
-    /// Any text is a glob; what it is matched with says which characters make sense in it.
+    /// Makes a glob of any text. The caller checks the characters that its names allow.
     pub fn new(text: &str) -> Self {
         Self(text.into())
     }
 
-    /// Whether the whole of `text` matches. Compares bytes: what it is for has only ASCII.
+    /// True if the glob matches the whole of `text`. It compares bytes, because the names are
+    /// ASCII.
     ///
-    /// It is one pass over both. Only with a `?` between stars there is a step for each character
-    /// of the text and each 64 of the glob, and the glob is prepared for that each time.
+    /// A match is one pass over both texts. Only a glob with a `?` between stars takes more: one
+    /// step for each character of the text and each 64 of the glob. Such a glob also needs
+    /// preparation for each match.
     pub fn matches(&self, text: &str) -> bool {
         self.matches_in(text, &mut |_| {})
     }
 
-    /// The same; tells `spend` how many steps it takes.
+    /// The same. Reports the number of steps to `spend`.
     fn matches_in(&self, text: &str, spend: &mut impl FnMut(usize)) -> bool {
         let (glob, text) = (self.0.as_bytes(), text.as_bytes());
         let star = |&b: &u8| b == b'*';
@@ -55,8 +57,8 @@ impl Glob {
         }
     }
 
-    /// Whether tenants may have it: at both ends it is compared once, at most one part is looked
-    /// for, and nothing is prepared.
+    /// True if the glob is fast enough for Replications: its ends are compared once, at most one
+    /// part is searched for, and nothing needs preparation.
     pub fn is_quick(&self) -> bool {
         match self.0.split('*').collect::<Vec<_>>()[..] {
             [_] | [_, _] => true,
@@ -65,10 +67,10 @@ impl Glob {
         }
     }
 
-    /// Whether some text that is longer than `prefix` and begins with it matches.
+    /// True if a text can match that begins with `prefix` and is longer.
     pub(super) fn could_match(&self, prefix: &str) -> bool {
         let (glob, prefix) = (self.0.as_bytes(), prefix.as_bytes());
-        // From the first star on anything may follow, so only what stands before it is compared.
+        // Any characters may follow after the first star, so only the part before it is compared.
         let star = glob.iter().position(|&b| b == b'*');
         let fixed = &glob[..star.unwrap_or(glob.len())];
         let agrees = fixed.iter().zip(prefix).all(|(&g, &p)| g == b'?' || g == p);
@@ -79,7 +81,7 @@ impl Glob {
         &*self.0 == name
     }
 
-    /// What matching it costs, in names compared.
+    /// The cost of a match, in names compared.
     pub fn load(&self) -> usize {
         if self.literal().is_some() {
             1
@@ -88,7 +90,7 @@ impl Glob {
         }
     }
 
-    /// The one text that it matches, if there is only one.
+    /// The only text that the glob matches, if there is only one.
     pub fn literal(&self) -> Option<&str> {
         (!self.0.contains(['*', '?'])).then_some(&*self.0)
     }
@@ -100,14 +102,15 @@ impl fmt::Display for Glob {
     }
 }
 
-/// Whether a glob without `*` is of this text.
+/// True if `part`, which has no `*`, matches the whole text.
 fn fits(part: &[u8], text: &[u8]) -> bool {
     let alike = || part.iter().zip(text).all(|(&p, &t)| p == b'?' || p == t);
     part == text || part.len() == text.len() && part.contains(&b'?') && alike()
 }
 
-/// Whether the parts between stars, without `?`, come one after another in the text. Giving an
-/// earlier star more of it can't help: each part is looked for once, behind the one before it.
+/// True if the text contains the parts between stars one after another. The parts have no `?`. Each
+/// part is searched once after the one before it, because a longer match of an earlier star can't
+/// help.
 fn finds_all(stars: &[u8], mut text: &[u8], spend: &mut impl FnMut(usize)) -> bool {
     stars.split(|&b| b == b'*').all(|part| {
         let Some(at) = memmem::find(text, part) else {
@@ -120,14 +123,14 @@ fn finds_all(stars: &[u8], mut text: &[u8], spend: &mut impl FnMut(usize)) -> bo
     })
 }
 
-/// The same with `?`, of what begins and ends with a star. A bit for each beginning of it, without
-/// stars, that the text so far may end with: what comes of 64 of them with the next character takes
-/// one step. (The shift-and algorithm.)
+/// The same for parts with `?`, in a glob that begins and ends with a star. Each bit stands for one
+/// prefix of the glob without its stars. A bit is set if the text so far may end with this prefix.
+/// One step computes 64 bits for the next character (the shift-and algorithm).
 fn begins_all(stars: &[u8], text: &[u8], spend: &mut impl FnMut(usize)) -> bool {
     let length = stars.iter().filter(|&&b| b != b'*').count();
     let words = length / 64 + 1;
-    // Behind which characters anything may come, and to which beginnings each character leads: the
-    // first row is of those that the glob doesn't have.
+    // `stays` marks the prefixes that a star follows. `rows` has for each character the prefixes
+    // that it can complete. The first row is for characters that are not in the glob.
     let (mut stays, mut rows, mut row_of) =
         (vec![0_u64; words], vec![0_u64; words], [0_usize; 256]);
     let mut at = 0;
@@ -139,7 +142,7 @@ fn begins_all(stars: &[u8], text: &[u8], spend: &mut impl FnMut(usize)) -> bool 
         at += 1;
         if b != b'?' && row_of[usize::from(b)] == 0 {
             row_of[usize::from(b)] = rows.len();
-            // What has been a `?` so far.
+            // The new row starts with all positions that had a `?` so far.
             rows.extend_from_within(..words);
         }
         let (word, bit) = (at / 64, 1 << (at % 64));
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A glob's meaning written down as plainly as possible.
+    /// A plain reference implementation of a glob.
     fn naive(glob: &[u8], text: &[u8]) -> bool {
         match (glob.split_first(), text.split_first()) {
             (None, None) => true,
@@ -196,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Whatever the length of its bits.
+    /// The result does not depend on the number of bits.
     #[test]
     fn a_part_with_a_question_mark_is_found_wherever_it_is() {
         for length in [1, 2, 62, 63, 64, 65, 128, 129, 320, 321] {
@@ -221,8 +224,9 @@ mod tests {
         }
     }
 
-    /// Counted, since time would tell nothing: what is quick is one pass over the text, and
-    /// everything else one for each 64 characters of the glob, besides what is prepared.
+    /// Steps are counted, because a measured time would prove nothing. A quick glob takes one pass
+    /// over the text. Every other glob takes one pass for each 64 characters of the glob, and its
+    /// preparation.
     #[test]
     fn however_much_of_it_fits_it_takes_few_steps() {
         let steps = |glob: &str, text: &str| {
@@ -256,7 +260,7 @@ mod tests {
             format!("*{}", long("abcdefghijklmnopqrstuvwxyz?*", 11)),
         ] {
             assert!(!Glob::new(&glob).is_quick());
-            // Each `?` is noted for each of the letters that there are.
+            // The preparation notes each `?` for each letter.
             let letters = glob
                 .bytes()
                 .filter(|b| !b"*?".contains(b))

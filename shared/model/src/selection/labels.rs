@@ -1,12 +1,12 @@
 //! The labels of an object.
 
-/// Labels of an object, in the order of their keys. Every namespace's are held, and most have one
-/// to five: the smallest map takes the room of eleven.
+/// The labels of an object, sorted by key. Mimeo keeps the labels of every namespace in memory.
+/// Most namespaces have one to five, and the smallest map takes the memory of eleven.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(Box<[(Box<str>, Box<str>)]>);
 
 impl Labels {
-    /// None.
+    /// No labels.
     pub fn new() -> Self {
         Self::default()
     }
@@ -21,7 +21,7 @@ impl Labels {
     }
 }
 
-/// Of two with the same key the later one counts.
+/// If a key occurs twice, the later value counts.
 impl FromIterator<(Box<str>, Box<str>)> for Labels {
     fn from_iter<I: IntoIterator<Item = (Box<str>, Box<str>)>>(labels: I) -> Self {
         let sorted: std::collections::BTreeMap<_, _> = labels.into_iter().collect();

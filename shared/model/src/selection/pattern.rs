@@ -20,17 +20,18 @@ use super::{dialect, glob::GLOB_LOAD};
 /// Longest pattern, in bytes.
 const PATTERN_LENGTH: usize = 256;
 
-/// Most memory of one pattern, in bytes: whoever owns a namespace may write many, and a `{10000}`
-/// is quickly written. One that tells names of up to 63 characters apart takes a tenth of it.
+/// Most memory of one pattern, in bytes. The owner of a namespace may write many patterns, and
+/// `{10000}` needs much memory. A pattern for names of up to 63 characters needs a tenth of the
+/// limit.
 const PATTERN_SIZE: usize = 32 * 1024;
-/// The same while it is compiled.
+/// The same limit during the compilation.
 const COMPILING: usize = 8 * PATTERN_SIZE;
 
-/// So many bytes of a pattern count as one name.
+/// This many bytes of a pattern cost as much as one name.
 const BYTES_OF_A_NAME: usize = 128;
 
-/// A regular expression over a whole name, in RE2's syntax. Compiled to a table: it takes a step
-/// for each character and no memory besides, whatever the expression is.
+/// A regular expression that must match a whole name, in RE2's syntax. It is compiled to a table. A
+/// match takes one step for each character and no further memory, for every expression.
 #[derive(Clone)]
 pub struct Pattern {
     table: Arc<DFA<Vec<u32>>>,
@@ -38,7 +39,7 @@ pub struct Pattern {
     begins: Box<str>,
 }
 
-/// Not derived: nobody reads the table.
+/// Not derived, because the table is unreadable.
 impl fmt::Debug for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -58,8 +59,7 @@ impl Pattern {
 
     /// Compiles `text`.
     ///
-    /// # Errors
-    /// A message for people, with what is wrong in it.
+    /// # Errors A message for people that names the fault.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("must not be empty".into());
@@ -78,7 +78,7 @@ impl Pattern {
         })
     }
 
-    /// Whether the whole of `name` matches.
+    /// True if the pattern matches the whole of `name`.
     pub fn matches(&self, name: &str) -> bool {
         let input = Input::new(name).anchored(Anchored::Yes).earliest(true);
         self.table
@@ -90,16 +90,17 @@ impl Pattern {
         self.begins.starts_with(prefix) || prefix.starts_with(&*self.begins)
     }
 
-    /// What holding it and matching it costs, in names compared.
+    /// The cost of memory and of a match, in names compared.
     pub fn load(&self) -> usize {
         GLOB_LOAD.max(self.table.memory_usage() / BYTES_OF_A_NAME)
     }
 }
 
-/// Without Unicode: names are ASCII, `\d` and `\w` mean ASCII in RE2 too, and the tables are large.
+/// Parses without Unicode. Names are ASCII, `\d` and `\w` mean ASCII in RE2 as well, and Unicode
+/// tables are large.
 fn read(text: &str) -> Result<Hir, String> {
     let said = |error: &dyn fmt::Display| {
-        // The parser's message draws the pattern over several lines; the last says why.
+        // The parser's message shows the pattern on several lines. The last line has the reason.
         let drawn = error.to_string();
         let why = drawn
             .lines()
@@ -118,7 +119,7 @@ fn read(text: &str) -> Result<Hir, String> {
         .map_err(|error| said(&error))
 }
 
-/// Of the whole name. None if it is too large.
+/// Compiles an expression for the whole name. `None` if the table is too large.
 fn compile(expression: Hir) -> Option<DFA<Vec<u32>>> {
     let whole = Hir::concat(vec![expression, Hir::look(Look::End)]);
     let config = Expression::new()
@@ -137,7 +138,7 @@ fn compile(expression: Hir) -> Option<DFA<Vec<u32>>> {
     Builder::new().configure(config).build_from_nfa(&steps).ok()
 }
 
-/// The characters before the first one that could be special.
+/// The characters before the first one that could be an operator.
 fn literal_beginning(pattern: &str) -> &str {
     if pattern.contains('|') {
         return "";
@@ -146,7 +147,7 @@ fn literal_beginning(pattern: &str) -> &str {
     let end = pattern
         .find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
         .unwrap_or(pattern.len());
-    // `ab?` may begin with `a` alone.
+    // `ab?` may begin with only `a`.
     let quantified = pattern[end..].starts_with(['?', '*', '+', '{']);
     &pattern[..end - usize::from(quantified && end > 0)]
 }

@@ -1,4 +1,4 @@
-//! Label selectors, as the API server understands them.
+//! Label selectors, with the meaning that they have for the API server.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::{
     syntax,
 };
 
-/// A compiled `LabelSelector`, with the meaning it has to the API server: every requirement must
-/// hold, and where there are none, everything is selected.
+/// A compiled `LabelSelector`. As for the API server, every requirement must hold, and a selector
+/// without requirements selects everything.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Selector {
     pub(super) requirements: Vec<Requirement>,
@@ -33,7 +33,8 @@ pub(super) enum Test {
 }
 
 impl Selector {
-    /// Compiles `selector`; refuses what the API server would. Refusals name fields below `field`.
+    /// Compiles `selector`, and refuses the same selectors as the API server. Refusals name fields
+    /// below `field`.
     pub fn parse(selector: &LabelSelector, field: &str) -> Result<Self, Vec<Refusal>> {
         let LabelSelector {
             match_labels,
@@ -65,25 +66,25 @@ impl Selector {
         refusals.finish_with(Some(Self { requirements }))
     }
 
-    /// Whether an object with these labels is selected.
+    /// True if it selects an object with these labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.matches_by(|key| labels.get(key))
     }
 
-    /// Whether an object is selected, given the value of each of its labels by key.
+    /// True if it selects an object. `label` returns the value of a label by its key.
     pub fn matches_by<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements
             .iter()
             .all(|Requirement { key, test }| test.passes(label(key)))
     }
 
-    /// Whether it selects everything.
+    /// True if it selects everything.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// As in the query of a list or a watch: `a in (b,c),d,!e`. Neither keys nor values have
-    /// anything to escape in it.
+    /// The selector as the query of a list or a watch: `a in (b,c),d,!e`. Keys and values contain
+    /// nothing to escape.
     pub fn to_query(&self) -> String {
         self.requirements
             .iter()
@@ -92,8 +93,8 @@ impl Selector {
             .join(",")
     }
 
-    /// As a `LabelSelector` in JSON, all of it in `matchExpressions`: what is written into webhook
-    /// configurations.
+    /// The selector as a `LabelSelector` in JSON for webhook configurations. All requirements are
+    /// in `matchExpressions`.
     pub fn to_json(&self) -> Value {
         let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
         if expressions.is_empty() {
@@ -185,7 +186,7 @@ impl Test {
         }
     }
 
-    /// Whether some value that begins with `prefix` passes.
+    /// True if a value that begins with `prefix` can pass.
     pub(super) fn could_pass(&self, prefix: &str) -> bool {
         match self {
             Self::In(values) => values.iter().any(|value| value.starts_with(prefix)),

@@ -1,4 +1,4 @@
-//! Edits of labels, annotations and data, key by key.
+//! Edits of labels, annotations and data by their keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +16,10 @@ use crate::{
     template::{Template, Variable, check_sample, hint},
 };
 
-/// Most keys of one `set`, most globs of one list.
+/// Most keys of one `set`, and most globs of one list.
 const KEYS: usize = 64;
 
-/// As long as the longest name of a namespace and the longest value of a label.
+/// A text of the length of the longest name of a namespace and the longest value of a label.
 const LONGEST_VALUE: &str = "---------------------------------------------------------------";
 
 /// Edits of labels or of annotations.
@@ -29,7 +29,7 @@ pub(super) struct Edits {
     pub(super) set: BTreeMap<String, Template>,
 }
 
-/// Which keys are kept: what any glob includes and none excludes.
+/// The keys to keep: each key that matches a glob of `include` and none of `exclude`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Keys {
     include: Vec<Glob>,
@@ -59,7 +59,7 @@ impl Keys {
     }
 }
 
-/// What tells labels from annotations.
+/// The different rules for labels and annotations.
 #[derive(Clone, Copy)]
 pub(super) struct Syntax {
     key: fn(&str) -> Result<(), String>,
@@ -121,7 +121,7 @@ impl Edits {
         carried.chain(set).collect()
     }
 
-    /// Edits the labels or annotations at `key` of an object's metadata.
+    /// Edits the labels or annotations in the field `key` of an object's metadata.
     pub(super) fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str, namespace: &str) {
         if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
             there.retain(|key, value| {
@@ -145,7 +145,7 @@ impl Edits {
     }
 }
 
-/// Edits of the keys of data.
+/// Edits of the keys of `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DataEdits {
     keys: Keys,
@@ -205,8 +205,8 @@ impl DataEdits {
         Ok(())
     }
 
-    /// A key that has its new name already is kept under it; one whose new name is taken keeps its
-    /// own.
+    /// The changes to the data. A key that is the new name of another key is never removed, because
+    /// an earlier run may have renamed it. A key keeps its old name if the new name is taken.
     pub(super) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
         let mut changes = Vec::new();
         if self.is_noop() {
@@ -285,7 +285,7 @@ fn parse_set(
     refusals.finish_with(Some(parsed))
 }
 
-/// Checks what the text becomes, for each source; the first that is wrong says enough.
+/// Checks the resulting text for each source, and returns only the first error.
 fn check_values(
     template: &Template,
     used: Use<'_>,
@@ -318,7 +318,7 @@ fn check_size(set: &BTreeMap<String, Template>, used: Use<'_>, most: usize) -> R
             .map(|(key, text)| key.len() + value(text))
             .sum::<usize>()
     };
-    // Whatever the namespaces, it must not be too much.
+    // The size must be within the limit in every namespace.
     let longest = |text: &Template| text.text(|_| LONGEST_VALUE.into()).len();
     let size = match used {
         Use::Admission => size(&longest),

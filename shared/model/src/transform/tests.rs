@@ -1,4 +1,4 @@
-//! What comes of labels, annotations, data, type and finalizers; and what is refused.
+//! Tests of the edits of labels, annotations, data, type and finalizers, and of the refusals.
 
 use std::collections::BTreeMap;
 
