@@ -1,7 +1,8 @@
-//! `ClusterReplication`: the platform's rule that copies named sources into many namespaces.
+//! `ClusterReplication`: the rule of the platform's administrators. It copies sources into many
+//! namespaces.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
-// Printer columns repeat their types.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
+// columns repeat their types.
 #![allow(
     clippy::doc_markdown,
     clippy::doc_link_with_quotes,
@@ -372,7 +373,7 @@ impl Default for RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    /// Whether it says no more than its absence would.
+    /// True if the policy equals the default for a missing one.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

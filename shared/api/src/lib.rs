@@ -1,15 +1,15 @@
 //! Mimeo's custom resources, `mimeo.dev/v1alpha1`: the types that every other crate reads rules
 //! with, and the `CustomResourceDefinition`s generated from them.
 //!
-//! A value here is what the API server stored and no more: defaults are filled in, but whether a
-//! pattern compiles or a selector can be parsed is decided in `mimeo-model`, where these types are
-//! turned into what the programs work with. No IO, no client, no clock.
+//! A value of these types is the stored object with its defaults, and no more. `mimeo-model` parses
+//! these values into its own types. It decides, for example, if a pattern compiles or a selector is
+//! valid. This crate has no IO, no client and no clock.
 //!
-//! The comments of fields are also what `kubectl explain` prints: plain text for the authors of
-//! rules. `explain` shows no defaults, so a field that has one says so.
+//! `kubectl explain` prints the comments of fields. So they are plain text for the authors of
+//! rules. A comment names the default of its field, because `explain` does not show it.
 //!
-//! [`crds`] is the one way to the definitions; `manifests/crds/` holds them as YAML and a test
-//! compares the two.
+//! [`crds`] is the only source of the CRDs. `manifests/crds/` has them as YAML, and a test compares
+//! the two.
 
 pub mod cluster_replication;
 pub mod names;

@@ -1,8 +1,8 @@
-//! `Replication`: a tenant's rule, which copies objects into its own namespace, or between
-//! namespaces that consent.
+//! `Replication`: a tenant's rule. It copies objects into its own namespace, or between consenting
+//! namespaces.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
-// Printer columns repeat their types.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
+// columns repeat their types.
 #![allow(
     clippy::doc_markdown,
     clippy::doc_link_with_quotes,

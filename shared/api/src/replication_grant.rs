@@ -1,8 +1,7 @@
-//! `ReplicationGrant`: what the owner of a namespace lets Replications of other namespaces do in
-//! it.
+//! `ReplicationGrant`: the consent of a namespace's owner to Replications of other namespaces.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
-// Printer columns repeat their types.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
+// columns repeat their types.
 #![allow(
     clippy::doc_markdown,
     clippy::doc_link_with_quotes,

@@ -1,10 +1,10 @@
-//! The parts of the schema that the Rust types cannot express: limits, list types, CEL rules.
+//! The parts of the schema that Rust types can't express: limits, list types, CEL rules.
 //!
-//! No field has a `pattern`: the API server would answer with the regular expression. A CEL rule
-//! has a message.
+//! No field has a `pattern`, because the API server would show the regular expression to the user.
+//! A CEL rule has a message instead.
 //!
-//! Every list, map and string that a CEL rule looks at has a limit, because the API server refuses
-//! a definition whose rules could become too expensive.
+//! The lists, maps and strings in CEL rules have limits. Without them, the API server would refuse
+//! the CRD, because its rules could become too expensive.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy};
 
-/// The definitions of all of Mimeo's kinds, in order of name, as they are installed in a cluster.
+/// The CRDs of all of Mimeo's kinds, sorted by name, as they are installed in a cluster.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
         ClusterReplication::crd(),
@@ -35,11 +35,12 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     crds
 }
 
-/// Takes out what is true of Rust but not of the API, at every level.
+/// Removes the parts of the schema that describe Rust and not the API, at every level.
 ///
-/// `nullable` goes because an explicit null then counts as left out (the API server prunes it, then
-/// fills in the default), titles because they repeat the kind, line breaks because they are those
-/// of the source file.
+/// - `nullable`: without it, an explicit null counts as left out. The API server prunes it and
+///   fills in the default.
+/// - Titles: they repeat the kind.
+/// - Line breaks: they come from the source file.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.title = None;
@@ -59,24 +60,25 @@ fn tidy(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// Why a Replication refuses a wildcard in `targets[].namespaces`.
+/// The message that refuses a wildcard in `targets[].namespaces` of a Replication.
 pub const EXACT_TARGETS: &str =
     "a Replication names its target namespaces exactly; wildcards are for ClusterReplications";
 
-/// This JSON as a schema.
+/// Makes a schema of this JSON.
 fn schema(json: Value) -> Schema {
-    // Only a value that is neither an object nor a boolean is no schema.
+    // This fails only for a value that is neither an object nor a boolean.
     Schema::try_from(json).unwrap_or_default()
 }
 
-/// One CEL rule of `x-kubernetes-validations`: what must hold, and what people read if it doesn't.
+/// One CEL rule of `x-kubernetes-validations`: the condition, and the message for people if it
+/// fails.
 pub(crate) fn rule(rule: &str, message: &str) -> Value {
     json!({"rule": rule, "message": message, "reason": "FieldValueInvalid"})
 }
 
-/// A regular expression as API servers take it: they can evaluate it, else whoever asks them to
-/// (the policy that guards labels) would fail. The answer doesn't matter; of what is no regular
-/// expression there is none, which refuses it.
+/// A regular expression that API servers can evaluate. Otherwise every policy with this expression
+/// would fail, such as the policy that guards labels. The result of the match does not matter. An
+/// invalid expression has no result, so the rule refuses it.
 pub(crate) fn name_pattern(_: &mut SchemaGenerator) -> Schema {
     let taken = rule(
         "''.matches('^(?:' + self + ')$') in [true, false]",
@@ -85,16 +87,15 @@ pub(crate) fn name_pattern(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "minLength": 1, "maxLength": 256, "x-kubernetes-validations": [taken]})
 }
 
-/// A [`rule`] whose refusal names `field` (a path below the schema that carries the rule, as
-/// `.targets`).
+/// A [`rule`] with a refusal that names `field`: a path below this schema, as in `.targets`.
 pub(crate) fn rule_of(field: &str, expression: &str, message: &str) -> Value {
     let mut rule = rule(expression, message);
     rule["fieldPath"] = json!(field);
     rule
 }
 
-/// Text of 1 to `max` characters that matches `regex`. A refusal says `message` and not the regular
-/// expression.
+/// Text of 1 to `max` characters that matches `regex`. A refusal shows `message` instead of the
+/// regular expression.
 fn text(max: u32, regex: &str, message: &str) -> Value {
     let matches = format!("self.matches(r'{regex}')");
     json!({
@@ -103,12 +104,12 @@ fn text(max: u32, regex: &str, message: &str) -> Value {
     })
 }
 
-/// A list of at most `max` such texts, none of which comes twice.
+/// A list of at most `max` items without duplicates.
 fn set_of(max: u32, items: &Value) -> Value {
     json!({"type": "array", "maxItems": max, "x-kubernetes-list-type": "set", "items": items})
 }
 
-/// Label keys, annotation keys and finalizers: a DNS prefix of 253, a slash, a name of 63.
+/// Longest label key, annotation key or finalizer: a DNS prefix of 253, a slash, and a name of 63.
 const QUALIFIED_NAME_LENGTH: u32 = 317;
 const NAMESPACE_GLOB: &str = "^[a-z0-9*?]([-a-z0-9*?]*[a-z0-9*?])?$";
 
@@ -128,7 +129,7 @@ pub(crate) fn kind(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
-/// One segment of a URL: not every kind's names are DNS names.
+/// The name of an object: one URL segment. Some kinds have names that are not DNS names.
 fn name_of_object(message: &str) -> Value {
     text(253, "^[^/%]+$", message)
 }
@@ -155,8 +156,8 @@ pub(crate) fn namespace_names(_: &mut SchemaGenerator) -> Schema {
     schema(set_of(64, &name_of_namespace()))
 }
 
-/// Exact names. Wildcards pass the first rule, so that a user who writes one reads only the hint of
-/// the second.
+/// Exact names of namespaces. Wildcards pass the first rule. So a user that writes one reads only
+/// the message of the second rule.
 pub(crate) fn target_namespaces(_: &mut SchemaGenerator) -> Schema {
     let mut name = text(63, NAMESPACE_GLOB, NAMESPACE_MESSAGE);
     if let Some(rules) = name["x-kubernetes-validations"].as_array_mut() {
@@ -168,21 +169,21 @@ pub(crate) fn target_namespaces(_: &mut SchemaGenerator) -> Schema {
     schema(not_empty(set_of(32, &name)))
 }
 
-/// The schema of a list that must have items. An empty list would select nothing, or anything, and
-/// look as if it were left out.
+/// Requires at least one item. An empty list would select nothing or everything, and would look
+/// like a list that is left out.
 fn not_empty(mut list: Value) -> Value {
     list["minItems"] = json!(1);
     list
 }
 
-/// Names of objects, with wildcards.
+/// Globs for names of objects.
 pub(crate) fn object_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be the name of an object, in which * stands for any characters and ? for one, as in registry-*; no \"/\" \
                    and no \"%\"";
     schema(not_empty(set_of(64, &name_of_object(message))))
 }
 
-/// Names of namespaces, with wildcards.
+/// Globs for names of namespaces.
 pub(crate) fn namespace_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be the name of a namespace, in which * stands for any characters and ? for one, as in team-*: at most 63 \
                    lower-case letters, digits, \"-\", \"*\" and \"?\"";
@@ -198,22 +199,23 @@ pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
-/// Keys of a Secret or a ConfigMap (`IsConfigMapKey` of Kubernetes), with wildcards.
+/// Globs for keys of a Secret or a ConfigMap (`IsConfigMapKey` of Kubernetes).
 pub(crate) fn data_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be a key, in which * stands for any characters and ? for one, as in tls.*: only letters, digits, \"-\", \
                    \"_\", \".\", \"*\" and \"?\"";
     schema(set_of(64, &text(253, "^[-A-Za-z0-9_.*?]+$", message)))
 }
 
-/// The old names are not checked by the schema: a key that no object can have renames nothing.
+/// New names of data keys. The schema does not check the old names: an impossible key renames
+/// nothing.
 pub(crate) fn data_names(_: &mut SchemaGenerator) -> Schema {
     let message = "must be a key, as in tls.crt: only letters, digits, \"-\", \"_\" and \".\"";
     let name = text(253, "^[-A-Za-z0-9_.]+$", message);
     json_schema!({"type": "object", "maxProperties": 64, "additionalProperties": name})
 }
 
-/// The API server knows a few finalizers without a domain; they are its own and not for rules to
-/// set.
+/// Finalizers with a domain. The API server uses a few finalizers without one, and rules must not
+/// set these.
 pub(crate) fn finalizers(_: &mut SchemaGenerator) -> Schema {
     let finalizer = text(
         QUALIFIED_NAME_LENGTH,
@@ -223,7 +225,7 @@ pub(crate) fn finalizers(_: &mut SchemaGenerator) -> Schema {
     schema(set_of(8, &finalizer))
 }
 
-/// Characters of a label value, and variables. The webhook checks what the variables become. A
+/// Label values: their characters, and variables. The webhook checks the values of the variables. A
 /// value may be empty.
 pub(crate) fn label_values() -> Schema {
     let mut value = text(
@@ -237,7 +239,7 @@ pub(crate) fn label_values() -> Schema {
     json_schema!({"type": "object", "maxProperties": 64, "additionalProperties": value})
 }
 
-/// A place in an object for a JSON Patch.
+/// A JSON pointer to a place in an object, for a JSON Patch.
 pub(crate) fn json_pointer(_: &mut SchemaGenerator) -> Schema {
     schema(text(
         1024,
@@ -253,12 +255,12 @@ pub(crate) fn annotation_values() -> Schema {
     })
 }
 
-/// Any JSON, and the server keeps what is in it.
+/// Any JSON. The API server keeps all fields in it.
 pub(crate) fn any_value(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// An object of any kind, as it would be sent to the API server, which checks its apiVersion, kind
+/// An object of any kind, in the form that clients send. The API server checks its apiVersion, kind
 /// and metadata.
 pub(crate) fn embedded_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
@@ -268,7 +270,7 @@ pub(crate) fn embedded_object(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A label selector within limits; its own definition has none.
+/// A label selector with limits. The standard selector has none.
 pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object", "x-kubernetes-map-type": "atomic",
@@ -317,7 +319,7 @@ pub(crate) fn nonempty_label_selector(generator: &mut SchemaGenerator) -> Schema
     selector
 }
 
-/// The conditions that all kinds of Kubernetes share, merged by type.
+/// The conditions of all Kubernetes kinds, merged by type.
 pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array", "maxItems": 16,

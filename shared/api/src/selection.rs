@@ -1,6 +1,6 @@
-//! Which namespaces: the three ways to choose them, shared by targets, exclusions and grants.
+//! The selection of namespaces: three ways to choose them, used by targets, exclusions and grants.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too.
 #![allow(clippy::doc_markdown)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;

@@ -1,7 +1,6 @@
-//! How an object is rewritten: shared by the rules that copy and the policies that act at
-//! admission.
+//! The changes to an object, shared by the rules for copies and the policies that act at admission.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too.
 #![allow(clippy::doc_markdown, clippy::doc_link_with_quotes)]
 
 use std::collections::BTreeMap;
@@ -67,7 +66,7 @@ pub struct CopyTransform {
 }
 
 impl CopyTransform {
-    /// Whether the copy comes out as its source is.
+    /// True if the copy equals its source.
     pub fn is_noop(&self) -> bool {
         self.common.is_noop() && self.json_patch.is_empty()
     }
@@ -116,7 +115,7 @@ pub enum JsonPatchOp {
 }
 
 impl Transform {
-    /// Whether the object comes out as it went in.
+    /// True if the object stays as it is.
     pub fn is_noop(&self) -> bool {
         let Self {
             type_,
@@ -168,7 +167,7 @@ impl Default for DataEdits {
 }
 
 impl DataEdits {
-    /// Whether every key is kept under its name.
+    /// True if every key is kept with its name.
     pub fn is_noop(&self) -> bool {
         *self == Self::default()
     }
@@ -207,7 +206,7 @@ impl Default for KeyEdits {
 }
 
 impl KeyEdits {
-    /// Whether every key is kept and none is set.
+    /// True if every key is kept and none is set.
     pub fn is_noop(&self) -> bool {
         *self == Self::default()
     }
@@ -217,7 +216,7 @@ fn every_key() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
-/// [`CopyTransform`], described for a rule of the platform's.
+/// The schema of [`CopyTransform`], with descriptions for a `ClusterReplication`.
 pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = CopyTransform::json_schema(generator);
     for (field, others) in [
@@ -239,7 +238,7 @@ pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// The same for a tenant's, whose globs are few.
+/// The same for a Replication, which has narrower limits on globs and variables.
 pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = of_rule(generator);
     for field in ["labels", "annotations", "data"] {
@@ -261,7 +260,7 @@ pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// [`Transform`], described for a policy.
+/// The schema of [`Transform`], with descriptions for a policy.
 pub(crate) fn of_policy(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = Transform::json_schema(generator);
     for field in ["labels", "annotations"] {
@@ -285,21 +284,21 @@ fn describe(schema: &mut Schema, pointer: &str, sentence: &str) {
     }
 }
 
-/// [`KeyEdits`] whose values must be label values.
+/// The schema of [`KeyEdits`] with label values.
 fn label_edits(generator: &mut SchemaGenerator) -> Schema {
     let mut edits = KeyEdits::json_schema(generator);
     set_schema(&mut edits, schema::label_values());
     edits
 }
 
-/// [`KeyEdits`] whose values are free text.
+/// The schema of [`KeyEdits`] with free text as values.
 fn annotation_edits(generator: &mut SchemaGenerator) -> Schema {
     let mut edits = KeyEdits::json_schema(generator);
     set_schema(&mut edits, schema::annotation_values());
     edits
 }
 
-/// Replaces the schema of the field `set`, keeping its description.
+/// Replaces the schema of the field `set`, and keeps its description.
 fn set_schema(edits: &mut Schema, mut values: Schema) {
     if let Some(set) = edits.pointer_mut("/properties/set") {
         if let Some(description) = set.get("description") {

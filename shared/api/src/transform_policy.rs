@@ -1,7 +1,7 @@
-//! `TransformPolicy`: rewrites objects as they are admitted, whoever writes them.
+//! `TransformPolicy`: changes objects at admission, for every writer.
 
-// The comments of fields are printed by `kubectl explain`, which would print the backticks too.
-// Printer columns repeat their types.
+// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
+// columns repeat their types.
 #![allow(clippy::doc_markdown, clippy::duplicated_attributes)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
