@@ -239,8 +239,9 @@ impl Granted {
 impl Grant {
     /// Parses a grant that the API server has stored or is about to store.
     ///
-    /// # Errors All reasons why the grant is refused, in the order of the fields. A refused grant
-    /// grants nothing.
+    /// # Errors
+    /// All reasons why the grant is refused, in the order of the fields. A refused grant grants
+    /// nothing.
     pub fn parse(object: &ReplicationGrant) -> Result<Self, Vec<Refusal>> {
         let spec = &object.spec;
         let mut refusals = Refusals::default();

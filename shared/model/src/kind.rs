@@ -57,7 +57,8 @@ pub struct GroupVersionKind {
 impl GroupVersionKind {
     /// Parses `apiVersion` (`v1`, `apps/v1`) and `kind` as objects carry them.
     ///
-    /// # Errors A message for people that says which of the two is malformed.
+    /// # Errors
+    /// A message for people that says which of the two is malformed.
     pub fn parse(api_version: &str, kind: &str) -> Result<Self, String> {
         let (group, version) = match api_version.split_once('/') {
             None => ("", api_version),

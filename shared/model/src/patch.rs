@@ -84,7 +84,8 @@ impl JsonPatch {
     /// Patches a copy. `metadata` has only labels and annotations, without Mimeo's own. `body` has
     /// no identity. `rules` is the kind of the copy's rule.
     ///
-    /// # Errors The operation that fails and the reason, without any of the data.
+    /// # Errors
+    /// The operation that fails and the reason, without any of the data.
     pub(crate) fn apply(
         &self,
         metadata: &mut Map<String, Value>,

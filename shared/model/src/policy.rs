@@ -56,7 +56,8 @@ pub struct Policy {
 impl Policy {
     /// Parses a policy that the API server has stored or is about to store.
     ///
-    /// # Errors All reasons why the policy is refused, in the order of the fields.
+    /// # Errors
+    /// All reasons why the policy is refused, in the order of the fields.
     pub fn parse(object: &TransformPolicy) -> Result<Self, Vec<Refusal>> {
         let (metadata, spec) = (&object.metadata, &object.spec);
         let mut refusals = Refusals::default();

@@ -57,7 +57,8 @@ impl Reach {
 
 /// Parses the name of a namespace in a limit.
 ///
-/// # Errors The fault of the name, for people. A pattern is refused, because a Role belongs to one
+/// # Errors
+/// The fault of the name, for people. A pattern is refused, because a Role belongs to one
 /// namespace.
 pub fn namespace(text: &str) -> Result<Box<str>, String> {
     syntax::dns_label(text).map(|()| text.into())

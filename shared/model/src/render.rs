@@ -143,7 +143,8 @@ impl Copies {
 
     /// The checksum of the copy in one namespace. It is computed without copying the body.
     ///
-    /// # Errors The reason why this namespace gets no copy.
+    /// # Errors
+    /// The reason why this namespace gets no copy.
     pub fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
         match self {
             Self::Alike(rendering) => Ok(rendering.checksum),

@@ -122,7 +122,8 @@ impl Rule {
 
     /// Parses a rule that the API server has stored or is about to store.
     ///
-    /// # Errors All reasons why the rule is refused, in the order of the fields.
+    /// # Errors
+    /// All reasons why the rule is refused, in the order of the fields.
     pub fn parse(object: &ClusterReplication) -> Result<Self, Vec<Refusal>> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let id = RuleId {

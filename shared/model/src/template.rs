@@ -126,8 +126,9 @@ pub(crate) fn hint(text: &str) -> String {
 impl Template {
     /// Parses `text`.
     ///
-    /// # Errors A message for people that names an unknown variable of `source.` or `namespace.`.
-    /// It is not plain text, because a later version of Mimeo may define a variable of this name.
+    /// # Errors
+    /// A message for people that names an unknown variable of `source.` or `namespace.`. It is not
+    /// plain text, because a later version of Mimeo may define a variable of this name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut template, mut rest) = (Self(Vec::new()), text);
         while let Some(start) = rest.find("$(") {

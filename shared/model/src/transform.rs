@@ -172,7 +172,8 @@ impl Transform {
     /// Patches a copy of `source`. `metadata` has only labels and annotations, without Mimeo's own.
     /// `body` has no identity. `rules` is the kind of the copy's rule.
     ///
-    /// # Errors The reason why the patch fails.
+    /// # Errors
+    /// The reason why the patch fails.
     pub fn patch_copy(
         &self,
         metadata: &mut Map<String, Value>,
@@ -205,7 +206,8 @@ impl Transform {
 
     /// Edits the data of a copy.
     ///
-    /// # Errors The name that two keys of the source would have.
+    /// # Errors
+    /// The name that two keys of the source would have.
     pub fn copy_data(&self, body: &mut Map<String, Value>) -> Result<(), String> {
         self.data.copy(body)
     }

@@ -101,7 +101,8 @@ impl Encoded {
 impl Draft {
     /// Makes the draft of a rule from `object`.
     ///
-    /// # Errors The reason why the object gives no copy.
+    /// # Errors
+    /// The reason why the object gives no copy.
     pub fn of(
         rule: &Rule,
         source: &SourceRef,
@@ -152,7 +153,8 @@ impl Draft {
 
     /// The copies for one target of the rule.
     ///
-    /// # Errors The reason why the target gets no copies.
+    /// # Errors
+    /// The reason why the target gets no copies.
     pub fn copies(&self, target: &Target) -> Result<Copies, SourceRefused> {
         let name = target.copy_name(&self.source);
         let mut variables: BTreeSet<Variable> = name.variables().cloned().collect();

@@ -31,7 +31,8 @@ impl Rule {
     /// Parses a Replication. It means the same as a longer `ClusterReplication`, but may use fewer
     /// fields. The consent of other namespaces is checked elsewhere.
     ///
-    /// # Errors As for [`Rule::parse`].
+    /// # Errors
+    /// As for [`Rule::parse`].
     pub fn parse_replication(object: &Replication) -> Result<Self, Vec<Refusal>> {
         let (metadata, spec) = (&object.metadata, &object.spec);
         let mut refusals = Refusals::default();

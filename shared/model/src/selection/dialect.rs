@@ -11,7 +11,8 @@ use regex_syntax::ast::{
 
 /// Checks an expression that was parsed from `text`.
 ///
-/// # Errors The first part that RE2 reads differently.
+/// # Errors
+/// The first part that RE2 reads differently.
 pub(super) fn check(text: &str, expression: &Ast) -> Result<(), &'static str> {
     ast::visit(expression, Check { text })
 }

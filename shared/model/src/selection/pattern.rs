@@ -59,7 +59,8 @@ impl Pattern {
 
     /// Compiles `text`.
     ///
-    /// # Errors A message for people that names the fault.
+    /// # Errors
+    /// A message for people that names the fault.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("must not be empty".into());
