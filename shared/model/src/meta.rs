@@ -177,8 +177,8 @@ struct Rare {
 
 impl Seen {
     /// True if Mimeo wrote the object: it has an entry of Mimeo's field manager, or had one when
-    /// this process saw the object before. Any user with access to the object can remove the entry.
-    /// No user can forge the uid, which shows that it is the same object.
+    /// this process saw the object before. Any user with write access to the object can remove the
+    /// entry. No user can forge the uid, which shows that it is the same object.
     pub fn ours(&self) -> bool {
         self.entry.is_some() || self.was_ours
     }

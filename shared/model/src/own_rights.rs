@@ -234,7 +234,7 @@ impl Lack<'_> {
         } else {
             "missing permissions on"
         };
-        // A Mimeo that itself has all permissions which the copies grant needs no more.
+        // If Mimeo itself has all permissions that the copies grant, it needs no more.
         let others = if *hands_out { "for others " } else { "" };
         let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
         let group = if group.is_empty() { "\"\"" } else { group };

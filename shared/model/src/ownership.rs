@@ -2,7 +2,7 @@
 //! Mimeo alone.
 //!
 //! If an apply leaves out a field, the API server removes it only if no other manager owns it. An
-//! apply never touches a field that its manager did not own. So Mimeo first takes over the unwanted
+//! apply never removes a field that its manager did not own. So Mimeo first takes over the unwanted
 //! fields of other owners. It changes `managedFields` alone for this, which needs no permission
 //! beyond an apply's.
 
@@ -124,10 +124,9 @@ pub fn claim(meta: &ObjectMeta, kind: &GroupKind, exclusive: bool) -> Option<Str
     serde_json::to_string(&[vec![own], left].concat()).ok()
 }
 
-/// True if the object already had the copy's content, without status, before Mimeo applied it.
-/// Mimeo's entry owns all fields of the other entries, and no field without an owner before. An
-/// apply without force succeeds only if the values of shared fields are equal. So equal fields mean
-/// equal content.
+/// True if Mimeo's entry owns the same fields as all other entries together, except metadata and
+/// status. The object then had the copy's content already before Mimeo applied it. The values are
+/// equal, too: an apply without force fails if a shared field has another value.
 pub fn content_is_ours(meta: &ObjectMeta) -> bool {
     let content = |entry: &ManagedFieldsEntry| {
         let mut content = fields(entry).cloned().unwrap_or_default();

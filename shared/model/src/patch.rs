@@ -1,8 +1,8 @@
 //! `transform.jsonPatch`: the last change to a copy, by RFC 6902.
 //!
-//! The patch sees the copy without its identity, its type and Mimeo's labels and annotations. They
-//! are added after the patch, so no operation can change them, wherever its path leads. A rule with
-//! a path to one of them is refused, because the author would expect an effect.
+//! The patch sees the copy without its identity (name, apiVersion, kind) and without Mimeo's labels
+//! and annotations. They are added after the patch, so no operation can change them, wherever its
+//! path leads. A path to one of them can only be a mistake, so Mimeo refuses the rule.
 
 use json_patch::{
     AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,

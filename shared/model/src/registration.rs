@@ -47,7 +47,7 @@ pub const RULES_PATH: &str = "/validate/rules";
 pub const COPIES_PATH: &str = "/validate/copies";
 
 /// Users of the cluster's controllers that delete the objects in a deleted namespace, and the
-/// objects without their owner.
+/// dependents of a deleted owner.
 const COLLECTORS: [&str; 3] = [
     "system:kube-controller-manager",
     "system:serviceaccount:kube-system:namespace-controller",
@@ -58,17 +58,17 @@ const COLLECTORS: [&str; 3] = [
 const SYSTEM: &str = "kube-";
 
 /// The API server's timeout for each hook. An answer comes from memory, or after at most one second
-/// of waiting for copies. The rest is a reserve for a busy machine. If an address swallowed
-/// packets, the API server's default of 10 seconds would delay each new namespace so long.
+/// of waiting for copies. The rest is a reserve for a busy machine. With the API server's default
+/// of 10 seconds, an address without answers would delay each new namespace for 10 seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// Most entries in an object's `managedFields` that API servers evaluate. Normal objects have about
 /// a dozen entries. A user with write access to an object may write thousands. If their evaluation
 /// takes too long, the API server lets the request pass.
 pub const ENTRIES: usize = 1000;
 
-/// True if no hook may act on the namespace: the system's namespaces, and Mimeo's own. The API
-/// server does not ask about them, because of [`Registration::mutating`]. Other callers of the
-/// webhook get the same answer.
+/// True if no hook may act on the namespace: the system's namespaces, and Mimeo's own. The match
+/// conditions in [`Registration::mutating`] keep the API server from asking about them. Other
+/// callers of the webhook get the same answer.
 pub fn is_exempt(namespace: &str, own_namespace: &str) -> bool {
     namespace.starts_with(SYSTEM) || namespace == own_namespace
 }
@@ -84,8 +84,8 @@ pub struct Registration {
     /// The namespace that Mimeo runs in. No hook may keep Mimeo from starting.
     pub own_namespace: String,
     /// The API server's reaction to a new namespace while no webhook answers. `Ignore`: the
-    /// namespace is created, and its copies are written later. `Fail`: the creation fails, so every
-    /// existing namespace has passed through the webhook.
+    /// namespace is created, and its copies are written later. `Fail`: the creation fails, so each
+    /// new namespace has passed through the webhook.
     pub namespaces_failure_policy: FailurePolicy,
     /// Resources besides pods that wait for copies. Pods always wait: a list without them must not
     /// switch off the pod gate.
@@ -124,7 +124,8 @@ impl Registration {
         )
     }
 
-    /// The `ValidatingWebhookConfiguration` for rules and policies, and for guarded copies.
+    /// The `ValidatingWebhookConfiguration` for rules and policies, and for copies with
+    /// `driftPolicy: Deny`.
     pub fn validating(&self) -> Value {
         self.configuration(
             "ValidatingWebhookConfiguration",
@@ -135,8 +136,8 @@ impl Registration {
 
     /// The `MutatingWebhookConfiguration` of the policies, sorted by name.
     ///
-    /// An unknown kind for `look_up`, or a cluster-scoped kind, gets no rule. A policy without
-    /// rules gets no entry.
+    /// A kind gets no rule if `look_up` does not find it, or if it is cluster-scoped. A policy
+    /// without rules gets no entry.
     pub fn policies(
         &self,
         policies: &[Policy],
@@ -276,16 +277,16 @@ impl Registration {
         })
     }
 
-    /// The hook for guarded copies. The API server itself evaluates if a request changes a copy:
-    /// `managedFields` already show the changed fields at this point. So a write that changes
-    /// nothing costs no call.
+    /// The hook for guarded copies: those with `driftPolicy: Deny`. The API server itself evaluates
+    /// if a request changes a copy. `managedFields` already show the changed fields at this point,
+    /// so a write without changes costs no call.
     ///
-    /// The hook fails open, because Mimeo restores the copy if no webhook refused the change. So no
-    /// expression may fail here. If an object has too many entries for the API server, the hook is
-    /// called as well.
+    /// The hook fails open, because Mimeo restores a copy after a change that no webhook refused.
+    /// An expression that fails lets the request pass, so none may fail here. If an object has too
+    /// many entries for the API server, the hook is called as well.
     fn copies(&self) -> Value {
         let manager = MANAGER;
-        // A client that uses Mimeo's manager name changes values and leaves the entry unchanged.
+        // A client that uses Mimeo's manager name can change values without a change of the entry.
         let forged = format!(
             "has(request.options.fieldManager) && request.options.fieldManager == '{manager}'"
         );

@@ -149,8 +149,7 @@ impl TargetSelection {
             .filter(|begins| !begins.is_empty())
     }
 
-    /// True if the namespace would be selected if the pattern were only [its
-    /// beginning](Self::beginning).
+    /// Like [`Self::matches`], but compares only the [`beginning`](Self::beginning) of the pattern.
     pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
         self.matches_with(name, labels, |pattern| {
             name.starts_with(pattern.beginning())

@@ -61,7 +61,8 @@ pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<Source
             refusals.add(format!("{field}.kind"), why);
         }
     }
-    // Tools write null or an empty object for a field without a value.
+    // Tools write null or an empty object for a field without a value. Such a field counts as not
+    // set.
     let is_set = |value: &Value| !value.is_null() && *value != Value::Object(Map::new());
     if is_set(&object["status"]) {
         refusals.add(

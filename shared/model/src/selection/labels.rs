@@ -1,7 +1,7 @@
 //! The labels of an object.
 
 /// The labels of an object, sorted by key. Mimeo keeps the labels of every namespace in memory.
-/// Most namespaces have one to five, and the smallest map takes the memory of eleven.
+/// Most namespaces have one to five labels, and even the smallest map takes the memory of eleven.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(Box<[(Box<str>, Box<str>)]>);
 
