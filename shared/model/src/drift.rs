@@ -1,10 +1,9 @@
 //! `driftPolicy: Deny`: the webhook refuses requests that change or delete a copy.
 //!
-//! The API server asks only about some requests: those that delete a copy, change it or give it an
-//! owner, and those with too many entries in `managedFields` for the API server to check
-//! ([`registration`](crate::registration)). This module decides if the rule still guards the copy.
-//! The caller must read whether the namespace is being deleted: a watch may show a deletion too
-//! late.
+//! The API server asks only about some requests ([`registration`](crate::registration)). These
+//! delete a copy, change it, give it an owner, or have more entries in `managedFields` than the API
+//! server checks. This module decides if the rule still guards the copy. The caller must read
+//! whether the namespace is being deleted, because a watch may show a deletion too late.
 
 use crate::{
     id::{RuleId, RuleKind},
@@ -39,7 +38,7 @@ pub struct Marked<'a> {
 /// forbids other clients to change it.
 ///
 /// A Replication never binds the parts of the cluster itself. A tenant may give a copy any name in
-/// the tenant's own namespace, also the name of an object that a controller of the cluster keeps
+/// the tenant's own namespace. A controller of the cluster may keep an object of the same name
 /// there.
 pub fn guard(request: &Request, guards: impl Fn(&RuleId, &Marked<'_>) -> bool) -> Option<RuleId> {
     // Read the stored object: the request may change the annotation.

@@ -261,7 +261,7 @@ impl Lack<'_> {
 /// The object that would grant a permission.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant<'a> {
-    /// A ClusterRole with this label.
+    /// A `ClusterRole` with this label.
     ClusterRole(&'a str),
     /// A Role in this namespace.
     Role(&'a str),

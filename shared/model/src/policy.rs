@@ -34,7 +34,7 @@ const PROGRAMS: [&str; 4] = [
 pub struct Policy {
     /// Name of the policy. The requests of the API server carry it in their path.
     pub name: Box<str>,
-    /// The object's uid; empty before it is stored.
+    /// The object's uid. Empty before the policy is stored.
     pub uid: Box<str>,
     /// The `metadata.generation`. 0 before the policy is stored.
     pub generation: i64,

@@ -466,8 +466,8 @@ fn rule(Resource { gvk, plural, .. }: &Resource) -> Value {
     })
 }
 
-/// Name of a policy's entry. It is a hash, because a policy's name may be longer than the name of
-/// an entry, and may have dots where an entry can't have them.
+/// Name of a policy's entry. It is a hash, because a policy's name may be too long for an entry,
+/// and may have dots in places where an entry can't have them.
 pub fn entry_name(policy: &str) -> String {
     let digest = Sha256::digest(policy.as_bytes());
     let half = digest

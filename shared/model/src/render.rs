@@ -23,7 +23,7 @@ use self::draft::Encoded;
 /// them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rendering {
-    /// Identifies the rendering; also on the copy, as the annotation
+    /// Identifies the rendering. The copy carries it as the annotation
     /// [`CHECKSUM`](crate::names::CHECKSUM).
     pub checksum: Checksum,
     /// The part of the body after the id. Only the id differs from copy to copy.

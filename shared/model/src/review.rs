@@ -27,7 +27,7 @@ const KIND: &str = "AdmissionReview";
 /// Secrets.
 #[derive(Clone, PartialEq)]
 pub struct Request {
-    /// Identifies the review; the answer repeats it.
+    /// Identifies the review. The answer repeats it.
     pub uid: String,
     /// Kind of the object, in the version that the webhook's rule asks for.
     pub kind: GroupVersionKind,

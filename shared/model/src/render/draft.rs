@@ -297,8 +297,8 @@ fn draft(
         if let Some(wanted) = rule.transform.secret_type() {
             body.insert("type".into(), wanted.into());
         }
-        // This holds for the type of the source and for a type set by the rule. A token controller
-        // would fill in the copy, and Helm would use it as a release.
+        // The check is for the type of the source and for a type set by the rule. A token
+        // controller would fill in a copied token, and Helm would use a copied release.
         refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     rule.transform

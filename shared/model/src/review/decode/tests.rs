@@ -1,4 +1,4 @@
-//! Reviews that are read or refused, and the parts of them that are kept.
+//! Tests of reviews: accepted ones, refused ones, and the parts that the decoder keeps.
 
 use serde_json::{Value, json};
 
