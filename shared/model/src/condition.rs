@@ -53,7 +53,7 @@ words! {
     ConditionReason {
         /// Every copy is as it should be.
         Synced,
-        /// The rule selects no namespace.
+        /// The rule wants no copy in any namespace.
         NoNamespaceMatches,
         /// Mimeo can't write or delete some copies.
         CopiesFailed,
